@@ -93,6 +93,11 @@ def words_of(text: str) -> list[str]:
 def check_command(command: Command) -> Iterator[Finding]:
     """Flags that are refused, or have no effect."""
     options, why = parse(command.arguments)
+    if options is None and any(map(_is_filled_in, command.arguments)):
+        # Nobody knows what stands for it: only what it cannot be is told.
+        unread = why.partition("unrecognized arguments: ")[2].split()
+        if not any(word.startswith("-") and not _is_filled_in(word) for word in unread):
+            return
     if options is None:
         yield finding(
             "command-flag",
@@ -111,6 +116,11 @@ def check_command(command: Command) -> Iterator[Finding]:
             f"--plugins-path {options.plugins_path}: Java plugins cannot be loaded.",
             "Leave it out, and what calls the plugins' endpoints.",
         )
+
+
+def _is_filled_in(word: str) -> bool:
+    """Whether a shell or a chart puts something else in its place."""
+    return "$" in word or "`" in word or "templated" in word
 
 
 def _is_end(word: str) -> bool:

@@ -87,14 +87,12 @@ class Surroundings:
 
     def near(self, facts: Sequence[Fact], source: Source) -> list[Any]:
         """The values of the facts that are about a source."""
-        here = source.folder
-        return [
-            fact.value
-            for fact in facts
-            if self.configurations < _SEVERAL
-            or here.is_relative_to(fact.folder)
-            or fact.folder.is_relative_to(here)
-        ]
+        is_only = self.configurations < _SEVERAL
+        return [fact.value for fact in facts if is_only or _are_near(fact.folder, source.folder)]
+
+    def beside(self, facts: Sequence[Fact], source: Source) -> list[Any]:
+        """The same, but never those of another service: for what is doubtful otherwise."""
+        return [fact.value for fact in facts if _are_near(fact.folder, source.folder)]
 
     def environment(self, source: Source) -> dict[str, str]:
         """The variables that a server of this source sees."""
@@ -119,6 +117,10 @@ class Surroundings:
         commands = self.near(self.commands, source)
         has_flag = any(_REGISTER_FLAG in command.arguments for command in commands)
         return has_flag or "TS_ENABLE_MODEL_API" in self.environment(source)
+
+
+def _are_near(one: Path, other: Path) -> bool:
+    return one.is_relative_to(other) or other.is_relative_to(one)
 
 
 def read_surroundings(surroundings: Surroundings, sources: Sequence[Source]) -> None:

@@ -386,6 +386,26 @@ def test_plugins_in_java_cannot_be_loaded(
     assert found == [("java-plugins", "ours.jar"), ("java-plugins", "run.sh")]
 
 
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ('exec torchserve --foreground --ts-config "$CONFIG" "$@"', []),
+        ("torchserve --start --models $MODELS --ncs", []),
+        ('[ -n "$X" ] && torchserve --start $(flags) > log 2>&1 &', []),
+        ("torchserve --stop; sleep 1; TS_CONFIG_FILE=x torchserve --start", []),
+        ('su -c "torchserve --start --nonsense"', []),  # in a string: not looked into
+        ("torchserve --start --workers 4 $MORE", ["command-flag"]),
+        ("torchserve --start --stop", ["command-flag"]),
+        ("torchserve --start --cpp-log-config x.xml", ["no-effect-flag"]),
+    ],
+)
+def test_commands_in_scripts(
+    findings: Callable[..., list[dict[str, Any]]], tmp_path: Path, line: str, found: list[str]
+) -> None:
+    (tmp_path / "start.sh").write_text(f"#!/bin/bash\n{line}\n")
+    assert rules(findings(tmp_path)) == found
+
+
 def test_files_of_others_are_passed_over(
     findings: Callable[..., list[dict[str, Any]]], tmp_path: Path
 ) -> None:

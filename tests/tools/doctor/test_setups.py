@@ -118,6 +118,14 @@ def test_a_setup(setup: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert found == expected
 
 
+def test_our_own_deployments_have_nothing_to_mend(capsys: pytest.CaptureFixture[str]) -> None:
+    deploy = Path(__file__).parents[3] / "deploy"
+    # Some are for people who come from an image or a package of others.
+    assert main([str(deploy), "--json", "--ignore", "image", "--ignore", "package"]) == 0
+    found = json.loads(capsys.readouterr().out)["findings"]
+    assert {place_of(each) for each in found if each["level"] != "works"} == set()
+
+
 def test_every_setup_is_looked_at() -> None:
     assert {path.name for path in SETUPS.iterdir()} == EXPECTED.keys()
 

@@ -212,7 +212,7 @@ def _judged(
 def _environment_ignored(source: Source, config: Config, around: Surroundings) -> Iterator[Finding]:
     if config.enable_envvars_config:
         return
-    for name in around.environment(source):
+    for name in dict(around.beside(around.variables, source)):
         key = name.removeprefix("TS_").lower()
         if name != key.upper() and key in KEYS and name not in _ALWAYS_READ:
             yield finding(
