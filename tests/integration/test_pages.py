@@ -159,6 +159,10 @@ def test_the_page_about(name: str, tmp_path: Path) -> None:
     follow(name, tmp_path)
 
 
+def test_the_page_about_the_catalog(tmp_path: Path) -> None:
+    follow("catalog", tmp_path, model_catalog="catalog/catalog.json", model_catalog_interval="0.3")
+
+
 def test_the_page_about_the_doctor(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "doctor.md").read_text(encoding="utf-8")
     examples = page.partition("\n## An example\n")[2]  # before it are files that anybody has
@@ -201,10 +205,10 @@ def test_the_page_for_authors_of_handlers(tmp_path: Path) -> None:
             shell.bash("torchserve --stop")
 
 
-def follow(name: str, tmp_path: Path) -> tuple[Shell, str]:
+def follow(name: str, tmp_path: Path, **properties: str) -> tuple[Shell, str]:
     """Run all steps of a page, whose models do without torch; its shell, and its text."""
     page = (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
-    shell, steps = Shell(tmp_path, preload_modules=""), steps_of(page)
+    shell, steps = Shell(tmp_path, preload_modules="", **properties), steps_of(page)
     for step, output in zip(steps, shell.run(steps), strict=True):
         assert_printed(output, tuple(map(shell.adapt, step.printed)))
     return shell, page

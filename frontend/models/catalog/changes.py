@@ -127,8 +127,9 @@ class CatalogChanges:
 
     async def _follow(self, name: str, version: str | None) -> None:
         """Bring this server to what the catalog has; raises what of the version failed."""
+        version = version or self._synchroniser.default_of(name)
         for failure in await self._synchroniser.converge(name):
-            if version in (None, failure.version):
+            if failure.version == version:
                 raise failure.error
 
     async def _to_its_end(self, work: Coroutine[Any, Any, T]) -> T:

@@ -9,11 +9,17 @@ import asyncio
 import logging
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 from marserve.frontend.background import BackgroundTasks
-from marserve.frontend.errors import ServeError, ServerStopping, VersionConflict
+from marserve.frontend.errors import (
+    ModelNotFound,
+    ServeError,
+    ServerStopping,
+    VersionConflict,
+    VersionNotFound,
+)
 from marserve.frontend.logs.formats import one_line
 from marserve.frontend.models.catalog.document import Catalog, CatalogEntry, CatalogModel
 from marserve.frontend.models.catalog.plan import (
@@ -98,17 +104,17 @@ class Convergence:
 
     def due(self) -> list[str]:
         """Names of models that are to be converged now: not those that are, or wait for a retry."""
+        now = self._loop.time()
+        waiting = {each.name for each in self.failures.values() if each.retry_at > now}
         return [
             name
             for name in self._unconverged()
-            if not self._locks[name].locked() and not self._waits(name)
+            if name not in waiting and not self._locks[name].locked()
         ]
 
-    def next_retry(self) -> float:
-        """The moment, by the loop's clock, when something that has failed is due again."""
-        moments = (
-            each.retry_at for each in self.failures.values() if not self._locks[each.name].locked()
-        )
+    def next_retry(self, under_way: Collection[str]) -> float:
+        """The moment, by the loop's clock, when something is due again of what is not under way."""
+        moments = (each.retry_at for each in self.failures.values() if each.name not in under_way)
         return min(moments, default=math.inf)
 
     def unconverged(self) -> list[str]:
@@ -194,12 +200,11 @@ class Convergence:
         await self._manager.unregister(name, version)
 
     def _registered(self, name: str) -> CatalogModel | None:
-        models = [model for model in self._registry if model.name == name]
-        entries = {
-            model.version: model.catalog_entry
-            for model in models
-            if model.catalog_entry is not None
-        }
+        try:
+            models = self._registry.versions(name)
+        except ModelNotFound:
+            return None
+        entries = {each.version: each.catalog_entry for each in models if each.catalog_entry}
         if not entries:
             return None
         return CatalogModel(self._registry.find(name).version, entries)
@@ -211,10 +216,6 @@ class Convergence:
         for name in {*self.wanted, *registered}:
             if plan(self.wanted.get(name), self._registered(name)):
                 yield name
-
-    def _waits(self, name: str) -> bool:
-        now = self._loop.time()
-        return any(each.name == name and each.retry_at > now for each in self.failures.values())
 
     def _note_failure(self, name: str, step: Step, error: Exception) -> None:
         key = (name, step.version)
@@ -260,7 +261,11 @@ class Convergence:
         return registered is None or bool(wanted.versions.keys() - registered.versions.keys())
 
     def _has(self, name: str, version: str) -> bool:
-        return any((model.name, model.version) == (name, version) for model in self._registry)
+        try:
+            self._registry.find(name, version)
+        except (ModelNotFound, VersionNotFound):
+            return False
+        return True
 
 
 def registration_of(name: str, version: str, entry: CatalogEntry) -> Registration:

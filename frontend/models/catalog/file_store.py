@@ -68,7 +68,8 @@ class FileStore:
         try:
             return await asyncio.wrap_future(self._disk.submit(function, *arguments))
         except OSError as error:
-            raise StoreFailed(f"{error.strerror or error} ({self._path})") from error
+            where = error.filename or self._path
+            raise StoreFailed(f"{error.strerror or error} ({where})") from error
         except ServerBusy as error:
             raise StoreFailed(f"the disk does not answer ({self._path})") from error
 

@@ -69,10 +69,14 @@ def plan(wanted: CatalogModel | None, registered: CatalogModel | None) -> list[S
     if wanted is None:
         default = registered.default if registered else ""
         return [Unregister(version) for version in sorted(there, key=lambda each: each == default)]
-    steps: list[Step] = []
-    # The default one first: it is what most wait for.
-    for version in sorted(wanted.versions, key=lambda each: each != wanted.default):
-        steps += _steps_of(version, there.get(version), wanted.versions[version])
+    # The default one first, which most wait for; and what takes a moment before what takes long.
+    versions = sorted(wanted.versions, key=lambda each: each != wanted.default)
+    steps = [
+        step
+        for version in versions
+        for step in _steps_of(version, there.get(version), wanted.versions[version])
+    ]
+    steps.sort(key=lambda step: isinstance(step, Register | Replace))
     # The first version that is registered of a name becomes its default by itself.
     default = registered.default if registered else wanted.default
     if default != wanted.default:

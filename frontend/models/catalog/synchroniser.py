@@ -10,9 +10,9 @@ import contextlib
 import datetime as dt
 import logging
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from marserve.frontend.background import BackgroundTasks
 from marserve.frontend.errors import (
@@ -20,6 +20,7 @@ from marserve.frontend.errors import (
     CatalogReadOnly,
     CatalogUnavailable,
     ServeError,
+    ServerStopping,
 )
 from marserve.frontend.logs.formats import one_line
 from marserve.frontend.models.catalog.convergence import Convergence, Failure
@@ -38,12 +39,17 @@ from marserve.frontend.models.catalog.store import (
 )
 from marserve.frontend.telemetry.catalog_metrics import CatalogMetrics
 
+T = TypeVar("T")
+
 logger = logging.getLogger(__name__)
 
 READ_ONLY, READ_WRITE = MODES = ("read-only", "read-write")
 # Replicas that were started together shall not ask all at once.
 _JITTER = 0.2
 _TRIES = 20
+# Models that are brought to what is wanted at a time: archives are unpacked by fewer processes, and
+# more than a hundred that wait for one would be refused.
+_MAX_CONVERGING = 32
 _CONFLICT_PAUSE_SECONDS = 0.05
 
 
@@ -78,6 +84,10 @@ class Synchroniser:
         # Looks and changes follow each other, so that what is wanted never goes back.
         self._turn = asyncio.Lock()
         self._background = BackgroundTasks()
+        self._is_stopping = False
+        self._slots = asyncio.Semaphore(_MAX_CONVERGING)
+        #: Models that have a slot, or wait for one.
+        self._in_line: set[str] = set()
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -87,10 +97,13 @@ class Synchroniser:
             OSError: It shall be written, and cannot be.
         """
         async with self._background:
-            await self._decide_mode()
-            await self._look()
-            self._background.keep_running("The catalog", self._run)
-            yield
+            try:
+                await self._decide_mode()
+                await self._look()
+                self._background.keep_running("The catalog", self._run)
+                yield
+            finally:
+                self._is_stopping = True
 
     async def change(self, edit: Edit) -> None:
         """Write a change of the catalog, and want what is written.
@@ -120,9 +133,21 @@ class Synchroniser:
         self._wake.set()  # for the next retry
         return failures
 
-    def start(self, work: Any) -> "asyncio.Future[Any]":
-        """Run something to its end, even if nobody waits for it any more."""
+    def start(self, work: Coroutine[Any, Any, T]) -> "asyncio.Future[T]":
+        """Run something to its end, even if nobody waits for it any more.
+
+        Raises:
+            ServerStopping: It is too late for that.
+        """
+        if self._is_stopping:
+            work.close()
+            raise ServerStopping
         return self._background.start(work, _note)
+
+    def default_of(self, name: str) -> str | None:
+        """The version that the catalog, as far as it is known, has as the default one."""
+        model = (self._convergence.wanted or {}).get(name)
+        return model.default if model else None
 
     def is_wanted(self, name: str, version: str) -> bool:
         """Whether the catalog, as far as it is known, has a version."""
@@ -180,14 +205,24 @@ class Synchroniser:
         next_look = loop.time() + self._pause()
         while True:
             for name in self._convergence.due():
-                self._background.start(self.converge(name), _note)
+                if name not in self._in_line:
+                    self._in_line.add(name)
+                    self._background.start(self._converge_in_turn(name), _note)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout_at(min(next_look, self._convergence.next_retry())):
+                next_retry = self._convergence.next_retry(self._in_line)
+                async with asyncio.timeout_at(min(next_look, next_retry)):
                     await self._wake.wait()
             self._wake.clear()
             if loop.time() >= next_look:
                 await self._look()
                 next_look = loop.time() + self._pause()
+
+    async def _converge_in_turn(self, name: str) -> None:
+        try:
+            async with self._slots:  # no deadline: whatever has one has deadlines of its own
+                await self.converge(name)
+        finally:
+            self._in_line.discard(name)
 
     def _pause(self) -> float:
         return self._options.interval * random.uniform(1 - _JITTER, 1 + _JITTER)  # noqa: S311 - no secret
@@ -236,7 +271,7 @@ class Synchroniser:
             raise StoreFailed(f"no answer within {self._options.timeout:g} s") from error
 
     @contextlib.contextmanager
-    def _telling_client(self) -> Any:
+    def _telling_client(self) -> Iterator[None]:
         try:
             yield
         except (StoreFailed, WrongCatalog) as error:
