@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 
+from docutils.nodes import make_id
+
 
 def code(text: str) -> str:
     """As code, or nothing for nothing."""
@@ -9,8 +11,13 @@ def code(text: str) -> str:
 
 
 def anchored(name: str) -> str:
-    """A name as code, which links can lead to: ``page.md#name``."""
-    return f"[`{name}`]{{#{name}}}"
+    """A name as code, which `linked` leads to."""
+    return f"[`{name}`]{{#{make_id(name)}}}"
+
+
+def linked(name: str, page: str) -> str:
+    """A name that is anchored on a page."""
+    return f"[`{name}`]({page}#{make_id(name)})"
 
 
 def cell(text: str) -> str:

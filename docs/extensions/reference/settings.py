@@ -16,11 +16,12 @@ from marserve.frontend.configuration.model_schema import (
 )
 from marserve.frontend.configuration.other_servers import WORDS
 from marserve.frontend.configuration.setting import Setting, rows_of
-from reference.markdown import anchored, code, definition, sentence, table
+from reference.markdown import anchored, code, definition, linked, sentence, table
 
 _SAMPLE = Path(__file__).parents[3] / "config.properties"
 _HEADING = re.compile(r"# --- (.+?) -+")
 _KEY = re.compile(r"#?([a-z_]+)=(.*)")
+_KEYS_PAGE = "configuration.md"
 _OURS = "(marserve)"
 
 
@@ -58,9 +59,7 @@ def _escaped(text: str) -> str:
 def environment() -> str:
     """The variable of each key."""
     found = environment_variables()
-    rows = (
-        (code(found[key]), f"[`{key}`](configuration.md#{key})") for key in KEYS if key in found
-    )
+    rows = ((code(found[key]), linked(key, _KEYS_PAGE)) for key in KEYS if key in found)
     return table(["Variable", "Key"], rows)
 
 
@@ -105,4 +104,4 @@ def _dialects(row: Setting) -> Iterator[str]:
     if "models" in row.sources:
         yield "member of `models=`"
     if row.server:
-        yield f"for all models: [`{row.server}`](configuration.md#{row.server})"
+        yield f"for all models: {linked(row.server, _KEYS_PAGE)}"
