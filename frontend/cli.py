@@ -61,6 +61,7 @@ def main(argv: Sequence[str] | None = None, program: str = "marserve") -> int:
         module = importlib.import_module(PROGRAMS[arguments[0]])
         return module.main(arguments[1:]) or 0
     options = build_parser(program).parse_args(arguments)
+    options.foreground |= options.command == "serve"
     if options.version:
         return _print_version(program)
     try:
@@ -85,6 +86,8 @@ def build_parser(program: str = "marserve") -> argparse.ArgumentParser:
     action.add_argument("--start", action="store_true", help="start the server (the default)")
     action.add_argument("--stop", action="store_true", help="stop the server and wait for its end")
     option, switch = parser.add_argument, partial(parser.add_argument, action="store_true")
+    serve = "the same as --foreground: the command of SageMaker's containers"
+    parser.add_argument("command", nargs="?", choices=["serve"], help=serve)
     switch("--foreground", help="be the server, do not detach")
     debugging = (
         "give one worker of a model the terminal: breakpoint() works, edited files are loaded "

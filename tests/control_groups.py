@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from servers import wait_for
 
 _ROOT = Path("/sys/fs/cgroup")
 
@@ -48,8 +49,14 @@ class MemoryGroup:
             (self.folder.parent / "cgroup.procs").write_text(mine)
 
     def remove(self) -> None:
-        """Remove it; it must be empty."""
-        self.folder.rmdir()
+        """Remove it, when its last process is gone."""
+
+        def is_removed() -> bool:
+            with contextlib.suppress(OSError):
+                self.folder.rmdir()
+            return not self.folder.exists()
+
+        wait_for(is_removed, what=f"processes are left in {self.folder}")
 
 
 @contextlib.contextmanager

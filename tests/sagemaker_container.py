@@ -54,8 +54,8 @@ class Container:
         self._temp = directory / "t"
         self._temp.mkdir()
 
-    def start(self) -> None:
-        """Run ``serve`` and do not wait."""
+    def start(self, *command: str) -> None:
+        """Run a command, by default ``serve``, and do not wait."""
         binaries = toolkit_python().parent
         inherited = {name: os.environ[name] for name in ("HOME", "LANG") if name in os.environ}
         variables = {
@@ -70,7 +70,7 @@ class Container:
         }
         with self.console.open("ab") as console:
             self.process = subprocess.Popen(
-                [*self._box(), "serve"],
+                [*self._box(), *(command or ["serve"])],
                 env=variables,
                 stdin=subprocess.DEVNULL,
                 stdout=console,

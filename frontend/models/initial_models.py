@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from marserve.backend.manifest import MANIFEST_PATH
 from marserve.frontend.configuration.config import Config
 from marserve.frontend.errors import ModelNotFound, ServeError, VersionConflict
 from marserve.frontend.logs.formats import one_line
@@ -102,6 +103,9 @@ def _is_everything(items: Sequence[str]) -> bool:
 def _expand(config: Config) -> Iterator[tuple[str, str]]:
     """``load_models`` as pairs of name (may be empty) and URL."""
     if _is_everything(config.load_models):
+        if (config.model_store / MANIFEST_PATH).is_file():  # as SageMaker unpacks one
+            yield "", str(config.model_store)
+            return
         for entry in sorted(config.model_store.iterdir()):
             if not entry.name.startswith(".") and _may_be_model(entry, config):
                 yield "", entry.name

@@ -102,7 +102,7 @@ class HttpEndpoints:
             management = {**management, **repository_routes(models)}
         metrics = metrics_routes(self.metrics, legacy=config.metrics_mode == "legacy")
         listeners = [
-            Listener("Inference", config.inference_address, inference),
+            Listener("Inference", config.inference_address, inference, setup.when_ready),
             Listener("Management", config.management_address, {**management, **logger_routes()}),
         ]
         if config.enable_metrics_api:

@@ -59,6 +59,8 @@ def _set_up(
         sentences.append(
             f"Inference is served at {' and '.join(places)} once every model is READY."
         )
+    if setup.when_ready:
+        sentences.append("Nobody is let in before every model is READY.")
     if changes:
         told = "; ".join(f"{each.key}={each.text}, {each.reason}" for each in changes.values())
         sentences.append(f"It sets {told}.")

@@ -51,6 +51,8 @@ class Setup:
     #: every model is READY, because the platform sends requests as soon as it can connect.
     inference: Sequence[Address] = ()
     grpc_inference: Sequence[Address] = ()  # the same for gRPC
+    #: Whether nobody listens at ``inference_address`` before, either.
+    when_ready: bool = False
     predict_route: str = ""  # path at which the platform asks for predictions, whatever the model
     health_route: str = ""  # the same for health
     #: By what the platform's programs find the server among all processes: an argument of its

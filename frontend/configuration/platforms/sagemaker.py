@@ -48,7 +48,8 @@ def _set_up(surroundings: Surroundings) -> Setup:
     if _has_toolkit(surroundings):
         shared = "for its toolkit's handlers share them"
         changes.append(Change("preload_modules", _PRELOADED, shared, "default"))
-    return Setup(changes, server_argument=_SERVER_CLASS)
+    # It takes a container into service when /ping is answered.
+    return Setup(changes, when_ready=True, server_argument=_SERVER_CLASS)
 
 
 def _changes(environ: Mapping[str, str], settings: Mapping[str, str]) -> Iterator[Change]:

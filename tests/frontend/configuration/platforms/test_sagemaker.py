@@ -28,6 +28,7 @@ def test_sagemaker_is_recognised_by_its_toolkit_or_its_variables(environ, file, 
     assert found.name == "sagemaker"
     assert f"Platform: SageMaker ({why})." in found.note
     assert found.setup.server_argument == "org.pytorch.serve.ModelServer"
+    assert found.setup.when_ready
 
 
 @pytest.mark.parametrize("environ", [{}, {"SAGEMAKER_REGION": "eu-west-1", "SM_MODEL_DIR": "/m"}])
