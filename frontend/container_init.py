@@ -28,11 +28,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from marserve.backend.processes.runner import become_subreaper
-from marserve.frontend.service_manager import (
-    SOCKET_VARIABLE,
-    WATCHDOG_PID_VARIABLE,
-    ServiceManager,
-)
+from marserve.frontend.service_manager import SOCKET_VARIABLE, ServiceManager
 
 _STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 _PASSED_ON = (*_STOPS, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -41,6 +37,7 @@ _OF_TERMINALS = (signal.SIGINT, signal.SIGQUIT)
 _RESTART_SECONDS = 3.0
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 _MAX_MESSAGE_BYTES = 1 << 16
+_MAX_MESSAGES = 100  # at a time: signals and ends shall not wait for them
 _NOT_FOUND, _NOT_EXECUTABLE, _USAGE = 127, 126, 2
 
 
@@ -103,7 +100,6 @@ class _Init:
         self._failure: int | None = None  # of the command behind the start of the server
         self._ended = 0.0  # when the server has
         environment = {**os.environ, SOCKET_VARIABLE: f"@{name}"}
-        environment.pop(WATCHDOG_PID_VARIABLE, None)
         ignored_by_python = [signal.SIGPIPE, signal.SIGXFSZ]
         self._command = _Process(
             os.posix_spawnp(command[0], list(command), environment, setsigdef=ignored_by_python)
@@ -173,16 +169,14 @@ class _Init:
 
     def _hear(self) -> None:
         """Read what servers and their starters say."""
-        while True:
+        for _ in range(_MAX_MESSAGES):
             try:
                 message, ancillary, _, _ = self._listener.recvmsg(
                     _MAX_MESSAGE_BYTES, socket.CMSG_SPACE(_CREDENTIALS.size)
                 )
             except BlockingIOError:
                 return
-            sender, user, _ = _CREDENTIALS.unpack(ancillary[0][2])
-            # Not of another container that has the same network, nor of another user.
-            if sender > 0 and (user == os.geteuid() or 0 in (user, os.geteuid())):
+            if _is_trusted(ancillary):
                 self._understand(message.decode(errors="replace").splitlines())
 
     def _understand(self, lines: Sequence[str]) -> None:
@@ -221,6 +215,15 @@ class _Init:
                     process.status = code if code >= 0 else 128 - code  # as shells say it
                     process.has_ended = True
                     self._ended = time.monotonic()
+
+
+def _is_trusted(ancillary: Sequence[tuple[int, int, bytes]]) -> bool:
+    """Whether a message is of no other container with the same network, and of no other user."""
+    for level, kind, data in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS):
+            pid, user, _ = _CREDENTIALS.unpack(data)
+            return pid > 0 and (user == os.geteuid() or 0 in (user, os.geteuid()))
+    return False
 
 
 def _ended_children() -> Iterator[tuple[int, int]]:

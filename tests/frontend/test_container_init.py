@@ -1,0 +1,91 @@
+"""``marserve-init`` as an ordinary process; as the first of a container: tests/deploy."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from servers import PATIENCE
+from terminal import Terminal
+
+INIT = Path(sys.executable).with_name("marserve-init")
+# Says that it is the server, and how often it is interrupted until it is told to stop.
+SERVER = """
+import os, signal, socket, sys
+from marserve.frontend.service_manager import ServiceManager
+interrupts = []
+signal.signal(signal.SIGINT, lambda *_: interrupts.append(1))
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(len(interrupts)))
+manager = ServiceManager(os.environ["NOTIFY_SOCKET"])
+manager.main_process(os.getpid())
+manager.ready("Listens.")
+print("ready", flush=True)
+while True:
+    signal.pause()
+"""
+
+
+def start(*command: str, **environment: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [INIT, *command], stdout=subprocess.PIPE, text=True, env={**os.environ, **environment}
+    )
+
+
+@pytest.fixture
+def listener(tmp_path: Path) -> socket.socket:
+    bound = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    bound.bind(str(tmp_path / "notify"))
+    bound.settimeout(PATIENCE)
+    return bound
+
+
+def test_whoever_started_the_container_is_told_but_for_the_process(
+    listener: socket.socket, tmp_path: Path
+) -> None:
+    environment = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_PID": "1"}
+    with listener, start(sys.executable, "-c", SERVER, **environment) as init:
+        assert listener.recv(1000) == b"READY=1\nSTATUS=Listens."
+        init.terminate()
+        assert init.wait(PATIENCE) == 0
+
+
+def test_other_signals_are_for_the_server_alone() -> None:
+    catcher = "import signal, sys; signal.signal(signal.SIGHUP, lambda *_: sys.exit(5));"
+    with start(sys.executable, "-c", catcher + SERVER) as init:
+        assert init.stdout is not None
+        assert init.stdout.readline() == "ready\n"
+        init.send_signal(signal.SIGHUP)
+        assert init.wait(PATIENCE) == 5
+
+
+def test_messages_that_make_no_sense_change_nothing() -> None:
+    nonsense = """
+import os, socket
+with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+    for text in (b"", b"MAINPID=", b"MAINPID=-1", b"MAINPID=x", b"MAINPID=99999999", b"\\xff\\n="):
+        sender.sendto(text, "\\0" + os.environ["NOTIFY_SOCKET"][1:])
+raise SystemExit(3)
+"""
+    with start(sys.executable, "-c", nonsense) as init:
+        assert init.wait(PATIENCE) == 3
+
+
+def test_ctrl_c_reaches_a_server_at_the_terminal_once(tmp_path: Path) -> None:
+    terminal = Terminal()
+    try:
+        init = terminal.start([INIT, sys.executable, "-c", SERVER], os.environ, tmp_path)
+        terminal.wait("ready")
+        terminal.type("\x03")
+        terminal.wait("^C")
+        init.terminate()
+        assert init.wait(PATIENCE) == 1
+    finally:
+        terminal.close()
+
+
+def test_without_a_command() -> None:
+    with start() as init:
+        assert init.wait(PATIENCE) == 2
