@@ -22,7 +22,7 @@ from marserve.tools.doctor.checks.model_yaml import check_model_yaml, check_work
 from marserve.tools.doctor.checks.properties import check_properties
 from marserve.tools.doctor.commands import check_command
 from marserve.tools.doctor.documents import documents_of, files_in
-from marserve.tools.doctor.findings import Finding, Place, Report
+from marserve.tools.doctor.findings import Finding, Level, Place, Report
 from marserve.tools.doctor.rules import finding
 from marserve.tools.doctor.sources import Kind, Source, find_sources
 from marserve.tools.doctor.surroundings import Surroundings, read_surroundings
@@ -54,7 +54,7 @@ def _examine(sources: list[Source], around: Surroundings) -> Report:
             )
     for fact in around.commands:
         report.findings += check_command(fact.value)
-    report.findings += _together(around)
+    report.findings += _together(around, is_moving=bool(report.at(Level.CHANGE)))
     report.findings = list(dict.fromkeys(report.findings))
     return report
 
@@ -147,8 +147,16 @@ def _unpacked_files(sources: Sequence[Source]) -> Iterator[list[Source]]:
         yield found
 
 
-def _together(around: Surroundings) -> Iterator[Finding]:
-    """What only several sources tell."""
+def _together(around: Surroundings, *, is_moving: bool) -> Iterator[Finding]:
+    """What only several sources tell; ``is_moving``: that they are TorchServe's still."""
+    served = next((fact.value for fact in around.commands if fact.value.in_container), None)
+    if is_moving and served is not None and "--log-config" not in served.arguments:
+        yield finding(
+            "console-log",
+            served.place,
+            "What a container prints has neither the access log nor the metrics.",
+            "They are in logs/access_log.log and logs/ts_metrics.log, or where --log-config says.",
+        )
     installed = {fact.value for fact in around.packages}
     theirs = {"torchserve", "torchserve-nightly"} & installed
     if theirs and "marserve" in installed:

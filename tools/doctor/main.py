@@ -131,7 +131,11 @@ def _is_wanted(count: int) -> bool:
     if not sys.stdin.isatty():
         raise DoctorError("Nobody can be asked here; nothing was written. Say --yes to write.")
     files = "this file" if count == 1 else f"these {count} files"
-    return input(f"Write {files}? [y/N] ").strip().lower() in ("y", "yes")
+    try:
+        answer = input(f"Write {files}? [y/N] ")
+    except EOFError:
+        return False
+    return answer.strip().lower() in ("y", "yes")
 
 
 def _note(sentence: str, options: argparse.Namespace) -> None:

@@ -2,6 +2,7 @@
 
 import difflib
 import os
+import re
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -10,6 +11,8 @@ from marserve.tools.doctor.errors import DoctorError
 from marserve.tools.doctor.findings import Finding, Fix
 
 _BACKUP = ".orig"
+# Not splitlines(), which also splits at characters that are ordinary ones in these files.
+_LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
 
 
 def patched_files(findings: Iterable[Finding]) -> Mapping[Path, str]:
@@ -57,11 +60,11 @@ def write(texts: Mapping[Path, str]) -> list[Path]:
 
 
 def _patched(text: str, fixes: Mapping[int, Fix]) -> str:
-    lines = text.splitlines(keepends=True)
+    lines = _LINE.findall(text)
     for number, fix in fixes.items():
-        line = lines[number - 1]
+        line = lines[number - 1] if number <= len(lines) else ""
         content = line.rstrip("\r\n")
-        if content == fix.before:
+        if line and content == fix.before:
             ending = line[len(content) :]
             after = "" if fix.after is None else fix.after.replace("\n", ending or "\n") + ending
             lines[number - 1] = after

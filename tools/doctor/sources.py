@@ -79,8 +79,8 @@ class Source:
 
     @cached_property
     def lines(self) -> list[str]:
-        """The lines of the text."""
-        return self.text.splitlines()
+        """The lines of the text, as the server counts them in its configuration."""
+        return re.split(r"\r\n|\r|\n", self.text)
 
     def line_of(self, pattern: str) -> int:
         """Number of the first line in which a text stands; 0 for none."""

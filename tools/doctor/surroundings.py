@@ -190,8 +190,9 @@ class _Reader:
     def _yaml(self) -> None:
         for document in documents_of(self._source.text):
             for container in containers_in(document):
-                words = sorted(map(str, container.words), key=len)
-                at = self._source.line_of(words[-1]) if words else 0
+                words = sorted(map(str, container.words), key=len, reverse=True)
+                # One with a template in it stands there in another way.
+                at = next((line for each in words if (line := self._source.line_of(each))), 0)
                 place = Place(self._source.name, at)
                 self._add(self._to.variables, container.environment.items())
                 self._add(self._to.commands, commands_of_words(container.words, place))

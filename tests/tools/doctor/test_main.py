@@ -149,6 +149,13 @@ def test_every_rule_and_option_stands_on_the_page() -> None:
     assert {option for option in options if option not in PAGE} == set()
 
 
+def test_no_rule_is_without_a_check() -> None:
+    package = ROOT / "tools" / "doctor"
+    files = (path for path in package.rglob("*.py") if path.name != "rules.py")
+    code = "".join(path.read_text(encoding="utf-8") for path in files)
+    assert {rule for rule in RULES if f'"{rule}"' not in code} == set()
+
+
 def test_every_link_leads_to_a_heading() -> None:
     for rule in RULES.values():
         file, _, anchor = rule.link.partition("#")
@@ -478,6 +485,20 @@ def test_files_are_written_with_a_backup_and_then_there_is_nothing_to_mend(
     assert (tmp_path / "requirements.txt").read_text() == "numpy\nmarserve[grpc]\n"
     _, printed = doctor(tmp_path, "--write", "--yes")
     assert printed.endswith("nothing that can be mended by --write.\n")
+
+
+def test_lines_that_mean_more_than_they_seem_are_left_alone(
+    doctor: Callable[..., tuple[int, str]], tmp_path: Path
+) -> None:
+    config = tmp_path / "config.properties"
+    text = (
+        "cors_allowed_origin=a\x0cb\u2028c\r\nio_ratio=\\\r\n  5\r\n"
+        "enable_model_api=truemodel_store=C:\\\\store\r\nuse_native_io=true\r\njob_queue_size=5"
+    )
+    config.write_bytes(text.encode())
+    status, _ = doctor(config, "--write", "--yes")
+    assert status == 0
+    assert config.read_bytes().decode() == text.replace("use_native_io=true\r\n", "")
 
 
 def test_at_a_terminal_it_asks(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ EXPECTED: dict[str, tuple[int, set[str]]] = {
             "image Dockerfile:11",
             "package Dockerfile:9",
             "no-java Dockerfile:5",
+            "console-log Dockerfile:19",
             "outlives-server dockerd-entrypoint.sh:9",
             "config-no-effect config.properties:6",
         },
@@ -26,6 +27,7 @@ EXPECTED: dict[str, tuple[int, set[str]]] = {
         {
             "kserve-runtime inference-service.yaml:9",
             "image inference-service.yaml:22",
+            "console-log inference-service.yaml:27",
             "config-no-effect config.properties:8",
         },
     ),
@@ -37,9 +39,10 @@ EXPECTED: dict[str, tuple[int, set[str]]] = {
             "config-no-effect config.properties:7",
             "batching config.properties:10",
             "probes chart/templates/deployment.yaml",
+            "console-log chart/templates/deployment.yaml:15",
         },
     ),
-    "eks": (0, {"image deployment.yaml:10"}),
+    "eks": (0, {"image deployment.yaml:10", "console-log deployment.yaml:11"}),
     "benchmark": (
         0,
         {
@@ -58,7 +61,7 @@ EXPECTED: dict[str, tuple[int, set[str]]] = {
             "config-no-effect sagemaker-ts.properties:1",
         },
     ),
-    "vertex": (0, {"image Dockerfile:1"}),
+    "vertex": (0, {"image Dockerfile:1", "console-log Dockerfile:3"}),
     "broken-config": (
         1,
         {
@@ -96,6 +99,7 @@ EXPECTED: dict[str, tuple[int, set[str]]] = {
         1,
         {
             "command-flag compose.yaml:4",
+            "console-log compose.yaml:4",
             "two-servers .",
             "image compose.yaml:3",
             "package requirements.txt:1",

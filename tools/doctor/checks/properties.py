@@ -1,15 +1,14 @@
 """``config.properties``, a snapshot included: keys and values, by the server's own readers."""
 
+import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from marserve.frontend.configuration.config import KEYS, LOG4J_FILE, Config, Key
 from marserve.frontend.configuration.config_file import Assignment, ConfigFile, read_config_file
-from marserve.frontend.configuration.models_key import ModelNumbers, unread_model_settings
+from marserve.frontend.configuration.models_key import unread_model_settings
 from marserve.frontend.configuration.properties import ConfigError
-from marserve.frontend.configuration.saved_models import SavedModel
-from marserve.frontend.configuration.setting_kinds import AUTOMATIC
 from marserve.frontend.configuration.unread_keys import HARMLESS, RECORDS, unread_key
 from marserve.tools.doctor import compatibility
 from marserve.tools.doctor.checks.gains import unbatched
@@ -31,7 +30,8 @@ _PATHS = ("model_store", "workflow_store", "keystore", "private_key_file", "cert
 
 def check_properties(source: Source, around: Surroundings) -> Iterator[Finding]:
     """Everything about one file."""
-    environ = _Environment(around.environment(source))
+    here = os.environ if around.is_here else {}
+    environ = _Environment({**here, **around.environment(source)})
     try:
         file = read_config_file(source.path, environ)
     except ConfigError as error:
@@ -45,7 +45,7 @@ def check_properties(source: Source, around: Surroundings) -> Iterator[Finding]:
     yield from _judged(source, file, config, around)
     yield from _variables(source, file, environ, around)
     if around.is_here:
-        yield from _paths(source, config)
+        yield from _paths(source, file, config)
     count = len([name for name in values if name not in _NOT_COUNTED])
     what = f"{count} key{'' if count == 1 else 's'} of {source.name}"
     yield finding("unchanged", Place(source.name), what)
@@ -111,9 +111,15 @@ def _instead(name: str, text: str) -> str:
 
 
 def _port_fixes(source: Source, name: str, line: int, text: str) -> list[Fix]:
-    if name in _GRPC_PORTS and (port := _port_in(text)):
-        return [Fix(source.path, line, source.lines[line - 1], f"{name}={port}")]
+    before = source.lines[line - 1]
+    if name in _GRPC_PORTS and (port := _port_in(text)) and _is_plain(before):
+        return [Fix(source.path, line, before, f"{name}={port}")]
     return []
+
+
+def _is_plain(line: str) -> bool:
+    """Whether a line is a setting as it is read: nothing escaped, and not continued."""
+    return "\\" not in line
 
 
 def _lines(source: Source, file: ConfigFile) -> Iterator[Finding]:
@@ -122,15 +128,15 @@ def _lines(source: Source, file: ConfigFile) -> Iterator[Finding]:
         by_line.setdefault(setting.line, []).append(name)
     for line, names in by_line.items():
         if len(names) > 1:
-            settings = (f"{name}={file.raw[name]}" for name in names)
             before = source.lines[line - 1]
+            after = "\n".join(f"{name}={file.raw[name]}" for name in names)
             yield finding(
                 "config-lines",
                 Place(source.name, line),
                 f"A line break is missing between {', '.join(names)}. marserve reads them as if it "
                 "were there; TorchServe read one setting with a wrong value.",
                 "Break the line.",
-                fixes=[Fix(source.path, line, before, "\n".join(settings))],
+                fixes=[Fix(source.path, line, before, after)] if _is_plain(before) else [],
             )
     for warning in file.warnings:
         if "Latin-1" in warning:
@@ -173,7 +179,7 @@ def _removal(source: Source, file: ConfigFile, name: str) -> Fix | None:
     line = file.settings[name].line
     text = source.lines[line - 1]
     is_alone = [each.line for each in file.settings.values()].count(line) == 1
-    if not is_alone or text.rstrip().endswith("\\") or not text.strip().startswith(name):
+    if not is_alone or not _is_plain(text) or not text.strip().startswith(name):
         return None
     return Fix(source.path, line, text, None)
 
@@ -199,7 +205,7 @@ def _judged(
             "Nothing to do; it may go.",
             fixes=[fix] if fix else [],
         )
-    if "keystore_type" in config.texts or file.raw.get("keystore_type", "").upper() == "JKS":
+    if config.keystore_type == "JKS":
         entry = compatibility.find(_SECTION, "keystore_type")
         note = compatibility.reason(entry) if entry else ""
         yield finding("config-refused", place("keystore_type"), f"keystore_type=JKS: {note}.")
@@ -245,7 +251,7 @@ def _tokens(
 
 
 def _grpc_and_stores(
-    place: Any, file: ConfigFile, config: Config, around: Surroundings
+    place: Callable[[str], Place], file: ConfigFile, config: Config, around: Surroundings
 ) -> Iterator[Finding]:
     keys = [name for name in file.settings if name.startswith(("grpc_inf", "grpc_man"))]
     if keys and around.is_here and not is_installed("grpc"):
@@ -264,14 +270,21 @@ def _grpc_and_stores(
         )
 
 
-def _models(place: Any, file: ConfigFile, config: Config) -> Iterator[Finding]:
-    key = "model_snapshot" if config.model_snapshot is not None else "models"
-    for model in config.model_snapshot or _numbers(config.models):
-        yield from unbatched(place(key), model.name, model.batch_size, model.min_workers)
+def _models(place: Callable[[str], Place], file: ConfigFile, config: Config) -> Iterator[Finding]:
+    saved = config.model_snapshot
+    if saved is not None:
+        for each in saved:
+            at = place("model_snapshot")
+            yield from unbatched(at, each.name, each.batch_size, each.min_workers)
+    for name, versions in config.models.items() if saved is None else ():
+        for members in versions.values():
+            size, workers = members.get("batchSize", 1), members.get("minWorkers", 0)
+            if isinstance(size, int) and isinstance(workers, int):  # else it is found by measuring
+                yield from unbatched(place("models"), name, size, workers)
     # A relative one is below the directory that the server starts in, which nobody knows.
     is_absolute = file.raw.get("model_store", "").startswith("/")
     is_store_here = is_absolute and config.model_store.is_dir()
-    for model in config.model_snapshot or () if is_store_here else ():
+    for model in saved or () if is_store_here else ():
         archive = config.model_store / model.archive
         if not archive.exists():
             yield finding(
@@ -280,19 +293,6 @@ def _models(place: Any, file: ConfigFile, config: Config) -> Iterator[Finding]:
                 f"{model.archive} of {model.name} is not in {config.model_store}.",
                 "Put it there, or take the model out of model_snapshot.",
             )
-
-
-def _numbers(models: ModelNumbers) -> Iterator[SavedModel]:
-    for name, versions in models.items():
-        for version, members in versions.items():
-            numbers = {key: value for key, value in members.items() if isinstance(value, int)}
-            workers = numbers.get("minWorkers", 0)
-            size = 2 if members.get("batchSize") == AUTOMATIC else numbers.get("batchSize", 1)
-            yield SavedModel(
-                name, version, is_default=True, archive="", min_workers=workers,
-                max_workers=workers, batch_size=size, max_batch_delay=0.0,
-                response_timeout=0.0, startup_timeout=0.0,
-            )  # fmt: skip
 
 
 def _variables(
@@ -315,9 +315,9 @@ def _variables(
         )
 
 
-def _paths(source: Source, config: Config) -> Iterator[Finding]:
+def _paths(source: Source, file: ConfigFile, config: Config) -> Iterator[Finding]:
     for name in _PATHS:
-        path = getattr(config, name)
+        path = None if "$$" in file.raw.get(name, "") else getattr(config, name)
         if name in ("model_store", "workflow_store"):
             is_there = path is None or path.is_dir()
         else:
@@ -327,5 +327,5 @@ def _paths(source: Source, config: Config) -> Iterator[Finding]:
                 "config-path",
                 Place(source.name, source.line_of(name)),
                 f"{name}: {path} is not there.",
-                "Make it, or name another; a server for another machine is right in saying so.",
+                "Make it or name another, unless the file is for another machine.",
             )
