@@ -132,8 +132,9 @@ class _Init:
             return self._failure
         if server.status is not None:
             return server.status
-        # A child of the command, which alone knows; or else what was heard has to do.
-        return self._command.status or int(not self._said_stopping)
+        # A child of the command, which knows better, unless the signal to stop has ended that, too.
+        known = None if self._is_asked_to_stop else self._command.status
+        return known or int(not self._said_stopping)
 
     def _restart_seconds(self) -> float:
         return self._ended + _RESTART_SECONDS - time.monotonic()

@@ -442,7 +442,13 @@ def _make_tokens(config: Config, opened: AsyncExitStack) -> Tokens | None:
             return GivenTokens(config.token_directory)
         except (OSError, ValueError) as error:
             raise ConfigError(f"token_directory: {error}") from None
-    tokens = TokenStore(_KEY_FILE, config.token_expiration_min * 60)
+    try:
+        tokens = TokenStore(_KEY_FILE, config.token_expiration_min * 60)
+    except OSError as error:
+        raise OSError(
+            f"The keys cannot be written: {error}. Start in a directory in which this user may "
+            "write, or set token_directory."
+        ) from error
     opened.callback(tokens.close)
     logger.warning("Token authorization is on; the keys are in %s.", tokens.path.resolve())
     return tokens

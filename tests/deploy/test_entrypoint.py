@@ -133,6 +133,13 @@ def test_without_a_server_it_ends_with_its_command(
     assert container.wait() == status, container.text()
 
 
+def test_options_of_bash_are_kept(container: Container) -> None:
+    words = ["bash", "-euc", 'echo "$0 $1"; false; echo on', "zero", "one two"]
+    container.run(entrypoint=words)
+    assert container.wait() == 1
+    assert container.text() == "zero one two\n"
+
+
 def test_an_entrypoint_that_is_not_there(container: Container) -> None:
     container.run("x", entrypoint=["marserve-init", "/gone"])
     assert container.wait() == 127
@@ -165,6 +172,9 @@ def test_any_user_with_the_paths_and_settings_of_the_environment(prepared: Conta
 
 
 def test_tokens_below_a_read_only_root(prepared: Container) -> None:
+    run(prepared, "torchserve", "--foreground")
+    assert prepared.wait() == 1
+    assert "The keys cannot be written: [Errno 30] Read-only file system" in prepared.text()
     prepared.workdir = f"{HOME}/tmp"
     run(prepared, "torchserve", "--foreground")
     prepared.wait_ready()

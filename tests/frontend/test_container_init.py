@@ -18,8 +18,11 @@ import os, signal, socket, sys
 from marserve.frontend.service_manager import ServiceManager
 interrupts = []
 signal.signal(signal.SIGINT, lambda *_: interrupts.append(1))
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(len(interrupts)))
 manager = ServiceManager(os.environ["NOTIFY_SOCKET"])
+def stop(*_):
+    manager.stopping(1)
+    sys.exit(len(interrupts))
+signal.signal(signal.SIGTERM, stop)
 manager.main_process(os.getpid())
 manager.ready("Listens.")
 print("ready", flush=True)
@@ -59,6 +62,15 @@ def test_other_signals_are_for_the_server_alone() -> None:
         assert init.stdout.readline() == "ready\n"
         init.send_signal(signal.SIGHUP)
         assert init.wait(PATIENCE) == 5
+
+
+def test_the_end_of_a_command_that_was_stopped_says_nothing_of_the_server() -> None:
+    script = 'trap "exit 143" TERM; "$0" -c "$1"'
+    with start("sh", "-c", script, sys.executable, SERVER) as init:
+        assert init.stdout is not None
+        assert init.stdout.readline() == "ready\n"
+        init.terminate()
+        assert init.wait(PATIENCE) == 0
 
 
 def test_messages_that_make_no_sense_change_nothing() -> None:
