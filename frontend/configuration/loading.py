@@ -74,8 +74,8 @@ def load_config(
     }
     set_by_user = {**file.settings, **decided}
     texts = {name: setting.text for name, setting in set_by_user.items()}
-    surroundings = Surroundings(environ, texts, file.path)
-    on_platform = choose_platform(platform, surroundings, frozenset(decided))
+    surroundings = Surroundings(environ, texts, file.path, frozenset(decided))
+    on_platform = choose_platform(platform, surroundings)
     settings = {**set_by_user, **_assignments(on_platform.texts, f"platform {on_platform.name}")}
     values: dict[str, Any] = {}
     tolerated: list[str] = []

@@ -18,15 +18,12 @@ from marserve.frontend.configuration.properties import ConfigError
 PLATFORMS: Mapping[str, Platform] = {each.name: each for each in (KSERVE, SAGEMAKER, VERTEX)}
 
 
-def choose_platform(
-    name: str | None, surroundings: Surroundings, decided: frozenset[str] = frozenset()
-) -> ChosenPlatform:
+def choose_platform(name: str | None, surroundings: Surroundings) -> ChosenPlatform:
     """Choose a platform and work out what it changes.
 
     Args:
         name: The one that was asked for, or ``none``; None to recognise it.
-        surroundings: What it is recognised by.
-        decided: The keys that the command line or the environment sets.
+        surroundings: What it is recognised by, and what its changes depend on.
 
     Raises:
         ConfigError: There is no such platform.
@@ -38,20 +35,19 @@ def choose_platform(
     for platform in PLATFORMS.values():
         evidence = platform.evidence(surroundings) if name is None else f"--platform {name}"
         if evidence and name in (None, platform.name):
-            return _set_up(platform, evidence, surroundings, decided)
+            return _set_up(platform, evidence, surroundings)
     return ChosenPlatform()
 
 
-def _set_up(
-    platform: Platform, evidence: str, surroundings: Surroundings, decided: frozenset[str]
-) -> ChosenPlatform:
+def _set_up(platform: Platform, evidence: str, surroundings: Surroundings) -> ChosenPlatform:
     setup = platform.set_up(surroundings)
     settings = surroundings.settings
+    stronger = {"default": settings.keys(), "required": surroundings.decided, "forced": ()}
     changes = {
         change.key: change
         for change in setup.changes
         if settings.get(change.key, KEYS[change.key].default) != change.text
-        and change.key not in (settings if change.strength == "default" else decided)
+        and change.key not in stronger[change.strength]
     }
     sentences = [f"Platform: {platform.title} ({evidence})."]
     places = [each.url for each in (*setup.inference, *setup.grpc_inference)]

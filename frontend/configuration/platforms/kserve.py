@@ -31,6 +31,8 @@ _LOOPBACK = "127.0.0.1"
 # The defaults of TorchServe, and where a listener goes that has one of KServe's own ports.
 _INFERENCE = listener_address(80, 443), f"http://{_LOOPBACK}:8080", 8085
 _MANAGEMENT = listener_address(8081, 8444), f"http://{_LOOPBACK}:8081", 8086
+_GRPC_PORTS = {"grpc_inference_port": "7070", "grpc_management_port": "7071"}
+_MAKE_ROOM = "for KServe's ports are its own"
 
 
 def _evidence(surroundings: Surroundings) -> str:
@@ -45,20 +47,34 @@ def _evidence(surroundings: Surroundings) -> str:
 
 
 def _set_up(surroundings: Surroundings) -> Setup:
-    return Setup(tuple(_changes(surroundings.settings)), (_HTTP,), (_GRPC,))
+    changes = (*_changes(), *_moves(surroundings.settings, surroundings.decided))
+    return Setup(changes, (_HTTP,), (_GRPC,))
 
 
-def _changes(settings: Mapping[str, str]) -> Iterator[Change]:
+def _changes() -> Iterator[Change]:
     yield Change("disable_token_authorization", "true", "for the clients of KServe have no tokens")
     yield Change("ts_open_inference_protocol", "true", "for KServe offers that protocol")
     yield Change("metrics_address", "http://0.0.0.0:8082", "where KServe has them read", "default")
+
+
+def _moves(settings: Mapping[str, str], decided: frozenset[str]) -> Iterator[Change]:
+    """Listeners that make room for KServe's, and management that stays in the pod.
+
+    An operator may have it elsewhere, but not at KServe's ports: nothing could be served there.
+    """
+    for key, port in _GRPC_PORTS.items():
+        if settings.get(key, port) in (str(own) for own in _OWN_PORTS):
+            yield Change(key, port, _MAKE_ROOM, "forced")
     with suppress(ValueError):  # of a file that cannot be used: whoever reads it says so
         inference = _away(settings.get("inference_address"), *_INFERENCE)
-        management = _inside(_away(settings.get("management_address"), *_MANAGEMENT))
-        if _share_port(inference, management):
-            inference = _inside(inference)
-        yield Change("inference_address", inference.url, "for KServe's ports are its own")
-        yield Change("management_address", management.url, "for it stays in the pod")
+        management = _away(settings.get("management_address"), *_MANAGEMENT)
+        if "management_address" not in decided:
+            management = _inside(management)
+        if isinstance(inference, Address) and isinstance(management, Address):
+            is_shared = inference.port == management.port
+            inference = replace(inference, host=management.host) if is_shared else inference
+        yield Change("inference_address", inference.url, _MAKE_ROOM, "forced")
+        yield Change("management_address", management.url, "for it stays in the pod", "forced")
 
 
 def _away(
@@ -76,10 +92,6 @@ def _inside(address: Address | UnixAddress) -> Address | UnixAddress:
     if isinstance(address, UnixAddress) or address.is_private:
         return address
     return replace(address, host=_LOOPBACK)
-
-
-def _share_port(one: Address | UnixAddress, other: Address | UnixAddress) -> bool:
-    return isinstance(one, Address) and isinstance(other, Address) and one.port == other.port
 
 
 KSERVE = Platform("kserve", "KServe", _evidence, _set_up)

@@ -25,6 +25,7 @@ class Surroundings:
     environ: Mapping[str, str]
     settings: Mapping[str, str]  # texts of keys, as file, command line and environment set them
     config_file: Path | None = None
+    decided: frozenset[str] = frozenset()  # the keys that command line and environment set
 
 
 @dataclass(frozen=True)
@@ -33,13 +34,14 @@ class Change:
 
     A ``default`` gives way to whoever sets the key; what is ``required`` replaces what the file
     says, and gives way only to the command line and the environment, by which an operator decides
-    in the one place where the platform runs.
+    in the one place where the platform runs. What is ``forced`` replaces these as well, because the
+    server could not start otherwise.
     """
 
     key: str
     text: str
     reason: str  # completes "because ..."
-    strength: Literal["default", "required"] = "required"
+    strength: Literal["default", "required", "forced"] = "required"
 
 
 @dataclass(frozen=True)

@@ -75,3 +75,18 @@ def test_a_unix_socket_stays() -> None:
 def test_an_address_that_cannot_be_read_is_left_to_whoever_says_so() -> None:
     changes = KSERVE.set_up(Surroundings({}, {"inference_address": "8085"})).changes
     assert "inference_address" not in {change.key for change in changes}
+
+
+def test_an_operator_may_have_management_outside_but_nothing_at_the_ports_of_kserve() -> None:
+    settings = {
+        "inference_address": "http://0.0.0.0:8080",
+        "management_address": "http://0.0.0.0:8085",
+        "grpc_inference_port": "8081",
+    }
+    changes = choose_platform(
+        "kserve", Surroundings({}, settings, decided=frozenset(settings))
+    ).changes
+    assert {key: change.text for key, change in changes.items() if key in settings} == {
+        "inference_address": "http://0.0.0.0:8085",
+        "grpc_inference_port": "7070",
+    }
