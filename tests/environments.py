@@ -12,13 +12,16 @@ from pathlib import Path
 import pytest
 
 
-def environment(name: str, *installs: Sequence[str]) -> Path:
+def environment(name: str, *installs: Sequence[str], borrows: bool = False) -> Path:
     """Python of an environment in which each of ``installs`` was given to ``pip install``.
 
-    It lies in ``build/`` and is made anew when what is installed changes. Where the registry cannot
-    be reached, the test is skipped.
+    One that ``borrows`` finds in the running environment what it lacks, such as torch. It lies in
+    ``build/`` and is made anew when what is installed changes. Where the registry cannot be
+    reached, the test is skipped.
     """
-    mark = hashlib.sha256(repr((installs, sys.version_info[:2])).encode()).hexdigest()[:8]
+    lenders = [each for each in sys.path if each.endswith("site-packages")] if borrows else []
+    parts = (installs, sys.version_info[:2], *lenders)
+    mark = hashlib.sha256(repr(parts).encode()).hexdigest()[:8]
     folder = Path(__file__).parents[1] / "build" / f"{name}-{mark}"
     python = folder / "bin" / "python"
     done = folder / "done"
@@ -31,5 +34,7 @@ def environment(name: str, *installs: Sequence[str]) -> Path:
             made = subprocess.run(command, capture_output=True, text=True, timeout=900)
             if made.returncode:
                 pytest.skip(f"{name} cannot be installed: {made.stderr[-500:]}")
+        (packages,) = folder.glob("lib/python*/site-packages")
+        (packages / "lenders.pth").write_text("".join(f"{each}\n" for each in lenders))
         done.touch()
     return python
