@@ -196,6 +196,11 @@ def test_a_workflow_store_of_the_file_may_be_missing_as_it_is_in_torchserves_ima
         ("load_models", "ALL", ("all",)),
         ("load_models", "a.mar, b=http://x/b.mar?v=1,", ("a.mar", "b=http://x/b.mar?v=1")),
         ("metrics_mode", "Prometheus", "prometheus"),
+        ("model_catalog", "/shared/catalog.json", "/shared/catalog.json"),
+        ("model_catalog", "S3://bucket/catalog.json", "s3://bucket/catalog.json"),
+        ("model_catalog", "", None),
+        ("model_catalog_mode", "Read-Only", "read-only"),
+        ("model_catalog_interval", "0.5", 0.5),
         ("model_metrics_auto_detect", "TRUE", True),
         ("system_metrics_cmd", "my.py --gpu 'a b'", ("my.py", "--gpu", "a b")),
         ("log_format", "JSON", "json"),
@@ -226,6 +231,10 @@ def test_a_value_is_read(key: str, text: str, expected: object) -> None:
         ("drain_timeout", "-1", "a number, 0 or more"),
         ("worker_start_method", "fork", "forkserver or spawn"),
         ("log_format", "xml", "text or json"),
+        ("model_catalog", "ftp://host/catalog.json", "a path, or a URL of http, https, s3"),
+        ("model_catalog", "s3:///catalog.json", "a path, or a URL of http, https, s3"),
+        ("model_catalog_mode", "auto", "read-only or read-write"),
+        ("model_catalog_interval", "0", "a number above 0"),
         ("autoscale_workers", "yes", "true or false"),
         ("preload_modules", "torch vision", "import names"),
         ("blacklist_env_vars", "(", "a regular expression"),
@@ -353,6 +362,15 @@ def test_models_json_gives_the_numbers_and_names_what_it_passes_over() -> None:
         "models: startupTimeout=2147483648 of resnet 1.0 is ignored.",
         'models: runtimeType="java" of resnet 1.0 is ignored.',
     ]
+
+
+@pytest.mark.parametrize("other", ["load_models=all", 'model_snapshot={"modelCount": 0}'])
+def test_nothing_else_names_models_beside_a_catalog(other: str) -> None:
+    key = other.partition("=")[0]
+    sentence = rf"{key} \(config.properties, line 2\) has no meaning beside model_catalog"
+    with pytest.raises(ConfigError, match=sentence):
+        load(f"model_catalog=catalog.json\n{other}")
+    assert load("model_catalog=catalog.json\nload_models=").model_catalog is not None
 
 
 def test_a_config_cannot_be_changed() -> None:

@@ -78,6 +78,17 @@ def test_models_of_the_command_line_win_over_a_snapshot_of_an_earlier_run(snapsh
     assert [text for text in config.notes if passed_over in text]
 
 
+def test_a_catalog_of_the_working_directory_wins_over_a_snapshot_of_an_earlier_run(
+    snapshots: Path,
+) -> None:
+    Path("config.properties").write_text("model_store=.\nmodel_catalog=catalog.json\n")
+    config = load_config(environ={}, snapshots=snapshots)
+    assert (config.model_snapshot, config.job_queue_size) == (None, 100)
+    passed_over = f"{snapshots / '20260101000000000-startup.cfg'}, is passed over"
+    (note,) = [text for text in config.notes if passed_over in text]
+    assert note.startswith("The models are those of model_catalog.")
+
+
 def test_models_of_the_working_directory_do_not_win_over_a_snapshot(snapshots: Path) -> None:
     Path("config.properties").write_text("load_models=b.mar\n")
     config = load_config(environ={}, snapshots=snapshots)

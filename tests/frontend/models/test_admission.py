@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from marserve.backend.protocol import Reply
+from marserve.backend.protocol import Predict, Prediction, Reply
 from marserve.frontend.errors import (
+    ModelNotFound,
     NoWorker,
     RequestExpired,
     ServeError,
@@ -301,5 +302,28 @@ def test_a_refusal_does_not_gather_what_it_has_refused(
                     model.submit(request, lambda _answer: None)
                 depths.add(len(traceback.extract_tb(refusal.__traceback__)))
             assert len(depths) == 1
+
+    run(scenario())
+
+
+def test_requests_that_found_a_version_which_has_left_go_to_its_successor(
+    run: Call, fakes: ModuleType, serve_model: Call, ask: Call, answers_to: Call
+) -> None:
+    async def scenario() -> None:
+        def answer(predict: Predict) -> Reply:
+            return Reply(predictions=[Prediction(b"new") for _ in predict.inputs])
+
+        async with serve_model() as old, serve_model(fakes.Life(predict=[answer])) as new:
+            new.version = "2.0"
+            old.refuse(ModelNotFound("Model not found: m"))
+            old.hand_over(new)
+            # The bodies of these were still being read when the version left.
+            old.check(PredictRequest(fakes.make_input(), time.monotonic(), by_version=False))
+            assert (await ask(old)).body == b"new"
+            assert await answers_to(old, b"a", b"b") == [b"new", b"new"]
+            with pytest.raises(ModelNotFound):
+                await ask(old, by_version=True)
+            new.version = old.version  # the same one, registered anew
+            assert (await ask(old, by_version=True)).body == b"new"
 
     run(scenario())

@@ -76,6 +76,19 @@ def test_the_default_leaves_last() -> None:
     assert registry.find("m") is other
 
 
+def test_a_version_is_replaced_by_one_of_the_same_name_and_version() -> None:
+    registry = ModelRegistry()
+    old, new, late = (stand_in("m", "1") for _ in range(3))
+    registry.add(old)
+    registry.replace(old, new)
+    assert list(registry) == [new] == registry.defaults()
+    with pytest.raises(VersionNotFound):
+        registry.replace(old, late)
+    registry.remove(new)
+    with pytest.raises(ModelNotFound):
+        registry.replace(new, late)
+
+
 def test_another_model_of_the_same_name_and_version_is_left_alone() -> None:
     registry = ModelRegistry()
     registry.add(stand_in("m", "1"))

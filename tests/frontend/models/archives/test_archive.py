@@ -64,10 +64,10 @@ class Opener:
     allowed_urls: tuple[str, ...] = ("file://.*|http(s)?://.*",)
     limits: ArchiveLimits = LIMITS
 
-    def open(self, url: str) -> Archive:
-        return asyncio.run(self.opening(url))
+    def open(self, url: str, **options: bool) -> Archive:
+        return asyncio.run(self.opening(url, **options))
 
-    async def opening(self, url: str) -> Archive:
+    async def opening(self, url: str, **options: bool) -> Archive:
         patterns = [re.compile(pattern) for pattern in self.allowed_urls]
         opener = ArchiveOpener(
             ArchivePlaces(self.store, self.workdir, patterns),
@@ -75,23 +75,23 @@ class Opener:
             Slots(2, "downloads"),
             HelperProcesses(Slots(2, "helpers"), timeout=60, stall=20),
         )
-        return await opener.open(url)
+        return await opener.open(url, **options)
 
-    def fails(self, url: str, kind: type[ServeError]) -> str:
+    def fails(self, url: str, kind: type[ServeError], **options: bool) -> str:
         """The sentence of a failure, once nothing has been left behind."""
         before = self.everything()
         with pytest.raises(kind) as failure:
-            self.open(url)
+            self.open(url, **options)
         assert self.everything() == before
         return str(failure.value)
 
     def everything(self) -> set[Path]:
-        """All that is there but for the (empty) directory of unpacked models."""
+        """All that is there but for the (empty) directories of unpacked models and downloads."""
         return {
             path
             for root in (self.store, self.workdir)
             for path in root.rglob("*")
-            if path != self.workdir / "models"
+            if path not in (self.workdir / "models", self.workdir / "downloads")
         }
 
 
@@ -412,6 +412,21 @@ def test_a_download_is_kept_in_the_store_until_it_is_removed(
     assert (opener.store / name).read_bytes() == MAR
     archive.remove()
     assert opener.everything() == set()
+
+
+def test_a_private_download_meets_no_other_and_is_gone_when_it_is_unpacked(
+    opener: Opener, site: str
+) -> None:
+    (opener.store / "good.mar").write_bytes(b"another server's")
+    archives = [opener.open(f"{site}/good.mar", is_private=True) for _ in range(2)]
+    assert (opener.store / "good.mar").read_bytes() == b"another server's"
+    assert list((opener.workdir / "downloads").iterdir()) == []
+    for archive in archives:
+        assert (archive.directory / "handler.py").read_bytes() == b"x = 1\n"
+        archive.remove()
+    opener.fails(f"{site}/missing.mar", DownloadFailed, is_private=True)
+    opener.fails(f"{site}/unsafe.mar", ArchiveRefused, is_private=True)
+    assert opener.everything() == {opener.store / "good.mar"}
 
 
 def test_a_download_never_replaces_what_the_store_has(opener: Opener, site: str) -> None:

@@ -73,7 +73,8 @@ def test_who_may_not_write_is_told_in_the_words_of_s3(
         asyncio.run(store.write(b"second", '"tag"'))
 
 
-def test_nobody_there_is_told() -> None:
+def test_nobody_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("no_proxy", "*")
     store = HttpStore("http://127.0.0.1:1/catalog.json", 2.0, may_write=False)
     with pytest.raises(StoreFailed):
         asyncio.run(store.read())

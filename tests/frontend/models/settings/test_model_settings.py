@@ -11,7 +11,7 @@ from marserve.frontend.batching.options import Batching
 from marserve.frontend.configuration.config import Config
 from marserve.frontend.configuration.model_schema import Autoscaling, TorchRun
 from marserve.frontend.configuration.unread_keys import YAML_KEYS
-from marserve.frontend.errors import ArchiveRefused
+from marserve.frontend.errors import ArchiveRefused, BadRequest
 from marserve.frontend.models.archives.contents import read_model_yaml
 from marserve.frontend.models.settings.model_settings import (
     ModelSettings,
@@ -46,6 +46,24 @@ def resolved(
 ) -> ModelSettings:
     options = {"gpus": 0, "default_workers": 3, **options}
     return resolve_settings(requested or {}, yaml or {}, numbers or {}, config, **options)
+
+
+def test_a_catalog_goes_before_all_others(config: Config) -> None:
+    everybody = {"batchSize": 3, "maxBatchDelay": 3, "responseTimeout": 3}
+    settings = resolved(
+        config,
+        {"size": 2, "response_timeout": 2},
+        {**everybody, "minWorkers": 3, "maxWorkers": 3},
+        everybody,
+        catalog={"size": 9, "response_timeout": 9, "min_workers": 0, "max_workers": 9},
+    )
+    assert (settings.batching.size, settings.response_timeout) == (9, 9)
+    assert (settings.min_workers, settings.max_workers) == (0, 9)
+    assert settings.batching.delay == 0.003
+    for name in ("batch_size", "response_timeout", "workers"):
+        assert settings.origins[name] == "catalog"
+    with pytest.raises(BadRequest, match=r"^The catalog: "):
+        resolved(config, catalog={"policy": "fixed", "max_latency": 0.1})
 
 
 def test_where_nobody_says_anything_the_defaults_hold(config: Config) -> None:
