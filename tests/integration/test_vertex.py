@@ -7,6 +7,7 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
+from deploy.container import Container, image_words
 from servers import Gate, Server, StartServer, make_archive, wait_for
 
 pytestmark = pytest.mark.integration
@@ -109,6 +110,23 @@ def test_an_uploaded_model_is_fetched_and_asked_by_the_routes_that_vertex_made_u
         assert server.inference("POST", "/v1/models/model:predict", json={"instances": []}).ok
         assert server.inference("GET", f"{HEALTH}/x").status_code == 404
         server.stop()
+
+
+def test_the_image_without_a_command_serves_what_lies_in_a_directory(tmp_path: Path) -> None:
+    container = Container(tmp_path)
+    try:
+        models = tmp_path / "artifacts"
+        models.mkdir()
+        make_archive(models, LENGTHS, "model")
+        container.mounts[models] = Path("/mnt/artifacts")
+        told = {"AIP_HTTP_PORT": "7080", "AIP_PREDICT_ROUTE": PREDICT, "AIP_HEALTH_ROUTE": HEALTH}
+        container.run(*image_words("CMD"), AIP_STORAGE_URI="/mnt/artifacts", **told)
+        wait_for(lambda: container.ask("GET", HEALTH, port=7080)[0] == 200, what=container.text)
+        body = json.dumps({"instances": [{"data": "abc"}]})
+        status, text = container.ask("POST", PREDICT, body, port=7080)
+        assert (status, json.loads(text)) == (200, {"predictions": [3]})
+    finally:
+        container.close()
 
 
 def test_a_configuration_with_blanks_and_repeated_keys_and_its_prober(

@@ -42,14 +42,20 @@ def _changes(environ: Mapping[str, str], settings: Mapping[str, str]) -> Iterato
     yield Change("disable_token_authorization", "true", "for the clients of Vertex have no tokens")
     storage = environ.get(_STORAGE, "").rstrip("/")
     if storage and not any(settings.get(key) for key in _MODELS):
-        archive = f"{storage}/model.mar"
-        if archive.startswith("/"):
-            archive = f"file://{archive}"
-        why = f"for {_STORAGE} says where the model lies"
-        allowed = f"file://.*|http(s)?://.*,{re.escape(archive)}"
-        yield Change("load_models", f"model={archive}", why, "default")
-        yield Change("allowed_urls", allowed, why, "default")
+        yield from _stored_model(storage)
         yield Change("service_envelope", "json", "for requests have instances", "default")
+
+
+def _stored_model(storage: str) -> Iterator[Change]:
+    why = f"for {_STORAGE} says where the model lies"
+    if storage.startswith("/"):  # a directory of the container: nothing is to be fetched
+        yield Change("model_store", storage, why)
+        yield Change("load_models", "model=model.mar", why, "default")
+        return
+    archive = f"{storage}/model.mar"
+    allowed = f"file://.*|http(s)?://.*,{re.escape(archive)}"
+    yield Change("load_models", f"model={archive}", why, "default")
+    yield Change("allowed_urls", allowed, why, "default")
 
 
 VERTEX = Platform("vertex", "Vertex AI", _evidence, _set_up)

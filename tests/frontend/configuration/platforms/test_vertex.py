@@ -41,9 +41,10 @@ def test_what_is_stored_is_the_model_where_nobody_names_one() -> None:
         check_allowed("gs://b-c/models/7/model.mar", allowed)
 
 
-def test_a_directory_is_read_as_files_are() -> None:
-    stored = {**TOLD, "AIP_STORAGE_URI": "/mnt/model"}
-    assert changes(stored)["load_models"] == "model=file:///mnt/model/model.mar"
+def test_a_directory_is_the_model_store() -> None:
+    found = changes({**TOLD, "AIP_STORAGE_URI": "/mnt/model"})
+    assert (found["model_store"], found["load_models"]) == ("/mnt/model", "model=model.mar")
+    assert "allowed_urls" not in found
 
 
 @pytest.mark.parametrize("key", ["load_models", "model_snapshot", "model_catalog"])
