@@ -32,6 +32,7 @@ _MODULES = (
     "report",
     "group_report",
     "by_length",
+    "replicas",
 )
 
 
@@ -489,3 +490,28 @@ def test_the_adaptive_policy_stays_close_to_the_best_where_costs_have_a_tail(
     found = sim.groups.cases("heavy", "tune", repetitions=2)[4]  # sigma 1, load 0.5
     case = replace(found, first_seed=500, requests=2000)
     assert sim.grid.run(case, sim.groups.GROUPS["heavy"].names(1)).regret("adaptive") <= 0.05
+
+
+# -- replicas --------------------------------------------------------------------------------------
+
+
+def test_one_queue_is_what_one_replica_is(sim: SimpleNamespace) -> None:
+    setup = sim.replicas.Setup(sim.profiles.GPU, sim.contenders.ADAPTIVE, 1, 0.8)
+    alone = setup.run(None, 1, 500)
+    for router in sim.replicas.ROUTERS.values():
+        split = setup.run(router, 1, 500)
+        assert np.array_equal(split.latency, alone.latency)
+        assert np.array_equal(split.sizes, alone.sizes)
+
+
+@pytest.mark.parametrize("load", [0.5, 1.5])
+def test_every_request_to_replicas_is_answered_or_refused(
+    sim: SimpleNamespace, load: float
+) -> None:
+    setup = sim.replicas.Setup(sim.profiles.GPU, sim.contenders.ADAPTIVE, 3, load, slower=3.0)
+    for name, router in sim.replicas.ROUTERS.items():
+        for one in (router, sim.replicas.passing_over_full(router, sim.profiles.GPU.goal)):
+            outcome = setup.run(one, 1, 600)
+            answered = np.isfinite(outcome.latency)
+            assert (answered ^ (outcome.refused | outcome.shed)).all(), name
+            assert len(outcome.arrived) == 540  # without those of the beginning

@@ -2,8 +2,8 @@
 
     python benchmarks/batching_sim [--quick] [--out DIR]
     python benchmarks/batching_sim --groups heavy,cliff [--seeds report] [--cases]
-    python benchmarks/batching_sim --groups lengths [--seeds report]
-    python benchmarks/batching_sim --draw [--out DIR]
+    python benchmarks/batching_sim --groups lengths,replicas [--seeds report]
+    python benchmarks/batching_sim --draw [--groups replicas] [--out DIR]
 
 The production's batcher, queue, policies and learnt costs run in virtual time against other
 servers' rules and the exact offline optimum. Prints tables and goals, and draws pictures. With
@@ -23,6 +23,7 @@ import by_length
 import grid
 import group_report
 import groups
+import replicas
 import report
 import scenarios
 from contenders import ADAPTIVE, LONG_WINDOW, TAKE_ALL
@@ -32,6 +33,8 @@ from scenarios import Story
 from workloads import WORKLOADS
 
 _NOISE = 0.15
+#: Groups with tables of their own.
+_TABLES = {by_length.NAME: by_length.print_all, replicas.NAME: replicas.print_all}
 _BASELINE = Path(__file__).with_name("baseline.json")
 
 
@@ -39,7 +42,7 @@ def main() -> None:
     """Run what is asked for."""
     options = _parse()
     if options.draw:
-        _draw_groups(options.out, options.processes)
+        _draw_groups(options)
     elif options.groups:
         _run_groups(options)
     else:
@@ -51,12 +54,12 @@ def _run_groups(options: argparse.Namespace) -> None:
     if options.record_baseline:
         _record_baseline(names, options)
         return
-    names += [by_length.NAME] * (options.groups == "all")
+    names += [*_TABLES] * (options.groups == "all")
     results = {}
     for name in names:
         begun = time.monotonic()
-        if name == by_length.NAME:
-            by_length.print_all(options.seeds, options.repetitions, options.requests)
+        if name in _TABLES:
+            _TABLES[name](options.seeds, options.repetitions, options.requests)
             continue
         title = groups.GROUPS[name].title
         results[name] = some = _run_group(name, options.seeds, options)
@@ -150,10 +153,13 @@ def _draw(directory: Path, results: Sequence[Result], step: Sequence[Story], req
     print(f"\nPictures are in {directory}.")
 
 
-def _draw_groups(directory: Path, processes: int) -> None:
+def _draw_groups(options: argparse.Namespace) -> None:
     import group_plots  # here, for the tables do without matplotlib
+    import replica_plots
 
-    group_plots.draw(directory, processes)
+    if options.groups != replicas.NAME:
+        group_plots.draw(options.out, options.processes)
+    replica_plots.draw(options.out)
 
 
 def _parse() -> argparse.Namespace:
@@ -163,7 +169,7 @@ def _parse() -> argparse.Namespace:
         "--out", type=Path, default=Path("logs/batching_sim"), help="directory for the pictures"
     )
     some = parser.add_argument_group("groups of hard cases")
-    names = ",".join((*groups.GROUPS, by_length.NAME))
+    names = ",".join((*groups.GROUPS, *_TABLES))
     some.add_argument("--draw", action="store_true", help="only their pictures")
     some.add_argument("--groups", help=f"all, or some of {names}")
     some.add_argument("--seeds", choices=groups.FIRST_SEED, default="tune", help="default: tune")

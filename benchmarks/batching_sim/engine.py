@@ -19,7 +19,7 @@ from marserve.backend.protocol import Input, Prediction
 from marserve.frontend.batching.batcher import Batcher
 from marserve.frontend.batching.batches import Batch
 from marserve.frontend.batching.job_queue import JobQueue
-from marserve.frontend.batching.jobs import Job
+from marserve.frontend.batching.jobs import Job, Priority
 from marserve.frontend.batching.latency_model import Costs
 from marserve.frontend.batching.options import Batching
 from marserve.frontend.batching.policies import BatchPolicy
@@ -102,10 +102,17 @@ class Simulation:
         contender: The policy.
         service: What batches really take.
         workers: How many there are; each runs one batch at a time.
+        loop: Tells the time, of several that run side by side.
     """
 
-    def __init__(self, contender: Contender, service: Service, workers: int = 1) -> None:
-        self.loop = VirtualLoop()
+    def __init__(
+        self,
+        contender: Contender,
+        service: Service,
+        workers: int = 1,
+        loop: VirtualLoop | None = None,
+    ) -> None:
+        self.loop = loop or VirtualLoop()
         self.service = service
         self.sizes: list[int] = []
         self.busy = 0.0
@@ -125,7 +132,7 @@ class Simulation:
 
     def run(self, clients: Clients) -> "Outcome":
         """Serve the clients until all have their answers."""
-        clients.send = self._send
+        clients.send = self.send
         clients.start()
         self.loop.run()
         return Outcome.of(clients.requests, self.sizes, self.busy)
@@ -154,7 +161,23 @@ class Simulation:
         """What a request brings."""
         return _INPUT
 
-    def _send(self, request: Request) -> float | None:
+    @property
+    def in_flight(self) -> int:
+        """Requests that were sent here and are not answered."""
+        return len(self._queue) + self._batcher.workers.in_flight
+
+    @property
+    def expected_seconds(self) -> float:
+        """How long a request that came now would take, as the server itself expects."""
+        return self._batcher.deadlines.expected_seconds()
+
+    @property
+    def share_taken(self) -> float:
+        """The share of the places to wait that are taken."""
+        return self._queue.share_taken(Priority.NORMAL)
+
+    def send(self, request: Request) -> float | None:
+        """Queue a request; returns the seconds after which to come again if it is refused."""
         deadline = request.deadline if self._sees_deadlines else math.inf
         job = Job(self.input_of(request), request.arrived, request.on_answer, deadline=deadline)
         if not self._queue.has_seat(job.priority):

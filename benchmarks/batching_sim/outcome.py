@@ -79,8 +79,12 @@ class Outcome:
     @property
     def latency_p99(self) -> float:
         """Seconds, the 99th percentile of all answers."""
+        return self.latency_at(99)
+
+    def latency_at(self, percentile: float) -> float:
+        """Seconds, a percentile of all answers."""
         answers = self.latency[np.isfinite(self.latency)]
-        return float(np.percentile(answers, 99)) if len(answers) else math.nan
+        return float(np.percentile(answers, percentile)) if len(answers) else math.nan
 
     def good_latency(self, percentile: float | None = None) -> float:
         """Seconds, of the answers in time: the mean, or a percentile."""
