@@ -36,6 +36,7 @@ traceback.
     ├── PredictionFailed          any  what a worker reported for a batch
     ├── WorkflowFailed            500  a node could not be registered, or unregistered
     ├── NodeFailed                500  a node of a workflow failed at every try
+    ├── ModelNotYetLoaded         503  the catalog wants it, and this server is starting
     ├── NoWorker                  503  also: queue full
     ├── TooMuchInFlight           503  the listener holds as many bytes as it may
     ├── Overloaded                503  not to be answered in time; tells when to try again
@@ -149,6 +150,12 @@ class ModelNotFound(ServeError, status=404, wire_type="ModelNotFoundException"):
 
 class VersionNotFound(ServeError, status=404, wire_type="ModelVersionNotFoundException"):
     """The model exists, that version of it does not."""
+
+
+class ModelNotYetLoaded(ModelNotFound, status=503, wire_type="ServiceUnavailableException"):
+    """The catalog wants the model, or nobody knows yet what it wants; other servers may have it."""
+
+    retry_after = 1
 
 
 class LoggerNotFound(ServeError, status=404, wire_type="ResourceNotFoundException"):

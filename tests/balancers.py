@@ -139,7 +139,7 @@ class Load:
         """How many requests, from a number on, each replica has answered."""
         with self._lock:
             return Counter(
-                answer["replica"]
+                answer.get("replica", "")
                 for number, (answer, *_) in self.answers.items()
                 if number >= since and isinstance(answer, dict)
             )

@@ -23,6 +23,7 @@ from marserve.frontend.documents import json_text
 from marserve.frontend.errors import (
     BadRequest,
     ModelNotFound,
+    ModelNotYetLoaded,
     NoWorker,
     ServeError,
     VersionNotFound,
@@ -73,6 +74,8 @@ def failure_of_prediction(error: ServeError) -> Failure:
             return Failure(StatusCode.INTERNAL, error.message, "BadRequestException.()")
         case NoWorker():
             return Failure(StatusCode.INTERNAL, error.message, "InternalServerException.()")
+        case ModelNotYetLoaded():
+            return failure
         case ModelNotFound() | VersionNotFound():
             return failure._replace(code=StatusCode.INTERNAL)
     return failure

@@ -10,6 +10,7 @@ from marserve.frontend.configuration.saved_models import SavedModel
 from marserve.frontend.errors import (
     DefaultVersionInUse,
     ModelNotFound,
+    ModelNotYetLoaded,
     VersionConflict,
     VersionNotFound,
 )
@@ -102,6 +103,7 @@ class ModelRegistry:
         versions = self._find(name)
         model = versions.by_version.get(versions.default if version is None else version)
         if model is None:
+            self._check_complete(name)
             sentence = f"Model version: {version} does not exist for model: {name}"
             raise VersionNotFound(self._with_reason(sentence, name, version))
         return model
@@ -163,8 +165,15 @@ class ModelRegistry:
     def _find(self, name: str) -> _Versions:
         versions = self._models.get(name)
         if versions is None:
+            self._check_complete(name)
             raise ModelNotFound(self._with_reason(f"Model not found: {name}", name, None))
         return versions
+
+    def _check_complete(self, name: str) -> None:
+        """Raise ModelNotYetLoaded where what is missing may come: a balancer asks another then."""
+        progress = self.catalog_progress
+        if (name in progress.awaited or not progress.is_known) and not self.failed.find(name):
+            raise ModelNotYetLoaded(f"Model not loaded yet: {name}")
 
     def _with_reason(self, sentence: str, name: str, version: str | None) -> str:
         """TorchServe's sentence, followed by the reason if the model failed to load at start."""

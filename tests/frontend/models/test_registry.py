@@ -7,10 +7,11 @@ import pytest
 from marserve.frontend.errors import (
     DefaultVersionInUse,
     ModelNotFound,
+    ModelNotYetLoaded,
     VersionConflict,
     VersionNotFound,
 )
-from marserve.frontend.models.registry import ModelRegistry
+from marserve.frontend.models.registry import CatalogProgress, FailedLoad, ModelRegistry
 
 
 def stand_in(name: str, version: str) -> Any:
@@ -94,3 +95,21 @@ def test_another_model_of_the_same_name_and_version_is_left_alone() -> None:
     registry.add(stand_in("m", "1"))
     registry.remove(stand_in("m", "1"))
     assert len(list(registry)) == 1
+
+
+def test_what_a_catalog_still_brings_is_not_missing_but_not_there_yet() -> None:
+    registry = ModelRegistry()
+    registry.add(stand_in("m", "1"))
+    registry.catalog_progress = CatalogProgress(awaited=frozenset({"m", "n", "failed"}))
+    registry.failed.append(FailedLoad("failed", "failed.mar", "no weights"))
+    for name, version in (("n", None), ("m", "2")):
+        with pytest.raises(ModelNotYetLoaded) as unavailable:
+            registry.find(name, version)
+        assert (unavailable.value.status, unavailable.value.retry_after) == (503, 1)
+    for name in ("failed", "unknown"):
+        with pytest.raises(ModelNotFound) as missing:
+            registry.find(name)
+        assert missing.value.status == 404
+    registry.catalog_progress = CatalogProgress(is_known=False)
+    with pytest.raises(ModelNotYetLoaded):
+        registry.find("unknown")
