@@ -73,7 +73,7 @@ class Server:
     Args:
         destination: The listener.
         headers: Sent with every request, in the place of the request's own.
-        timeout: Seconds that any step may take.
+        timeout: Seconds that an answer may take.
     """
 
     def __init__(
@@ -114,24 +114,34 @@ class Server:
         if connection is None:
             connection = self._connection = self._client.connection()
             connection.connect()
-        own = {name.lower() for name in self._headers}
-        kept = {
-            name: value
-            for name, value in request.headers.items()
-            if name.lower() not in own | _NOT_SENT
-        }
+        headers = self._headers_of(request)
         began = time.perf_counter()
         try:
-            connection.request(
-                request.method, request.target, request.body, kept | {**self._headers}
-            )
+            connection.request(request.method, request.target, request.body, headers)
         except (ValueError, http.client.InvalidURL):  # its words would tell the key
             raise DoctorError(f"{request} cannot be sent: its path or a header is wrong.") from None
-        response = connection.getresponse()
+        answer = self._read(connection.getresponse(), began)
+        length = answer.headers.get("content-length", "")
+        if length.isdecimal() and len(answer.body) < int(length) and request.method != "HEAD":
+            raise http.client.IncompleteRead(answer.body, int(length) - len(answer.body))
+        return answer
+
+    def _headers_of(self, request: Request) -> Mapping[str, str]:
+        left_out = {name.lower() for name in self._headers} | _NOT_SENT
+        kept = {
+            name: value for name, value in request.headers.items() if name.lower() not in left_out
+        }
+        return kept | {**self._headers}
+
+    def _read(self, response: http.client.HTTPResponse, began: float) -> Answer:
         pieces = [response.read1(_PIECE)]
-        first = time.perf_counter() - began
-        pieces.append(response.read())
-        took = time.perf_counter() - began
+        first = took = time.perf_counter() - began
+        while pieces[-1]:
+            if took > self._timeout:  # some streams have no end
+                raise TimeoutError
+            pieces.append(response.read1(_PIECE))
+            took = time.perf_counter() - began
+        response.read()  # nothing more: it is what makes the connection ready for others
         if response.will_close:
             self.close()
         headers: dict[str, str] = {}
@@ -143,7 +153,7 @@ class Server:
 
     def _words(self, error: Exception) -> str:
         if isinstance(error, TimeoutError):
-            return f"no answer within {self._timeout:g} s"
+            return f"no whole answer within {self._timeout:g} s"
         if isinstance(error, OSError):
             return (error.strerror or str(error) or type(error).__name__).lower()
         return f"that is no HTTP ({type(error).__name__})"
