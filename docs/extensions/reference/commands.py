@@ -20,6 +20,7 @@ def commands() -> str:
     own: dict[str, Program] = {
         "torchserve": lambda words: cli.main(words, "torchserve"),
         **{f"marserve {name}": _program(name) for name in cli.PROGRAMS},
+        "marserve doctor --compare": lambda words: cli.main(["doctor", "--compare", *words]),
         "torch-model-archiver": archiver.main,
         "torch-workflow-archiver": workflow_archiver.main,
         "python -m ts.llm_launcher": llm_launcher.main,
