@@ -8,6 +8,7 @@ import shlex
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import PurePath
 
 from marserve.frontend.cli import build_parser
@@ -93,11 +94,10 @@ def words_of(text: str) -> list[str]:
 def check_command(command: Command) -> Iterator[Finding]:
     """Flags that are refused, or have no effect."""
     options, why = parse(command.arguments)
-    if options is None and any(map(_is_filled_in, command.arguments)):
-        # Nobody knows what stands for it: only what it cannot be is told.
-        unread = why.partition("unrecognized arguments: ")[2].split()
-        if not any(word.startswith("-") and not _is_filled_in(word) for word in unread):
-            return
+    if unknown := [word for word in command.arguments if _is_unknown_flag(word)]:
+        why = f"unrecognized arguments: {' '.join(unknown)}"
+    elif options is None and any(map(_is_filled_in, command.arguments)):
+        return  # nobody knows what stands there
     if options is None:
         yield finding(
             "command-flag",
@@ -121,6 +121,17 @@ def check_command(command: Command) -> Iterator[Finding]:
 def _is_filled_in(word: str) -> bool:
     """Whether a shell or a chart puts something else in its place."""
     return "$" in word or "`" in word or "templated" in word
+
+
+def _is_unknown_flag(word: str) -> bool:
+    flag = word.partition("=")[0]
+    is_flag = flag.startswith("-") and not _is_filled_in(flag)
+    return is_flag and not any(known.startswith(flag) for known in _known_flags())
+
+
+@lru_cache(maxsize=1)
+def _known_flags() -> frozenset[str]:
+    return frozenset(re.findall(r"(?<!\w)--?[a-z][a-z-]*", build_parser(_SERVERS[0]).format_help()))
 
 
 def _is_end(word: str) -> bool:

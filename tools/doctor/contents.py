@@ -4,6 +4,7 @@ Weights stay where they are; an archive of many gigabytes is read in a moment, u
 which has to be read from one end to the other.
 """
 
+import struct
 import tarfile
 import zipfile
 import zlib
@@ -21,8 +22,11 @@ _Member = tuple[str, int, Callable[[], bytes]]
 _MAX_BYTES = 2 << 20
 _MAX_MEMBERS = 100_000
 _READ = (".py", ".json", ".yaml", ".yml", ".txt")
-_UNREADABLE = (OSError, zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError, ValueError,
-               RuntimeError, NotImplementedError)  # fmt: skip
+# What the two libraries raise at bytes that are no archive.
+_UNREADABLE = (
+    *(OSError, EOFError, ValueError, LookupError, OverflowError, RuntimeError, struct.error),
+    *(zipfile.BadZipFile, tarfile.TarError, zlib.error),
+)
 
 
 class NotAnArchive(Exception):

@@ -282,6 +282,7 @@ def test_files_that_cannot_be_read_end_nothing(
     findings: Callable[..., list[dict[str, Any]]], tmp_path: Path
 ) -> None:
     (tmp_path / "config.properties").write_bytes(b"model_store=\\u12\n\xff\xfe\0")
+    (tmp_path / "other.properties").write_text("models={]\nmodel_snapshot=[\njob_queue_size=1")
     (tmp_path / "broken.mar").write_bytes(b"no zip")
     (tmp_path / "log4j2.xml").write_text('<Configuration><Logger name="MODEL_LOG"/>')
     (tmp_path / "model-config.yaml").write_text("minWorkers: [1\n")
@@ -293,6 +294,7 @@ def test_files_that_cannot_be_read_end_nothing(
     assert sorted(set(rules(findings(tmp_path)))) == [
         "archive-unusable",
         "config-file",
+        "config-value",
         "handler-syntax",
         "image",
         "metrics-file",

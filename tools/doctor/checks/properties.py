@@ -192,7 +192,7 @@ def _judged(
     def place(name: str) -> Place:
         return Place(source.name, file.settings[name].line if name in file.settings else 0)
 
-    if "models" in file.settings:
+    if config.models:
         for sentence in unread_model_settings(file.settings["models"].text):
             yield finding("config-ignored", place("models"), f"{sentence} (as on TorchServe)")
     java = [option for option in config.vmargs if not LOG4J_FILE.fullmatch(option)]
