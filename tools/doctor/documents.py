@@ -49,10 +49,10 @@ def containers_in(document: Any) -> Iterator[Container]:
         if isinstance(services, dict) and "apiVersion" not in document:
             for name, service in services.items():
                 if isinstance(service, dict):
-                    yield _container({**service, "name": str(name)}, is_service=True)
+                    yield container_of({**service, "name": str(name)}, is_service=True)
         for key, value in document.items():
             if key in ("containers", "initContainers") and isinstance(value, list):
-                yield from (_container(each) for each in value if isinstance(each, dict))
+                yield from (container_of(each) for each in value if isinstance(each, dict))
             else:
                 yield from containers_in(value)
     elif isinstance(document, list):
@@ -69,7 +69,8 @@ def files_in(document: Any) -> Iterator[tuple[str, str]]:
                 yield str(name), text
 
 
-def _container(of: Mapping[str, Any], *, is_service: bool = False) -> Container:
+def container_of(of: Mapping[str, Any], *, is_service: bool = False) -> Container:
+    """What the mapping of a container says; of compose where ``is_service``."""
     words = [*_words(of.get("entrypoint")), *_words(of.get("command")), *_words(of.get("args"))]
     return Container(
         str(of.get("name", "")),

@@ -19,6 +19,7 @@ _YAML = link("model-config.yaml")
 _LOGS = link("Logs")
 _DOCKER = "docs/platforms/docker.md"
 _DOCKER_END = f"{_DOCKER}#what-starts-and-ends-the-container"
+_KSERVE = "docs/platforms/kserve.md#what-to-change"
 _INSTALL = "README.md#come-from-torchserve"
 _SECURITY = "docs/security.md"
 _BATCHING = "docs/batching.md"
@@ -79,8 +80,9 @@ RULES = {
     "image": Rule(Level.CHANGE, _DOCKER, "an image with TorchServe in it"),
     "package": Rule(Level.CHANGE, _INSTALL, "a package of TorchServe's that is installed"),
     "kserve-runtime": Rule(
-        Level.CHANGE, _INSTALL, "an InferenceService that takes KServe's TorchServe runtime"
+        Level.CHANGE, _KSERVE, "an InferenceService that takes KServe's TorchServe runtime"
     ),
+    "kserve-port": Rule(Level.CHANGE, _KSERVE, "a port of TorchServe's own in an InferenceService"),
     # Check
     "config-ignored": Rule(
         Level.CHECK, _KEYS, "a key or value that is ignored, probably not on purpose"
@@ -137,6 +139,11 @@ RULES = {
         Level.DIFFERS, _LOGS, "a console that shows neither access log nor metrics"
     ),
     "log4j": Rule(Level.DIFFERS, _LOGS, "a part of a log4j file that has no counterpart"),
+    "kserve-wrapper": Rule(
+        Level.DIFFERS,
+        "docs/platforms/kserve.md#what-differs-from-torchserve-with-its-wrapper",
+        "variables for the wrapper in KServe's image",
+    ),
     "no-effect-flag": Rule(Level.DIFFERS, _COMMANDS, "a flag of the command line without effect"),
     "metrics-name": Rule(Level.DIFFERS, _METRICS, "a metric that Prometheus cannot carry"),
     "endpoint": Rule(

@@ -26,8 +26,10 @@ EXPECTED: dict[str, tuple[int, set[str]]] = {
         0,
         {
             "kserve-runtime inference-service.yaml:9",
-            "image inference-service.yaml:22",
-            "console-log inference-service.yaml:27",
+            "kserve-port inference-service.yaml:13",
+            "kserve-wrapper inference-service.yaml:16",
+            "image inference-service.yaml:28",
+            "console-log inference-service.yaml:33",
             "config-no-effect config.properties:8",
         },
     ),

@@ -4,12 +4,13 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from marserve.tools.doctor.documents import Container, containers_in
+from marserve.tools.doctor.documents import Container, container_of, containers_in
 from marserve.tools.doctor.findings import Finding, Place
 from marserve.tools.doctor.rules import finding
 from marserve.tools.doctor.sources import Source
 from marserve.tools.doctor.surroundings import Surroundings
 
+_OWN_PORTS = {7070, 8085}
 _SERVES = re.compile(r"torchserve|marserve")
 
 
@@ -31,26 +32,43 @@ def _is_of(document: Any, group: str) -> bool:
 
 
 def _inference_service(source: Source, document: Any) -> Iterator[Finding]:
-    spec = document.get("spec")
-    predictor = spec.get("predictor") if isinstance(spec, dict) else None
-    if not isinstance(predictor, dict):
-        return
-    model = predictor.get("model")
-    model = model if isinstance(model, dict) else {}
-    model_format = model.get("modelFormat")
-    named = model_format.get("name") if isinstance(model_format, dict) else ""
-    if named != "pytorch" and "pytorch" not in predictor:
-        return
+    spec = _mapping(document.get("spec"))
+    predictor = _mapping(spec.get("predictor"))
+    model = _mapping(predictor.get("pytorch") or predictor.get("model"))
+    is_pytorch = _mapping(model.get("modelFormat")).get("name") == "pytorch"
     runtime = str(model.get("runtime", ""))
+    if "pytorch" not in predictor and not is_pytorch:
+        return
     if runtime and "torchserve" not in runtime:
         return
-    yield finding(
-        "kserve-runtime",
-        Place(source.name, source.line_of("pytorch")),
-        "KServe takes its runtime kserve-torchserve for pytorch: TorchServe and a wrapper.",
-        "Install marserve's ClusterServingRuntime (deploy/kserve) and name it as the runtime; the "
-        "storage layout, protocols and requests stay.",
-    )
+    if not model.get("image"):  # else that is told
+        yield finding(
+            "kserve-runtime",
+            Place(source.name, source.line_of("pytorch")),
+            "KServe takes its runtime kserve-torchserve for pytorch: TorchServe and a wrapper.",
+            "Apply deploy/kserve/runtime.yaml with your image: it takes the runtime's place, and "
+            "the InferenceService stays.",
+        )
+    container = container_of(model)
+    for port in _OWN_PORTS & {*container.ports}:
+        yield finding(
+            "kserve-port",
+            Place(source.name, source.line_of(f"containerPort: {port}")),
+            f"containerPort {port} is TorchServe's own; KServe's are 8080 and, for gRPC, 8081.",
+            "Remove it, or make it 8080 or 8081.",
+        )
+    for name in container.environment:
+        if name == "CONFIG_PATH" or name.startswith("MODEL_LOAD_"):
+            yield finding(
+                "kserve-wrapper",
+                Place(source.name, source.line_of(name)),
+                f"{name} is not read: it told the wrapper what to wait for, and the server knows.",
+                "Nothing to do; it may go.",
+            )
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 def _probes(

@@ -54,14 +54,16 @@ def check_images(source: Source, around: Surroundings) -> Iterator[Finding]:
                 "image",
                 place,
                 f"{found[1]}:{found[2]} of AWS has TorchServe, up to torch 2.6 and not beyond.",
-                "Build an image with SageMaker's toolkit and marserve, for any torch.",
+                "Build deploy/sagemaker: Amazon's toolkit with marserve, for any torch.",
+                link="docs/platforms/sagemaker.md#change-the-image",
             )
         elif found := _VERTEX_IMAGE.search(line):
             yield finding(
                 "image",
                 place,
                 f"{found[0]} has TorchServe.",
-                f"Use marserve's image ({image}); it takes Vertex AI's ports, routes and models.",
+                f"Name marserve's ({image}); it takes Vertex AI's ports, routes and models.",
+                link="docs/platforms/vertex.md#what-to-change",
             )
 
 
@@ -145,6 +147,7 @@ def _mlflow(place: Place) -> Finding:
         place,
         f"{_MLFLOW} installs TorchServe, too.",
         f"Install it with pip install --no-deps {_MLFLOW}, beside marserve[grpc] and mlflow.",
+        link="docs/platforms/mlflow.md",
     )
 
 
