@@ -122,9 +122,17 @@ class Prometheus:
 
 
 @pytest.fixture(scope="module")
-def served(start_server: StartServer, handlers: Path) -> Iterator[Server]:
-    """A server whose model has answered, failed and refused."""
-    properties = {"disable_system_metrics": "false", "metric_time_interval": "1"}
+def served(
+    start_server: StartServer, handlers: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
+    """A server that measures all it can, and keeps to a catalog."""
+    catalog = tmp_path_factory.mktemp("catalog") / "catalog.json"
+    catalog.write_text('{"models": {}}')
+    properties = {
+        "disable_system_metrics": "false",
+        "metric_time_interval": "1",
+        "model_catalog": str(catalog),
+    }
     with start_server(**properties) as server:
         server.install(handlers / "lab.py", "lab")
         yield server
