@@ -34,6 +34,10 @@ def status(server) -> dict:
     return server.management("GET", "/catalog").json()
 
 
+def same_revision(one, other) -> bool:
+    return status(one)["revision"] == status(other)["revision"]
+
+
 def versions(server, name: str) -> dict[str, bool]:
     """The versions of a model that a server has, and which is the default one."""
     answer = server.management("GET", f"/models/{name}/all")
@@ -132,6 +136,18 @@ def test_a_registration_on_one_replica_reaches_all(replicas, wait_for):
         wait_for(lambda server=server: server.describe("digits")["batchSize"] == 8)
     entry = {"url": url, "defaultVersion": True, "minWorkers": 2, "maxWorkers": 2, "batchSize": 8}
     assert read(all_three.catalog)["digits"]["2.0"] == entry
+
+    # Found by measuring, and set again, while the same workers serve
+    before = [each["pid"] for server in all_three for each in server.describe("digits")["workers"]]
+    for value in ("auto", 2):
+        answer = first.management("PUT", f"/models/digits?batch_size={value}")
+        assert answer.status_code == 200, answer.text
+        assert read(all_three.catalog)["digits"]["2.0"]["batchSize"] == value
+        for server in all_three:
+            wait_for(lambda server=server: same_revision(first, server))
+            wait_for(lambda server=server: status(server)["converged"])
+    after = [each["pid"] for server in all_three for each in server.describe("digits")["workers"]]
+    assert after == before
 
     # And gone from all
     assert third.management("DELETE", "/models/digits/2.0").status_code == 403  # the default one

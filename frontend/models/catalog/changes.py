@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from marserve.frontend.configuration.setting import Fields
 from marserve.frontend.errors import BadRequest, ServerStopping
-from marserve.frontend.models.catalog.document import CatalogEntry
+from marserve.frontend.models.catalog.document import CatalogEntry, as_read
 from marserve.frontend.models.catalog.edits import (
     Edit,
     added,
@@ -78,7 +78,7 @@ class CatalogChanges:
         self._synchroniser.check_writable()
         model = await self._manager.register(replace(registration, is_private=True))
         settings = model.settings
-        entry = CatalogEntry(
+        chosen = CatalogEntry(
             url=registration.url,
             handler=registration.handler,
             runtime=registration.runtime,
@@ -86,18 +86,19 @@ class CatalogChanges:
             workers=(settings.min_workers, settings.max_workers),
             settings=chosen_settings(settings),
         )
+        entry = as_read(chosen)
         try:
             await self._synchroniser.change(added(model.name, model.version, entry))
         except Exception:
-            await self._undo(model, entry)
+            await self._hand_over(model, entry)
             raise
-        model.catalog_entry = entry
-        await self._synchroniser.converge(model.name)
+        await self._hand_over(model, entry)
         return model
 
-    async def _undo(self, model: ModelVersion, entry: CatalogEntry) -> None:
-        """Unregister what did not get into the catalog, unless others have put it there."""
-        if self._synchroniser.is_wanted(model.name, model.version):
+    async def _hand_over(self, model: ModelVersion, entry: CatalogEntry) -> None:
+        """Leave a registered model to the catalog; unregister it if it did not get there."""
+        wanted = self._synchroniser.wanted(model.name)
+        if wanted is not None and model.version in wanted.versions:
             model.catalog_entry = entry
             await self._synchroniser.converge(model.name)
         elif model in self._registry:
@@ -127,7 +128,8 @@ class CatalogChanges:
 
     async def _follow(self, name: str, version: str | None) -> None:
         """Bring this server to what the catalog has; raises what of the version failed."""
-        version = version or self._synchroniser.default_of(name)
+        wanted = self._synchroniser.wanted(name)
+        version = version or (wanted.default if wanted else None)
         for failure in await self._synchroniser.converge(name):
             if failure.version == version:
                 raise failure.error

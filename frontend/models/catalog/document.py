@@ -110,6 +110,11 @@ def catalog_text(catalog: Catalog) -> bytes:
     return f"{json.dumps({'models': models}, indent=2, ensure_ascii=False)}\n".encode()
 
 
+def as_read(entry: CatalogEntry) -> CatalogEntry:
+    """An entry as those find it who read what is written of it."""
+    return read_catalog(catalog_text({"m": CatalogModel("1", {"1": entry})}))["m"].versions["1"]
+
+
 def _without_repetition(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in pairs:

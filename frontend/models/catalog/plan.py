@@ -112,7 +112,10 @@ def _is_live(there: CatalogEntry, wanted: CatalogEntry) -> bool:
     )
     if not is_same or (there.workers is not None and wanted.workers is None):
         return False
-    if there.settings.keys() - wanted.settings.keys():
+    dropped = there.settings.keys() - wanted.settings.keys()
+    if wanted.settings.get("is_automatic"):
+        dropped -= {"size"}  # it is found by measuring from now on
+    if dropped:
         return False
     changed = {
         name

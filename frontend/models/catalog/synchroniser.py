@@ -26,6 +26,7 @@ from marserve.frontend.logs.formats import one_line
 from marserve.frontend.models.catalog.convergence import Convergence, Failure
 from marserve.frontend.models.catalog.document import (
     Catalog,
+    CatalogModel,
     WrongCatalog,
     catalog_text,
     read_catalog,
@@ -144,15 +145,9 @@ class Synchroniser:
             raise ServerStopping
         return self._background.start(work, _note)
 
-    def default_of(self, name: str) -> str | None:
-        """The version that the catalog, as far as it is known, has as the default one."""
-        model = (self._convergence.wanted or {}).get(name)
-        return model.default if model else None
-
-    def is_wanted(self, name: str, version: str) -> bool:
-        """Whether the catalog, as far as it is known, has a version."""
-        model = (self._convergence.wanted or {}).get(name)
-        return model is not None and version in model.versions
+    def wanted(self, name: str) -> CatalogModel | None:
+        """What the catalog, as far as it is known, has of a model."""
+        return (self._convergence.wanted or {}).get(name)
 
     def check_writable(self) -> None:
         """Raise CatalogReadOnly unless this server changes the catalog."""
@@ -249,12 +244,12 @@ class Synchroniser:
     async def _edit(self, edit: Edit) -> None:
         document = await self._read("")
         assert document is not None, "no revision is empty"
-        catalog = read_catalog(document.text)
-        edited = edit(catalog)
-        revision = document.revision
+        catalog, revision = read_catalog(document.text), document.revision
+        text = catalog_text(edit(catalog))
+        edited = read_catalog(text)  # as all will read it, who could not mend it either
         if edited != catalog:
             async with self._in_time():
-                revision = await self._store.write(catalog_text(edited), revision)
+                revision = await self._store.write(text, revision)
         self._take(edited, revision)
         self._has_been_read()
 

@@ -10,6 +10,7 @@ from marserve.frontend.models.catalog.document import (
     ROWS,
     CatalogEntry,
     WrongCatalog,
+    as_read,
     catalog_text,
     read_catalog,
 )
@@ -126,6 +127,11 @@ def test_what_is_no_catalog_is_refused_with_the_reason(document: bytes, why: str
     with pytest.raises(WrongCatalog) as caught:
         read_catalog(document)
     assert why in str(caught.value)
+
+
+def test_an_entry_made_here_is_known_as_others_read_it() -> None:
+    made = CatalogEntry("m.mar", settings={"size": 64, "is_automatic": True, "delay": 0.05})
+    assert as_read(made) == CatalogEntry("m.mar", settings={"is_automatic": True, "delay": 0.05})
 
 
 def test_entries_are_alike_however_they_are_spelt() -> None:
