@@ -20,6 +20,8 @@ import requests
 from servers import PATIENCE, wait_for
 
 DEPLOY = Path(__file__).resolve().parents[1] / "deploy"
+# Or clients would take the processors from servers that start.
+_THINKING_SECONDS = 0.01
 SEQUENCE = "ts_request_sequence_id"
 
 
@@ -156,7 +158,7 @@ class Load:
     def _ask(self) -> None:
         with requests.Session() as session:
             url = f"{self.balancer.url}/predictions/{self.model}"
-            while not self._stopped.is_set():
+            while not self._stopped.wait(_THINKING_SECONDS):
                 with self._lock:
                     number = next(self._numbers)
                 try:

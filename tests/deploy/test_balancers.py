@@ -94,6 +94,14 @@ def replicas(prepare_server: StartServer, shared: Path) -> Iterator[Sequence[Ser
         yield servers
 
 
+@pytest.fixture(autouse=True)
+def all_run(replicas: Sequence[Server]) -> None:
+    """Start those that a test which failed has left dead."""
+    for server in replicas:
+        if not server.is_running:
+            start(server)
+
+
 def register(server: Server, archive: Path, **parameters: str) -> None:
     """Register an archive at one replica."""
     answer = server.register(archive, initial_workers=1, **parameters)
