@@ -69,12 +69,12 @@ def _of_source(source: Source, around: Surroundings) -> Iterator[Finding]:
             yield from check_archive(source, around)
         case Kind.DOCKERFILE:
             yield from check_images(source, around)
-            yield from check_dockerfile(source, around)
+            yield from check_dockerfile(source)
         case Kind.SHELL:
             yield from check_images(source, around)
             yield from check_script(source, around)
         case Kind.REQUIREMENTS:
-            yield from check_requirements(source, around)
+            yield from check_requirements(source)
         case Kind.PYTHON:
             yield from _python(source)
         case Kind.PLUGIN:

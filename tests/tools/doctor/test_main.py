@@ -491,6 +491,26 @@ def test_files_are_written_with_a_backup_and_then_there_is_nothing_to_mend(
     assert printed.endswith("nothing that can be mended by --write.\n")
 
 
+@pytest.mark.parametrize(
+    ("line", "written"),
+    [
+        ("docker run -p 80:8080 pytorch/torchserve:latest", "docker run -p 80:8080 marserve"),
+        ('IMAGE="pytorch/torchserve-kfs:0.9.0" # ours', 'IMAGE="marserve" # ours'),
+        ('IMAGE="pytorch/torchserve:dev-$MACHINE"', None),
+        ("docker build -t pytorch/torchserve:ours .", None),
+        ('DOCKER_TAG="pytorch/torchserve:latest"', None),
+        ("# once it was pytorch/torchserve:0.1", None),
+    ],
+)
+def test_images_in_scripts(
+    doctor: Callable[..., tuple[int, str]], tmp_path: Path, line: str, written: str | None
+) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(f"# torchserve\n{line}\n")
+    doctor(script, "--write", "--yes")
+    assert script.read_text() == f"# torchserve\n{written or line}\n"
+
+
 def test_lines_that_mean_more_than_they_seem_are_left_alone(
     doctor: Callable[..., tuple[int, str]], tmp_path: Path
 ) -> None:

@@ -13,6 +13,7 @@ from marserve.tools.doctor.surroundings import Surroundings, instructions_of, pa
 DEFAULT_IMAGE = "marserve"
 _IMAGE = re.compile(r"(?:(?:docker\.io|ghcr\.io|public\.ecr\.aws)/)?pytorch/torchserve[\w.-]*"
                     r"(?::[\w.-]+|@sha256:\w+)?(?![\w/])")  # fmt: skip
+_TAGS = re.compile(r"TAG\s*=|\s(?:-t|--tag)[\s=]")
 _AWS_IMAGE = re.compile(r"\d{12}\.dkr\.ecr\.[\w.-]+/(pytorch-inference[\w-]*|torchserve):([\w.-]+)")
 _VERTEX_IMAGE = re.compile(r"\S*docker\.pkg\.dev/vertex-ai/prediction/pytorch-[\w.-]+(?::[\w.-]+)?")
 _PACKAGES = {
@@ -41,13 +42,14 @@ def check_images(source: Source, around: Surroundings) -> Iterator[Finding]:
             continue
         place = Place(source.name, number)
         if found := _IMAGE.search(line):
-            after = _IMAGE.sub(image, line)
+            fixes = [Fix(source.path, number, line, _IMAGE.sub(lambda _: image, line))]
             yield finding(
                 "image",
                 place,
                 "An image of TorchServe's is named.",
                 f"Name marserve's ({image}, built by deploy/docker); it starts as that one does.",
-                fixes=[Fix(source.path, number, line, after)],
+                # A tag that goes on in a variable, or is given to what is built, is somebody's own.
+                fixes=[] if line[found.end() :][:1] == "$" or _TAGS.search(line) else fixes,
             )
         elif found := _AWS_IMAGE.search(line):
             yield finding(
@@ -67,10 +69,10 @@ def check_images(source: Source, around: Surroundings) -> Iterator[Finding]:
             )
 
 
-def check_dockerfile(source: Source, around: Surroundings) -> Iterator[Finding]:
+def check_dockerfile(source: Source) -> Iterator[Finding]:
     """What an image installs."""
     joined = [(each.line, each.text) for each in instructions_of(source) if each.name == "RUN"]
-    yield from _installs(source, joined, around)
+    yield from _installs(source, joined)
     for line, text in joined:
         if found := _JAVA.search(text):
             at = next(
@@ -89,7 +91,7 @@ def check_dockerfile(source: Source, around: Surroundings) -> Iterator[Finding]:
 def check_script(source: Source, around: Surroundings) -> Iterator[Finding]:
     """What a script installs, and how it starts the server."""
     lines = list(enumerate(source.lines, 1))
-    yield from _installs(source, lines, around)
+    yield from _installs(source, lines)
     yield from _foreground(source)
     for number, line in lines:
         if _REGISTERS.search(line) and not around.may_register(source):
@@ -103,7 +105,7 @@ def check_script(source: Source, around: Surroundings) -> Iterator[Finding]:
             break
 
 
-def check_requirements(source: Source, around: Surroundings) -> Iterator[Finding]:
+def check_requirements(source: Source) -> Iterator[Finding]:
     """A requirements file that names TorchServe's packages."""
     has_ours = any(package_name(line) == "marserve" for line in source.lines)
     for number, line in enumerate(source.lines, 1):
@@ -119,12 +121,9 @@ def check_requirements(source: Source, around: Surroundings) -> Iterator[Finding
                 "Require marserve[grpc], which has the archivers, too.",
                 fixes=[Fix(source.path, number, line, after)],
             )
-    del around
 
 
-def _installs(
-    source: Source, commands: list[tuple[int, str]], around: Surroundings
-) -> Iterator[Finding]:
+def _installs(source: Source, commands: list[tuple[int, str]]) -> Iterator[Finding]:
     for line, command in commands:
         if _MLFLOW in command and "--no-deps" not in command and _INSTALLS.search(command):
             yield _mlflow(Place(source.name, line))
@@ -136,9 +135,8 @@ def _installs(
             Place(source.name, line),
             f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} installed.",
             "Install marserve[grpc], which has the archivers, too.",
-            fixes=_renamed(source, line),
+            fixes=[] if "conda" in command else _renamed(source, line),  # it is not there
         )
-    del around
 
 
 def _mlflow(place: Place) -> Finding:
