@@ -1,4 +1,4 @@
-"""The server as SageMaker's toolkit starts it for many models: the store is the whole machine."""
+"""Models as they lie in containers of SageMaker: directories, and the store is one or everything."""
 
 import pytest
 
@@ -43,3 +43,11 @@ def test_a_directory_without_a_manifest_is_a_model_in_the_store_of_everything(
             assert server.management("DELETE", "/models/77af").ok
         assert (model / "weights.pth").exists()
         server.stop()
+
+
+def test_a_model_store_that_is_a_model_is_loaded(start_server, make_archive, tmp_path):
+    handler = "def handle(data, context):\n    return data and ['here'] * len(data)\n"
+    store = make_archive(tmp_path, handler, "digits", archive_format="no-archive")
+    with start_server(model_store=str(store), load_models="all") as server:
+        server.wait_workers("digits", *["READY"] * len(server.describe("digits")["workers"]))
+        assert server.predict("digits").text == "here"

@@ -3,6 +3,9 @@
 import io
 import os
 import re
+import subprocess
+import sys
+import tarfile
 import time
 import zipfile
 
@@ -48,6 +51,11 @@ def input_fn(data, content_type):
 
 def predict_fn(data, model):
     return "{name}"
+"""
+
+TRACE = """
+import sys, torch
+torch.jit.save(torch.jit.trace(torch.nn.Flatten(0), torch.zeros(1, 2)), sys.argv[1])
 """
 
 
@@ -175,8 +183,9 @@ def test_a_stop_finishes_what_was_accepted_before_the_container_is_killed(one, b
 def test_an_archive_is_served_without_the_toolkit(tmp_path, make_archive):
     container = Container(tmp_path)
     handler = "def handle(data, context):\n    return data and ['plain'] * len(data)\n"
-    archive = make_archive(container.ml, handler, "digits", archive_format="no-archive")
-    archive.rename(container.ml / "model")
+    archive = make_archive(tmp_path, handler, "digits", archive_format="tgz")
+    with tarfile.open(archive) as model:
+        model.extractall(container.ml / "model", filter="data")
     try:
         container.start("marserve", "--platform", "sagemaker", "serve")
         container.wait_ready()
@@ -269,6 +278,19 @@ def test_models_are_loaded_listed_invoked_and_unloaded(many):
         assert many.ask("DELETE", f"/models/{name}").status_code == 200
     assert many.ask("DELETE", f"/models/{names[3]}").status_code == 404
     assert many.invoke(names[3]).status_code == 404
+
+
+def test_a_model_without_a_script_has_the_default_handler_of_the_toolkit(many):
+    many.add_model("traced", "")
+    folder = many.ml / "models" / "traced" / "model"
+    (folder / "code" / "inference.py").unlink()
+    trace = [sys.executable, "-W", "ignore", "-c", TRACE, folder / "model.pt"]
+    subprocess.run(trace, check=True, timeout=120)
+    answer = many.load("traced")
+    assert answer.status_code == 200, answer.text
+    headers = {"Content-Type": "application/json", "Accept": "application/json"}
+    assert many.invoke("traced", "[[1, 2], [3, 4]]", **headers).json() == [1, 2, 3, 4]
+    assert many.ask("DELETE", "/models/traced").status_code == 200
 
 
 def test_a_load_that_memory_runs_out_in_is_told(many):
