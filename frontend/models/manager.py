@@ -317,8 +317,11 @@ class ModelManager:
         Raises:
             NotEnoughMemory: When it is entered.
         """
-        workers = 0 if registration.at_start else model.settings.min_workers
-        copies = min(workers, 1) if self._host.devices.count else workers
+        copies = model.settings.min_workers
+        if self._host.devices.count:
+            copies = min(copies, 1)
+        if registration.at_start or not any(len(each.workers) for each in self._registry):
+            copies = 0
         return self._memory.claim(model.name, model.archive.directory, copies)
 
     def _remove(self, model: ModelVersion) -> None:

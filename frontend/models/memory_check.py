@@ -6,7 +6,8 @@ serve already (``min_free_memory_percent``). With GPUs the weights only pass thr
 count once, else once for each worker. What is about to be loaded counts as used already.
 
 Who is refused with 507 may unregister models and ask again, as SageMaker's multi-model endpoints
-do. Models that are loaded at start are not looked at: there is none that could make room.
+do. Where no other model is served nobody is refused, for not all files need be weights; nor is a
+model that the server loads when it starts.
 """
 
 import contextlib

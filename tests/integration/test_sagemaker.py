@@ -1,4 +1,4 @@
-"""Models as they lie in containers of SageMaker: directories, and the store is one or everything."""
+"""Models as they lie in SageMaker's containers: directories, and the store is one, or the root."""
 
 import pytest
 
