@@ -17,7 +17,7 @@ from sagemaker_container import Container
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 MEBIBYTE = 1 << 20
-SMALL_MODELS = 12
+SMALL_MODELS = 6
 
 ONE_MODEL = """
 import json, os, time
