@@ -1,8 +1,8 @@
 """Links to files and folders of the repository lead to pages that show them.
 
 So the site needs no address of a repository, and shows files of its own version. There is a page
-for each file that a page of the site links, for each that these link in turn, and for the files of
-a folder; what is in its folders is told by name only.
+for each file and folder that a page of the site links, and for each that these link in turn. What
+is in the folders of tests is told by name only: it would be a thousand pages.
 """
 
 from collections.abc import Iterator
@@ -23,6 +23,7 @@ from sphinx.builders.html import StandaloneHTMLBuilder
 _ROOT = Path(__file__).parents[2]
 _PAGES = "files"  # the folder of these pages on the site
 _MAX_BYTES = 200_000
+_NAMED_ONLY = _ROOT / "tests"
 _LEFT_OUT = (".", "__pycache__")
 
 
@@ -51,7 +52,9 @@ class RepositoryFiles:
             path = waiting.pop()
             done.add(path)
             title = str(path.relative_to(_ROOT))
-            body = f"<h1>{escape(title)}</h1>\n{self._body(app, path)}"
+            body = self._body(app, path)
+            if path.suffix != ".md":  # those have a heading
+                body = f"<h1>{escape(title)}</h1>\n{body}"
             yield self._page(path), {"title": title, "body": body}, "page.html"
 
     def _page(self, path: Path) -> str:
@@ -66,23 +69,30 @@ class RepositoryFiles:
         if path.stat().st_size > _MAX_BYTES:
             return f"<p>{path.stat().st_size} bytes</p>"
         text = path.read_text(encoding="utf-8", errors="replace")
-        return _highlighted(app, text, path.name)
+        return _highlighted(app, text, _language(path.name))
 
     def _list(self, app: Sphinx, folder: Path) -> Iterator[str]:
         yield "<ul>\n"
         for path in sorted(folder.iterdir()):
             if not path.name.startswith(_LEFT_OUT):
                 name = escape(path.name + "/" * path.is_dir())
-                if path.is_file():
+                if path.is_file() or _NAMED_ONLY not in path.parents:
                     name = f'<a href="{self._address(app, folder, path)}">{name}</a>'
                 yield f"<li>{name}</li>\n"
         yield "</ul>\n"
 
     def _rendered(self, app: Sphinx, path: Path) -> str:
-        markdown = MarkdownIt("commonmark", {"highlight": None}).enable("table")
+        markdown = MarkdownIt("commonmark").enable("table")
         anchors_plugin(markdown, max_level=4, slug_func=default_slugify)
         tokens = markdown.parse(path.read_text(encoding="utf-8"))
-        for token in (inner for outer in tokens for inner in outer.children or ()):
+        for token in [*tokens, *(inner for outer in tokens for inner in outer.children or ())]:
+            if token.type == "code_inline":
+                token.attrSet("class", "literal")
+            elif token.type == "table_open":
+                token.attrSet("class", "docutils")
+            elif token.type == "fence":
+                token.type = "html_block"
+                token.content = _highlighted(app, token.content, token.info.partition(" ")[0])
             target, _, anchor = str(token.attrGet("href") or "").partition("#")
             linked = path.parent.joinpath(target).resolve()
             if target and linked.exists() and linked.is_relative_to(_ROOT):
@@ -113,10 +123,13 @@ def _target(node: nodes.Element) -> str:
     return f"{target}#{node.get('reftargetid') or ''}"
 
 
-def _highlighted(app: Sphinx, text: str, name: str) -> str:
-    try:
-        lexer = get_lexer_for_filename(name).aliases[0]
-    except ClassNotFound:
-        lexer = "text"
+def _highlighted(app: Sphinx, text: str, language: str) -> str:
     assert isinstance(app.builder, StandaloneHTMLBuilder)  # only it collects pages
-    return app.builder.highlighter.highlight_block(text, lexer)
+    return app.builder.highlighter.highlight_block(text, language or "text")
+
+
+def _language(file_name: str) -> str:
+    try:
+        return str(get_lexer_for_filename(file_name).aliases[0])
+    except ClassNotFound:
+        return "text"
