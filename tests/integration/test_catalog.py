@@ -483,3 +483,41 @@ def test_what_else_would_name_models_is_refused(prepare_server):
         assert server.launch().wait(20) == 1
         assert "load_models" in server.console_text()
         assert "has no meaning beside model_catalog" in server.console_text()
+
+
+def test_a_server_that_is_killed_while_it_writes_leaves_all_that_it_has_answered(
+    replicas, wait_for, background
+):
+    (server,) = all_one = replicas(1)
+    names = [f"m{number}" for number in range(40)]
+    for name in names:
+        all_one.pack(name, handler="def handle(d, c):\n    return d\n")
+    answered = []
+
+    def register(name: str) -> None:
+        answer = server.register(f"{name}-1.0.mar", model_name=name)
+        assert answer.status_code == 200, answer.text
+        answered.append(name)
+
+    futures = [background(register, name) for name in names]
+    wait_for(lambda: len(answered) >= 5)
+    server.terminate(9)
+    server.process.wait()
+    with contextlib.suppress(requests.RequestException):
+        concurrent.futures.wait(futures)
+    kept = set(read(all_one.catalog))
+    assert set(answered) <= kept <= set(names)
+    server.start()
+    wait_for(lambda: status(server)["converged"], 40)
+    listed = server.management("GET", "/models").json()["models"]
+    assert {each["modelName"] for each in listed} == kept
+    server.stop()
+
+
+def test_a_server_that_brings_a_model_up_can_be_stopped(replicas, wait_for):
+    (server,) = all_one = replicas(1)
+    slow = "import time\ntime.sleep(100)\ndef handle(d, c):\n    return d\n"
+    write(all_one.catalog, {"slow": {"1.0": {"url": all_one.pack("slow", handler=slow)}}})
+    wait_for(lambda: server.is_known("slow"))
+    assert not status(server)["converged"]
+    server.stop()
