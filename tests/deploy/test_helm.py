@@ -1,6 +1,7 @@
 """The chart of deploy/helm, rendered by Helm itself and held to Kubernetes' schemas."""
 
 import json
+import shlex
 import subprocess
 import tarfile
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from deploy.container import Container
+from deploy.container import HOME, Container
 from deploy.monitoring_files import DASHBOARDS, DEPLOY, RULES
 from environments import environment
 from servers import HANDLERS, make_archive
@@ -37,6 +38,23 @@ TORCHSERVE = {
     "persistentVolume": {"name": "efs-claim"},
 }
 CATALOG = {"models": {"digits": {"1.0": {"url": "digits.mar", "minWorkers": 2}}}}
+# What TorchServe's users have on such a volume; tokens are on, since nothing is said of them.
+VOLUME = """
+inference_address=http://0.0.0.0:8080
+management_address=http://0.0.0.0:8081
+metrics_address=http://0.0.0.0:8082
+grpc_inference_address=0.0.0.0
+enable_metrics_api=true
+metrics_mode=prometheus
+NUM_WORKERS=1
+number_of_netty_threads=32
+job_queue_size=1000
+model_store=/home/model-server/model-store
+preload_modules=
+model_snapshot={"name":"startup.cfg","modelCount":1,"models":{"lab":{"1.0":{"defaultVersion":true,\
+"marName":"lab.mar","minWorkers":2,"maxWorkers":2,"batchSize":1,"maxBatchDelay":100,\
+"responseTimeout":120}}}}
+"""
 CASES: dict[str, dict[str, Any]] = {
     "defaults": {},
     "torchserve": TORCHSERVE,
@@ -92,6 +110,10 @@ CASES: dict[str, dict[str, Any]] = {
         "config": {"preload_modules": ""},
         "modelCatalog": {"content": {"models": {"lab": {"1.0": {"url": "lab.mar"}}}}},
         "tokens": {"secret": "keys"},
+    },
+    "run from a volume": {
+        "torchserve": {"pvd_mount": "/home/model-server"},
+        "persistentVolume": {"name": "efs-claim"},
     },
     "bucket": {"modelCatalog": {"place": "s3://bucket/catalog.json"}},
     "a catalog elsewhere": {"modelCatalog": {"configMap": "wanted"}},
@@ -278,38 +300,49 @@ def test_a_size_makes_a_claim_that_outlives_the_release(find: Find) -> None:
 # What is new
 
 
-def test_a_pod_runs_and_its_probes_are_answered(find: Find, container: Container) -> None:
+def run_pod(find: Find, case: str, container: Container) -> dict[str, Any]:
+    """Run a pod as it is rendered, its files where it mounts them; returns its container."""
     make_archive(container.store, HANDLERS / "lab.py", "lab").chmod(0o644)
-    served = container_of(find, "run")
+    served = container_of(find, case)
     mounts = {mount["name"]: mount["mountPath"] for mount in served["volumeMounts"]}
-    for volume in pod(find, "run")["spec"]["volumes"]:
-        for each in find("run", "ConfigMap"):
-            if each["metadata"]["name"] == volume.get("configMap", {}).get("name"):
-                for name, text in each["data"].items():
-                    container.files[f"{mounts[volume['name']]}/{name}"] = text
-    for kind in ("inference", "management"):
-        container.files[f"{mounts['tokens']}/{kind}"] = f"the-key-for-{kind}"
+    maps = {each["metadata"]["name"]: each["data"] for each in find(case, "ConfigMap")}
+    for volume in pod(find, case)["spec"]["volumes"]:
+        for name, text in maps.get(volume.get("configMap", {}).get("name"), {}).items():
+            container.files[f"{mounts[volume['name']]}/{name}"] = text
+        if "secret" in volume:
+            for kind in ("inference", "management"):
+                container.files[f"{mounts[volume['name']]}/{kind}"] = f"the-key-for-{kind}"
     variables = {each["name"]: each["value"] for each in served["env"]}
-    container.run(*served["args"], **variables)
+    # The image's ENTRYPOINT takes a line for the shell.
+    container.run(f"cd {served['workingDir']} && {shlex.join(served['args'])}", **variables)
     container.wait_ready()
+    return served
+
+
+@pytest.mark.parametrize("case", ["run", "run from a volume"])
+def test_a_pod_runs_and_its_probes_are_answered(
+    case: str, find: Find, container: Container
+) -> None:
+    if case == "run from a volume":
+        container.files[f"{HOME}/config/config.properties"] = VOLUME
+    served = run_pod(find, case, container)
     for kind in ("startupProbe", "readinessProbe", "livenessProbe"):
         path = served[kind]["httpGet"]["path"]
         status, text = container.ask("GET", path)
         assert status == 200, (path, text)
-    assert container.ask("GET", "/ping")[0] == 400  # it wants the key
-    assert container.ask("POST", "/predictions/lab", "{}")[0] == 400
+    assert container.ask("GET", "/ping")[0] == 400  # it wants a key
     for port in ("8081", "8082", "7070"):
-        assert container.execute("bash", "-c", f"exec 3<>/dev/tcp/127.0.0.1/{port}").returncode == 0
+        probe = container.execute("bash", "-c", f"exec 3<>/dev/tcp/127.0.0.1/{port}")
+        assert probe.returncode == 0
     status, page = container.ask("GET", "/metrics", port=8082)
     assert (status, 'marserve_ready_workers{model_name="lab"' in page) == (200, True)
-    # As the kubelet ends it: the hook, then the signal
-    assert (
-        container.execute(*served["lifecycle"]["preStop"]["exec"]["command"][:1], "0").returncode
-        == 0
-    )
+    keys = container.execute("cat", f"{served['workingDir']}/key_file.json")
+    assert (keys.returncode == 0) == (case == "run from a volume")
+    # As the kubelet ends it: the hook, whose program has to be there, then the signal
+    hook, _seconds = served["lifecycle"]["preStop"]["exec"]["command"]
+    assert container.execute(hook, "0").returncode == 0
     container.send()
     assert container.wait() == 0
-    assert " has no effect" not in container.text()
 
 
 def test_values_become_config_properties(find: Find) -> None:
