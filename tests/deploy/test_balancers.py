@@ -360,39 +360,48 @@ def placed(balancer: Balancer, ids: Sequence[str]) -> dict[str, str]:
 def test_a_sequence_stays_with_its_replica_until_that_dies(
     balancers: Mapping[str, Balancer], replicas: Sequence[Server]
 ) -> None:
-    ids, killed = [f"id-{number}" for number in range(30)], replicas[2]
-    first = {name: placed(balancer, ids) for name, balancer in balancers.items()}
+    killed = replicas[2]
+    ids = {name: [f"{name}-{number}" for number in range(30)] for name in balancers}
+    first = {name: placed(balancer, ids[name]) for name, balancer in balancers.items()}
     for name, balancer in balancers.items():
         assert set(first[name].values()) == {server.mark for server in replicas}
-        assert placed(balancer, ids) == first[name]
+        assert placed(balancer, ids[name]) == first[name]
+        assert say(balancer, lost_id(first[name], killed), "a").json()["said"] == "a"
     kill(killed)
     for name, balancer in balancers.items():
-        after = placed(balancer, ids)
+        begun = say(balancer, lost_id(first[name], killed), "b")
+        assert (begun.json()["said"], begun.headers["ts_request_sequence_start"]) == ("b", "true")
+        after = placed(balancer, ids[name])
         assert killed.mark not in after.values()
-        assert placed(balancer, ids) == after
-        stayed = {each for each in ids if first[name][each] != killed.mark}
+        assert placed(balancer, ids[name]) == after
+        stayed = {each for each in ids[name] if first[name][each] != killed.mark}
         assert all(after[each] == first[name][each] for each in stayed)
     wait_for(lambda: not killed.processes())
     start(killed)
     proxy = balancers["haproxy"]
     wait_for(lambda: proxy.states("sequences")["r3"] == "UP", what=proxy.states)
-    assert placed(proxy, ids) == first["haproxy"]
+    assert placed(proxy, ids["haproxy"]) == first["haproxy"]
+
+
+def lost_id(placed_at: Mapping[str, str], killed: Server) -> str:
+    """A sequence of a replica."""
+    return next(each for each, replica in placed_at.items() if replica == killed.mark)
+
+
+def say(balancer: Balancer, sequence: str, letter: str) -> requests.Response:
+    """Tell the model that remembers a letter, and hear all letters of the sequence."""
+    return balancer.predict("rememberer", json={"say": letter}, headers={SEQUENCE: sequence})
 
 
 def test_a_full_replica_keeps_its_sequences(
     balancer: Balancer, replicas: Sequence[Server], hold: Callable[..., Any]
 ) -> None:
-    def say(letter: str) -> requests.Response:
-        return balancer.predict(
-            "rememberer", json={"say": letter}, headers={SEQUENCE: balancer.name}
-        )
-
-    begun = say("a")
+    begun = say(balancer, balancer.name, "a")
     assert (begun.json()["said"], begun.headers["ts_request_sequence_start"]) == ("a", "true")
     releases = [hold(server) for server in replicas]
     if balancer.name == "haproxy":
         wait_for(lambda: set(balancer.states("predictions").values()) == {"DOWN"})
-    going_on = say("b")
+    going_on = say(balancer, balancer.name, "b")
     assert going_on.json()["said"] == "ab"
     assert "ts_request_sequence_start" not in going_on.headers
     for release in releases:
