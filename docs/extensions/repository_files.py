@@ -66,10 +66,10 @@ class RepositoryFiles:
             return "".join(self._list(app, path))
         if path.suffix == ".md":
             return self._rendered(app, path)
-        if path.stat().st_size > _MAX_BYTES:
-            return f"<p>{path.stat().st_size} bytes</p>"
-        text = path.read_text(encoding="utf-8", errors="replace")
-        return _highlighted(app, text, _language(path.name))
+        content = path.read_bytes()
+        if len(content) > _MAX_BYTES or b"\0" in content:
+            return f"<p>{len(content)} bytes</p>"
+        return _highlighted(app, content.decode(errors="replace"), _language(path.name))
 
     def _list(self, app: Sphinx, folder: Path) -> Iterator[str]:
         yield "<ul>\n"
