@@ -33,7 +33,9 @@ def build_parser() -> argparse.ArgumentParser:
     several("--input", metavar="FILE", help=bodies)
     where = what.add_mutually_exclusive_group()
     where.add_argument("--model", default="", metavar="NAME", help="model that the inputs are for")
-    where.add_argument("--path", default="", metavar="PATH", help="where inputs are posted, if not")
+    where.add_argument(
+        "--path", default="", metavar="PATH", help="where they are posted, if not there"
+    )
     add("--content-type", default="", metavar="TYPE", help="of the inputs; else by their names")
     several("--header", metavar="'NAME: VALUE'", help="sent with all; may be repeated")
     add("--limit", type=_count, default=1000, metavar="N", help="requests at most, evenly (1000)")

@@ -149,7 +149,9 @@ def _from_log(file: Path, text: str, payloads: Sequence[Payload]) -> list[Reques
     if not any(each.method in _WITH_BODY and _only_asks(each) for each in requests):
         return requests
     if not payloads:
-        raise DoctorError(f"{file} has no bodies of requests: give some with --input.")
+        raise DoctorError(
+            f"{file} has no bodies of requests: give some by --input, without --model."
+        )
     bodies = cycle(payloads)
     return [
         _posted(each.target, body, f"{each.source}, {body.name}")
