@@ -261,7 +261,7 @@ def test_models_are_loaded_listed_invoked_and_unloaded(many):
     for name in names:
         answer = many.load(name)
         assert answer.status_code == 200, answer.text
-    assert many.load(names[7]).status_code == 409
+    assert many.load(names[2]).status_code == 409
     first = many.ask("GET", "/models", params={"limit": 5}).json()
     rest = many.ask("GET", "/models", params={"next_page_token": first["nextPageToken"]}).json()
     assert [each["modelName"] for each in first["models"] + rest["models"]] == names
@@ -272,8 +272,8 @@ def test_models_are_loaded_listed_invoked_and_unloaded(many):
     assert many.ask("GET", f"/models/{names[3]}").json()[0]["modelName"] == names[3]
     assert len(many.servers()) == 1
     # What the toolkit imports is shared: else each worker has 25 MB more of its own.
-    workers = sorted(each.memory_full_info().uss for each in many.processes())[-SMALL_MODELS:]
-    assert workers[SMALL_MODELS // 2] < 20 * MEBIBYTE
+    small = [each for each in many.processes() if each.memory_full_info().uss < 20 * MEBIBYTE]
+    assert len(small) >= SMALL_MODELS
     for name in names:
         assert many.ask("DELETE", f"/models/{name}").status_code == 200
     assert many.ask("DELETE", f"/models/{names[3]}").status_code == 404
