@@ -1,7 +1,8 @@
 """Keys that an operator gives: files of a directory, such as a Secret that Kubernetes mounts.
 
 They are read again when they have changed. That is looked at when a key is asked for, at most every
-few seconds, and not by a task: nobody waits for keys that nobody shows.
+few seconds, and not by a task: nobody waits for keys that nobody shows. A mounted Secret lies in
+memory, so that reading it holds nothing up.
 """
 
 import logging

@@ -69,6 +69,8 @@ CASES: dict[str, dict[str, Any]] = {
             "lame_duck_seconds": 2.5,
             "drain_timeout": 60,
             "decode_input_request": False,
+            "inference_address": "https://0.0.0.0:9080",
+            "preload_modules": "torch,\ntorchvision\n",
             "models": {"digits": {"1.0": {"batchSize": 8}}},
         },
         "persistentVolume": {"name": "efs-claim"},
@@ -183,7 +185,7 @@ def properties(find: Find, case: str) -> dict[str, str]:
         for each in find(case, "ConfigMap")
         if "config.properties" in each["data"]
     )
-    return dict(line.split("=", 1) for line in text.splitlines())
+    return dict(line.split("=", 1) for line in text.replace("\\\n", "").splitlines())
 
 
 # What every case has to keep
@@ -347,7 +349,8 @@ def test_a_pod_runs_and_its_probes_are_answered(
 
 def test_values_become_config_properties(find: Find) -> None:
     assert properties(find, "configured") == {
-        "inference_address": "http://0.0.0.0:9080",
+        "inference_address": "https://0.0.0.0:9080",
+        "preload_modules": "torch,torchvision",
         "management_address": "http://0.0.0.0:8081",
         "metrics_address": "http://0.0.0.0:8082",
         "grpc_inference_address": "0.0.0.0",
@@ -362,6 +365,11 @@ def test_values_become_config_properties(find: Find) -> None:
         "decode_input_request": "false",
         "models": '{"digits":{"1.0":{"batchSize":8}}}',
     }
+    schemes = {
+        case: container_of(find, case)["livenessProbe"]["httpGet"]["scheme"]
+        for case in ("defaults", "configured")
+    }
+    assert schemes == {"defaults": "HTTP", "configured": "HTTPS"}
     checksums = {pod(find, c)["metadata"]["annotations"]["checksum/config"] for c in CASES}
     assert len(checksums) > 2
 

@@ -71,14 +71,14 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end }}
 {{- end }}
 
-{{/* A value of config.properties: objects as JSON, and no 6.5536e+06 for a number. */}}
+{{/* A value of config.properties: objects as JSON, no 6.5536e+06 for a number, long texts go on. */}}
 {{- define "marserve.property" -}}
 {{- if or (kindIs "map" .) (kindIs "slice" .) -}}
 {{ toJson . }}
 {{- else if kindIs "float64" . -}}
 {{ if eq . (floor .) }}{{ int64 . }}{{ else }}{{ . }}{{ end }}
 {{- else -}}
-{{ . }}
+{{ . | toString | trim | replace "\n" "\\\n" }}
 {{- end }}
 {{- end }}
 
@@ -123,6 +123,11 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end }}
 {{- end }}
 
+{{- define "marserve.scheme" -}}
+{{- $address := get .Values.config "inference_address" | default "" -}}
+{{ .Values.probes.scheme | default (ternary "HTTPS" "HTTP" (hasPrefix "https:" $address)) }}
+{{- end }}
+
 {{- define "marserve.livenessPath" -}}
 {{ .Values.probes.liveness.path | default (ternary "/ping" "/api-description" (not (empty (include "marserve.isOpen" .)))) }}
 {{- end }}
@@ -132,5 +137,6 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 httpGet:
   path: {{ .path | quote }}
   port: ts
+  scheme: {{ .scheme }}
 {{ toYaml (omit .probe "path") }}
 {{- end }}
