@@ -69,6 +69,7 @@ class Surroundings:
         installing: Configurations that say ``install_py_dep_per_model=true``.
         open_servers: Configurations that say ``disable_token_authorization=true``.
         registering: What lets clients register models: flags, variables, configurations.
+        default_handlers: What configurations name as ``default_service_handler``.
         public: Configurations with a listener that is not bound to loopback.
     """
 
@@ -83,6 +84,7 @@ class Surroundings:
     installing: list[Fact] = field(default_factory=list)
     open_servers: list[Fact] = field(default_factory=list)
     registering: list[Fact] = field(default_factory=list)
+    default_handlers: list[Fact] = field(default_factory=list)
     public: list[Fact] = field(default_factory=list)
 
     def near(self, facts: Sequence[Fact], source: Source) -> list[Any]:
@@ -168,6 +170,8 @@ class _Reader:
         self._add(self._to.installing, self._truths("install_py_dep_per_model"))
         self._add(self._to.open_servers, self._truths("disable_token_authorization"))
         self._add(self._to.registering, self._truths("enable_model_api"))
+        named = re.findall(r"(?m)^\s*default_service_handler\s*[=:]\s*(\S+)", self._source.text)
+        self._add(self._to.default_handlers, named)
         self._add(self._to.public, re.findall(_PUBLIC, self._source.text))
 
     def _truths(self, key: str) -> list[str]:

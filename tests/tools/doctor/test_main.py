@@ -370,6 +370,16 @@ def test_an_archive_that_the_server_refuses_is_refused(
     assert rules(findings(path)) == ["archive-unusable"]
 
 
+def test_an_archive_without_a_manifest_needs_a_default_handler(
+    findings: Callable[..., list[dict[str, Any]]], tmp_path: Path
+) -> None:
+    with zipfile.ZipFile(tmp_path / "m.mar", "w") as packed:
+        packed.writestr("service.py", HANDLER)
+    assert rules(findings(tmp_path)) == ["archive-unusable"]
+    (tmp_path / "config.properties").write_text("default_service_handler=service.py:handle\n")
+    assert rules(findings(tmp_path)) == []
+
+
 def test_a_tar_is_read_without_its_first_folder(
     findings: Callable[..., list[dict[str, Any]]], tmp_path: Path
 ) -> None:

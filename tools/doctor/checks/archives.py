@@ -51,7 +51,7 @@ def check_archive(source: Source, around: Surroundings) -> Iterator[Finding]:
         yield finding("archive-unusable", place, str(error), "Pack it anew.")
         return
     if manifest is None:
-        yield from _without_manifest(source, contents)
+        yield from _without_manifest(source, around)
         return
     serious = [*_manifest_findings(place, manifest, contents)]
     serious += _handler(source, manifest, contents, around)
@@ -70,14 +70,11 @@ def _manifest(contents: Contents) -> Manifest | None:
     return None if text is None else Manifest.parse(text)
 
 
-def _without_manifest(source: Source, contents: Contents) -> Iterator[Finding]:
-    """SageMaker's archives: a model, and code in a folder of that name."""
-    if any(name.startswith("code/") and name.endswith(".py") for name in contents.names):
-        yield finding(
-            "unchanged",
-            Place(source.name),
-            f"the archive {source.name} (without a manifest: default_service_handler serves it)",
-        )
+def _without_manifest(source: Source, around: Surroundings) -> Iterator[Finding]:
+    """As SageMaker's are; a tar may be anybody's."""
+    if named := around.near(around.default_handlers, source):
+        what = f"the archive {source.name} (without a manifest, served by {named[0]})"
+        yield finding("unchanged", Place(source.name), what)
     elif source.path.suffix in (".mar", ".war"):
         yield finding(
             "archive-unusable",
