@@ -151,7 +151,7 @@ class Load:
         return replica in self.served_by(since)
 
     @property
-    def asked(self) -> int:
+    def answered(self) -> int:
         """How many were answered."""
         return len(self.answers)
 

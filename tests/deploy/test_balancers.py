@@ -169,7 +169,7 @@ class Loads:
 
     def wait_served_by(self, server: Server) -> None:
         """Until this replica answers requests of both."""
-        since = [load.asked for load in self.each]
+        since = [load.answered for load in self.each]
         for load, number in zip(self.each, since, strict=True):
             wait_for(partial(load.is_served_by, server.mark, number), what=load.served_by)
 
@@ -247,7 +247,7 @@ def test_a_full_replica_is_passed_over(
         if balancer.name == "haproxy":
             wait_for(lambda: balancer.states("predictions")["r1"] == "DOWN", what=balancer.states)
             assert balancer.states("sequences")["r1"] == "UP"
-        since = load.asked + load.clients
+        since = load.answered + load.clients
         load.wait_answered(100)
         assert not load.is_served_by(full.mark, since)
         release()
@@ -283,7 +283,7 @@ def test_a_replica_that_is_killed_costs_no_request(
     with loads(record) as busy:
         busy.wait_answered(50)
         kill(killed)
-        since = [load.asked + load.clients for load in busy.each]
+        since = [load.answered + load.clients for load in busy.each]
         busy.wait_answered(150)
         for load, number in zip(busy.each, since, strict=True):
             assert not load.is_served_by(killed.mark, number)
@@ -330,7 +330,7 @@ def test_a_new_version_costs_no_request(
             wait_for(partial(is_model_ready, server, "busy", "2.0"))
         second.management("PUT", "/models/busy/2.0/set-default")
         wait_for(lambda: {each.describe("busy")["modelVersion"] for each in replicas} == {"2.0"})
-        since = [load.asked + load.clients for load in busy.each]
+        since = [load.answered + load.clients for load in busy.each]
         busy.wait_answered(50)
         assert third.management("DELETE", "/models/busy/1.0").status_code == 200
         wait_for(lambda: not any(len(versions(each)) > 1 for each in replicas))
