@@ -157,6 +157,8 @@ class Synchroniser:
     def describe(self) -> dict[str, Any]:
         """What is known of the catalog and of how far it is applied, for operators."""
         now = asyncio.get_running_loop().time()
+        failures = self._convergence.failures.values()
+        unconverged = self._convergence.unconverged()
         return {
             "catalog": self._store.place,
             "mode": READ_ONLY if self._why_read_only else READ_WRITE,
@@ -173,9 +175,10 @@ class Synchroniser:
                     "attempts": each.attempts,
                     "nextAttemptSeconds": round(max(0.0, each.retry_at - now), 1),
                 }
-                for each in self._convergence.failures.values()
+                for each in failures
             ],
-            "converged": self._revision != "" and not self._convergence.unconverged(),
+            "underWay": sorted({*unconverged} - {each.name for each in failures}),
+            "converged": self._convergence.wanted is not None and not unconverged,
         }
 
     async def _decide_mode(self) -> None:

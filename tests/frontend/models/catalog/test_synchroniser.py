@@ -245,6 +245,7 @@ def test_what_is_told_of_it(run: Call) -> None:
                 "failure": None,
                 "models": 1,
                 "pending": [],
+                "underWay": ["m"],
                 "converged": False,
             }
 
