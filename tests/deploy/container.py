@@ -200,7 +200,12 @@ class Container:
     def close(self) -> None:
         """End it, whatever it does."""
         if self.process is not None and self.process.poll() is None:
-            self.process.kill()
+            # Its first process, too, whose end is that of all: --die-with-parent is forgotten where
+            # setpriv changes the user.
+            first = psutil.Process(self.process.pid).children()
+            for process in (*first, self.process):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
             self.process.wait()
 
     def text(self) -> str:
