@@ -105,6 +105,7 @@ CASES: dict[str, dict[str, Any]] = {
         "extraArgs": ["--no-config-snapshots"],
         "imagePullSecrets": [{"name": "registry"}],
     },
+    "a snapshot": {"config": {"model_snapshot": {"modelCount": 0, "models": {}}}},
     "tokens of each pod": {"config": {"disable_token_authorization": False}},
     "keda": {"autoscaling": {"enabled": True, "keda": {"enabled": True}}},
     "run": {
@@ -347,7 +348,7 @@ def test_a_pod_runs_and_its_probes_are_answered(
     assert container.wait() == 0
 
 
-def test_values_become_config_properties(find: Find) -> None:
+def test_values_become_config_properties(find: Find, report: dict[str, Any]) -> None:
     assert properties(find, "configured") == {
         "inference_address": "https://0.0.0.0:9080",
         "preload_modules": "torch,torchvision",
@@ -365,6 +366,9 @@ def test_values_become_config_properties(find: Find) -> None:
         "decode_input_request": "false",
         "models": '{"digits":{"1.0":{"batchSize":8}}}',
     }
+    told = report["rendered"]["configured"]["notes"]
+    assert "config.properties of efs-claim is not read" in told
+    assert "load_models" not in properties(find, "a snapshot")
     schemes = {
         case: container_of(find, case)["livenessProbe"]["httpGet"]["scheme"]
         for case in ("defaults", "configured")

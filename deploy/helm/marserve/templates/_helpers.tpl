@@ -93,7 +93,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
   "model_store" (printf "%s/model-store" (include "marserve.mount" .)) }}
 {{- if include "marserve.catalog" . }}
 {{- $_ := set $keys "model_catalog" (include "marserve.catalog" .) }}
-{{- else }}
+{{- else if not (hasKey .Values.config "model_snapshot") }}
 {{- $_ := set $keys "load_models" "all" }}
 {{- end }}
 {{- if .Values.tokens.secret }}
