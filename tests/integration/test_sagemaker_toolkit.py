@@ -231,7 +231,6 @@ def group():
 
 @pytest.fixture(scope="module")
 def many(tmp_path_factory, group):
-    group.limit(4 << 30)  # of the machine only so much, whatever goes wrong
     container = Container(tmp_path_factory.mktemp("sagemaker"), SAGEMAKER_MULTI_MODEL="true")
     for number in range(SMALL_MODELS):
         name = f"small-{number:02}"
