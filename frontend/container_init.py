@@ -26,6 +26,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from marserve.backend.processes.runner import become_subreaper
 from marserve.frontend.service_manager import SOCKET_VARIABLE, ServiceManager
@@ -63,7 +64,7 @@ class _Process:
     """One that we look after."""
 
     pid: int
-    pidfd: int = -1  # where there are none, only children are seen to end
+    pidfd: int = -1  # where there are none, others' children are seen to end with the next of ours
     has_ended: bool = False
     status: int | None = None  # its exit status; stays None if it is not our child
 
@@ -73,6 +74,10 @@ class _Process:
                 signal.pidfd_send_signal(self.pidfd, number)
             elif not self.has_ended:
                 os.kill(self.pid, number)
+
+    def is_gone_without_pidfd(self) -> bool:
+        """Whether another's child has ended, where only asking tells."""
+        return self.pidfd < 0 and not Path(f"/proc/{self.pid}").exists()
 
     def shares_our_terminal(self) -> bool:
         """Whether it gets the signals that are typed, as we do."""
@@ -216,6 +221,9 @@ class _Init:
                     process.status = code if code >= 0 else 128 - code  # as shells say it
                     process.has_ended = True
                     self._ended = time.monotonic()
+        server = self._server
+        if server is not None and not server.has_ended and server.is_gone_without_pidfd():
+            server.has_ended, self._ended = True, time.monotonic()
 
 
 def _is_trusted(ancillary: Sequence[tuple[int, int, bytes]]) -> bool:

@@ -73,6 +73,24 @@ def test_the_end_of_a_command_that_was_stopped_says_nothing_of_the_server() -> N
         assert init.wait(PATIENCE) == 0
 
 
+def test_without_pidfds_it_ends_with_the_command_that_had_the_server() -> None:
+    old_kernel = """
+import errno, os, sys
+def none(*_):
+    raise OSError(errno.ENOSYS, "no pidfds")
+os.pidfd_open = none
+from marserve.frontend.container_init import main
+sys.exit(main())
+"""
+    script = 'trap : TERM; "$0" -c "$1"'
+    words = [sys.executable, "-c", old_kernel, "sh", "-c", script, sys.executable, SERVER]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as init:
+        assert init.stdout is not None
+        assert init.stdout.readline() == "ready\n"
+        init.terminate()
+        assert init.wait(PATIENCE) == 0
+
+
 def test_messages_that_make_no_sense_change_nothing() -> None:
     nonsense = """
 import os, socket
