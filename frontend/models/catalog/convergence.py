@@ -9,7 +9,7 @@ import asyncio
 import logging
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from marserve.frontend.background import BackgroundTasks
@@ -102,9 +102,8 @@ class Convergence:
                 background.start(self._supersede(name, step.version), _note)
         self._report()
 
-    def due(self) -> list[str]:
+    def due(self, now: float) -> list[str]:
         """Names of models that are to be converged now: not those that are, or wait for a retry."""
-        now = self._loop.time()
         waiting = {each.name for each in self.failures.values() if each.retry_at > now}
         return [
             name
@@ -112,9 +111,9 @@ class Convergence:
             if name not in waiting and not self._locks[name].locked()
         ]
 
-    def next_retry(self, under_way: Collection[str]) -> float:
-        """The moment, by the loop's clock, when something is due again of what is not under way."""
-        moments = (each.retry_at for each in self.failures.values() if each.name not in under_way)
+    def next_retry(self, now: float) -> float:
+        """The next moment when something is due again; what is due already is under way."""
+        moments = (each.retry_at for each in self.failures.values() if each.retry_at > now)
         return min(moments, default=math.inf)
 
     def unconverged(self) -> list[str]:
@@ -128,7 +127,9 @@ class Convergence:
                 if self.wanted is None:
                     return []
                 wanted = self.wanted.get(name)
-                is_whole = await self._apply(name, wanted, plan(wanted, self._registered(name)))
+                steps = plan(wanted, self._registered(name))
+                self._forget_overcome(name, steps)
+                is_whole = await self._apply(name, wanted, steps)
                 self._report()
                 if is_whole:
                     return [each for each in self.failures.values() if each.name == name]
@@ -155,6 +156,12 @@ class Convergence:
             else:
                 self.failures.pop((name, step.version), None)
         return True
+
+    def _forget_overcome(self, name: str, steps: list[Step]) -> None:
+        """Forget what failed and needs no step any more: a client has brought it about."""
+        needed = {(name, step.version) for step in steps}
+        for key in [key for key in self.failures if key[0] == name and key not in needed]:
+            del self.failures[key]
 
     async def _take(self, name: str, step: Step) -> None:
         manager = self._manager

@@ -202,13 +202,13 @@ class Synchroniser:
         loop = asyncio.get_running_loop()
         next_look = loop.time() + self._pause()
         while True:
-            for name in self._convergence.due():
+            now = loop.time()
+            for name in self._convergence.due(now):
                 if name not in self._in_line:
                     self._in_line.add(name)
                     self._background.start(self._converge_in_turn(name), _note)
             with contextlib.suppress(TimeoutError):
-                next_retry = self._convergence.next_retry(self._in_line)
-                async with asyncio.timeout_at(min(next_look, next_retry)):
+                async with asyncio.timeout_at(min(next_look, self._convergence.next_retry(now))):
                     await self._wake.wait()
             self._wake.clear()
             if loop.time() >= next_look:

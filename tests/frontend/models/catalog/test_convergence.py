@@ -105,7 +105,7 @@ class World:
         """Another catalog, followed as far as that goes."""
         async with BackgroundTasks() as background:
             self.convergence.want(catalog, background)
-            for name in self.convergence.due():
+            for name in self.convergence.due(asyncio.get_running_loop().time()):
                 await self.convergence.converge(name)
 
     @property
@@ -186,10 +186,10 @@ def test_what_fails_is_tried_again_less_and_less_often(run: Call) -> None:
         await world.want(one("1", "a"))
         pauses = []
         for _ in range(11):
-            assert world.convergence.due() == []
-            pauses.append(world.convergence.next_retry(()) - loop.time())
+            assert world.convergence.due(loop.time()) == []
+            pauses.append(world.convergence.next_retry(loop.time()) - loop.time())
             await asyncio.sleep(pauses[-1])
-            assert world.convergence.due() == ["m"]
+            assert world.convergence.due(loop.time()) == ["m"]
             await world.convergence.converge("m")
         assert pauses == [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300]
         assert world.failures == 12
@@ -245,7 +245,8 @@ def test_a_registration_that_is_not_wanted_any_more_is_given_up(run: Call) -> No
             world.convergence.want(one("1", "a"), background)
             loading = background.start(world.convergence.converge("m"))
             await asyncio.sleep(1)
-            assert world.convergence.due() == []  # it is under way
+            now = asyncio.get_running_loop().time()
+            assert world.convergence.due(now) == []  # it is under way
             world.convergence.want(one("2", "b"), background)
             assert await loading == []
         assert world.served == one("2", "b")
@@ -267,6 +268,27 @@ def test_what_is_not_of_the_catalog_is_left_alone(run: Call) -> None:
         (failure,) = world.convergence.failures.values()
         assert failure.reason == "A client is registering it here."
         assert world.manager.calls == []
+        # The client has registered it, just as the catalog has it.
+        registering.catalog_entry = CatalogEntry("a")
+        assert await world.convergence.converge("m") == []
+        assert (world.convergence.failures, list(world.registry.failed)) == ({}, [])
+        assert world.registry.catalog_progress.trouble == ""
+
+    run(scenario())
+
+
+def test_a_retry_that_is_under_way_is_no_reason_to_wake(run: Call) -> None:
+    async def scenario() -> None:
+        world, loop = World(), asyncio.get_running_loop()
+        world.manager.broken = {"a"}
+        await world.want(one("1", "a"))
+        await asyncio.sleep(5)
+        world.manager.broken, world.manager.seconds = set(), 60.0
+        retry = asyncio.create_task(world.convergence.converge("m"))
+        await asyncio.sleep(1)
+        assert world.convergence.due(loop.time()) == []
+        assert world.convergence.next_retry(loop.time()) > loop.time()
+        assert await retry == []
 
     run(scenario())
 
