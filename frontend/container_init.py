@@ -18,6 +18,7 @@ dead lives on. With this program before them such scripts stay as they are:
 
 import contextlib
 import os
+import re
 import select
 import signal
 import socket
@@ -36,6 +37,7 @@ _PASSED_ON = (*_STOPS, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _OF_TERMINALS = (signal.SIGINT, signal.SIGQUIT)
 # A server that was stopped may be started again by the command, within this time.
 _RESTART_SECONDS = 3.0
+_PID = re.compile("[1-9][0-9]{0,8}")  # more is none, nor a number that the kernel takes
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 _MAX_MESSAGE_BYTES = 1 << 16
 _MAX_MESSAGES = 100  # at a time: signals and ends shall not wait for them
@@ -113,9 +115,11 @@ class _Init:
     def run(self) -> int:
         while (status := self._outcome()) is None:
             self._wait()
+            # First: who ends from now on wakes us again.
+            signals = self._signals()
             self._hear()  # before ends: who said something may have ended since
             self._reap()
-            for number in self._signals():
+            for number in signals:
                 self._pass_on(number)
         return status
 
@@ -157,9 +161,11 @@ class _Init:
         if server is not None and server.pidfd in [descriptor for descriptor, _ in events]:
             server.has_ended, self._ended = True, time.monotonic()
 
-    def _signals(self) -> Iterator[int]:
+    def _signals(self) -> bytes:
+        """The numbers of the signals that have come since."""
         with contextlib.suppress(BlockingIOError):
-            yield from os.read(self._woken, _MAX_MESSAGE_BYTES)
+            return os.read(self._woken, _MAX_MESSAGE_BYTES)
+        return b""
 
     def _pass_on(self, number: int) -> None:
         if number not in _PASSED_ON:
@@ -188,7 +194,7 @@ class _Init:
     def _understand(self, lines: Sequence[str]) -> None:
         for line in lines:
             key, _, value = line.partition("=")
-            if key == "MAINPID" and value.isdecimal():
+            if key == "MAINPID" and _PID.fullmatch(value) and int(value) != os.getpid():
                 self._adopt(int(value))
             self._said_stopping |= line == "STOPPING=1"
         if others := [line for line in lines if not line.startswith("MAINPID=")]:
@@ -213,6 +219,8 @@ class _Init:
             self._server = self._command
         else:
             self._server = _Process(pid, pidfd)
+        if self._is_asked_to_stop:  # while the command had not come to the start of the server
+            self._server.send(signal.SIGTERM)
 
     def _reap(self) -> None:
         for pid, code in _ended_children():

@@ -31,9 +31,15 @@ while True:
 """
 
 
-def start(*command: str, **environment: str) -> "subprocess.Popen[str]":
+def start(
+    *command: str, stdin: int | None = None, **environment: str
+) -> "subprocess.Popen[str]":
     return subprocess.Popen(
-        [INIT, *command], stdout=subprocess.PIPE, text=True, env={**os.environ, **environment}
+        [INIT, *command],
+        stdin=stdin,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **environment},
     )
 
 
@@ -91,11 +97,24 @@ sys.exit(main())
         assert init.wait(PATIENCE) == 0
 
 
+def test_a_server_that_starts_when_it_is_to_stop_is_stopped() -> None:
+    script = 'trap : TERM; echo trapped; cat; "$0" -c "$1"'
+    with start("sh", "-c", script, sys.executable, SERVER, stdin=subprocess.PIPE) as init:
+        assert init.stdout is not None
+        assert init.stdin is not None
+        assert init.stdout.readline() == "trapped\n"
+        init.terminate()
+        init.stdin.close()
+        assert init.wait(PATIENCE) == 0
+
+
 def test_messages_that_make_no_sense_change_nothing() -> None:
     nonsense = """
 import os, socket
+pids = "", -1, "x", 0, 1 << 31, "1" * 5000, os.getppid(), 99999999, chr(0x0663)
+texts = [f"MAINPID={pid}".encode() for pid in pids]
 with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
-    for text in (b"", b"MAINPID=", b"MAINPID=-1", b"MAINPID=x", b"MAINPID=99999999", b"\\xff\\n="):
+    for text in (b"", b"\\xff\\n=", *texts):
         sender.sendto(text, "\\0" + os.environ["NOTIFY_SOCKET"][1:])
 raise SystemExit(3)
 """
