@@ -17,6 +17,7 @@ dead lives on. With this program before them such scripts stay as they are:
 """
 
 import contextlib
+import errno
 import os
 import re
 import select
@@ -27,7 +28,6 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from marserve.backend.processes.runner import become_subreaper
 from marserve.frontend.service_manager import SOCKET_VARIABLE, ServiceManager
@@ -79,7 +79,12 @@ class _Process:
 
     def is_gone_without_pidfd(self) -> bool:
         """Whether another's child has ended, where only asking tells."""
-        return self.pidfd < 0 and not Path(f"/proc/{self.pid}").exists()
+        if self.pidfd < 0:
+            try:
+                os.kill(self.pid, 0)
+            except OSError as error:
+                return error.errno == errno.ESRCH
+        return False
 
     def shares_our_terminal(self) -> bool:
         """Whether it gets the signals that are typed, as we do."""
