@@ -4,11 +4,11 @@
 # from TorchServe's whose ENTRYPOINT is a script of its own, and a pod whose command is
 # "bash -c ...", end with their server and pass signals on, as they are.
 if [[ $$ -eq 1 && $- != *s* ]]; then
-    # Its options, but for those that say where the commands come from.
-    options=(${-//[^efuvx]/})
-    options=("${options[@]/#/-}")
+    # Its options, by name: "pipefail" has no letter.
+    options=(-o ${SHELLOPTS//:/ -o })
     if [[ -n "${BASH_EXECUTION_STRING+set}" ]]; then
         options+=(-c "$BASH_EXECUTION_STRING")
     fi
-    exec marserve-init "$BASH" "${options[@]}" "$0" "$@"
+    # By its path: the image may have another PATH.
+    exec /home/venv/bin/marserve-init "$BASH" "${options[@]}" "$0" "$@"
 fi

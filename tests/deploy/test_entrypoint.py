@@ -134,10 +134,11 @@ def test_without_a_server_it_ends_with_its_command(
 
 
 def test_options_of_bash_are_kept(container: Container) -> None:
-    words = ["bash", "-euc", 'echo "$0 $1"; false; echo on', "zero", "one two"]
-    container.run(entrypoint=words)
+    script = 'set +e; false | true; echo "$? $0 $1"; set -e; false; echo on'
+    words = ["/bin/bash", "-eo", "pipefail", "-uc", script, "zero", "one two"]
+    container.run(entrypoint=words, PATH="/usr/bin")
     assert container.wait() == 1
-    assert container.text() == "zero one two\n"
+    assert container.text() == "1 zero one two\n"
 
 
 def test_an_entrypoint_that_is_not_there(container: Container) -> None:
