@@ -27,10 +27,14 @@ class AlreadyRunning(PidFileError):
 
 
 class PidFile:
-    """The pid file of one server, by default in TorchServe's place, which ``TMPDIR`` moves."""
+    """The pid file of one server, by default in TorchServe's place, which ``TMPDIR`` moves.
+
+    Raises:
+        PidFileError: There is no such place.
+    """
 
     def __init__(self, path: Path | None = None) -> None:
-        self.path = path or Path(tempfile.gettempdir()) / ".model_server.pid"
+        self.path = path or _temporary_directory() / ".model_server.pid"
         self._descriptor: int | None = None
 
     def read(self) -> int | None:
@@ -136,6 +140,16 @@ class PidFile:
     def _close(self) -> None:
         os.close(self.fileno())
         self._descriptor = None
+
+
+def _temporary_directory() -> Path:
+    try:
+        return Path(tempfile.gettempdir())
+    except OSError as error:
+        raise PidFileError(
+            f"The pid file needs a directory in which this user may write: {error.strerror}. "
+            "Set TMPDIR, or mount one there (where the root is read-only, a tmpfs)."
+        ) from error
 
 
 def _lock(descriptor: int, kind: int) -> bool:

@@ -50,8 +50,19 @@ def parent_directory() -> Path:
 
 @contextlib.contextmanager
 def own_workdir() -> Iterator[Path]:
-    """Make a private directory that is gone when the server is, and mark all it starts with it."""
-    path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent_directory()))
+    """Make a private directory that is gone when the server is, and mark all it starts with it.
+
+    Raises:
+        OSError: It cannot be made; the text is for the operator.
+    """
+    parent = parent_directory()
+    try:
+        path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+    except OSError as error:
+        raise OSError(
+            f"Archives cannot be unpacked in {parent}: {error.strerror}. "
+            "Set TEMP to a directory in which this user may write."
+        ) from error
     inherited = os.environ.get(VARIABLE)
     descriptor = _open(path)
     try:

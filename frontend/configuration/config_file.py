@@ -85,10 +85,11 @@ def find_config_file(
     Raises:
         ConfigError: A file that was named is missing, or the chosen one cannot be read.
     """
-    named = environ.get("TS_CONFIG_FILE") or ts_config
-    if named:
+    in_environment = environ.get("TS_CONFIG_FILE")
+    if named := in_environment or ts_config:
         if not Path(named).is_file():
-            raise ConfigError(f"--ts-config file not found: {named}")
+            by = "TS_CONFIG_FILE (environment):" if in_environment else "--ts-config"
+            raise ConfigError(f"{by} file not found: {named}")
         return read_config_file(Path(named), environ)
     snapshot, damaged = newest_snapshot(snapshots) if snapshots else (None, [])
     file = ConfigFile()

@@ -98,6 +98,7 @@ class Container:
         self.shared.chmod(0o777)
         self.files: dict[str, str] = {"/etc/passwd": _USERS}
         self.mounts: dict[Path, Path] = {}  # what is seen besides, and where; all read-only
+        self.writable = ["/tmp", f"{HOME}/tmp", f"{HOME}/logs"]
         self.user = 1000
         self.workdir = HOME
         self.process: subprocess.Popen[bytes] | None = None
@@ -139,12 +140,13 @@ class Container:
             if Path(f"/{name}").is_symlink():
                 words += ["--symlink", f"usr/{name}", f"/{name}"]
         # First: what is installed may lie below /tmp.
-        for name in ("/tmp", f"{HOME}/tmp", f"{HOME}/logs"):
+        for name in self.writable:
             words += [*_parents(Path(name)), "--perms", "1777", "--tmpfs", name]
         for source, target in self._shown():
             if source.exists():
                 words += [*_parents(target), "--ro-bind", str(source), str(target)]
-        words += ["--perms", "0755", "--dir", f"{HOME}/wf-store"]
+        for name in ("wf-store", "tmp", "logs"):
+            words += ["--perms", "0755", "--dir", f"{HOME}/{name}"]
         return [*words, "--bind", str(self.shared), "/shared", "--remount-ro", "/"]
 
     def _shown(self) -> Iterator[tuple[Path, Path]]:

@@ -183,6 +183,22 @@ def test_tokens_below_a_read_only_root(prepared: Container) -> None:
     assert '"inference"' in prepared.execute("cat", "key_file.json").stdout
 
 
+@pytest.mark.parametrize(
+    ("writable", "reason"),
+    [
+        ([], "The pid file needs a directory in which this user may write: No usable temporary"),
+        (["/tmp"], f"The logs cannot be written: {HOME}/logs: Read-only file system."),
+        (["/tmp", f"{HOME}/logs"], f"Archives cannot be unpacked in {HOME}/tmp: Read-only"),
+    ],
+)
+def test_what_has_to_be_writable(writable: list[str], reason: str, prepared: Container) -> None:
+    prepared.writable = writable
+    run(prepared, "serve", METRICS_LOCATION="/shared")
+    assert prepared.wait() == 1
+    assert reason in prepared.text()
+    assert "Traceback" not in prepared.text()
+
+
 def test_the_health_check(prepared: Container) -> None:
     (check,) = (text for name, text in instructions() if name == "HEALTHCHECK")
     words = json.loads(check.partition("CMD ")[2])

@@ -31,9 +31,7 @@ while True:
 """
 
 
-def start(
-    *command: str, stdin: int | None = None, **environment: str
-) -> "subprocess.Popen[str]":
+def start(*command: str, stdin: int | None = None, **environment: str) -> "subprocess.Popen[str]":
     return subprocess.Popen(
         [INIT, *command],
         stdin=stdin,

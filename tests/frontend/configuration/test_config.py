@@ -47,9 +47,12 @@ def test_the_file_of_the_environment_beats_the_flag_and_the_flag_the_working_dir
     assert load_config(ts_config="flag", environ=in_environment).job_queue_size == 3
 
 
-@pytest.mark.parametrize(("flag", "variable"), [("gone", ""), (None, "gone")])
-def test_a_named_file_must_exist(flag: str | None, variable: str) -> None:
-    with pytest.raises(ConfigError, match="--ts-config file not found: gone"):
+@pytest.mark.parametrize(
+    ("flag", "variable", "by"),
+    [("gone", "", "--ts-config"), ("flag", "gone", r"TS_CONFIG_FILE \(environment\):")],
+)
+def test_a_named_file_must_exist(flag: str, variable: str, by: str) -> None:
+    with pytest.raises(ConfigError, match=f"{by} file not found: gone"):
         load_config(ts_config=flag, environ={"TS_CONFIG_FILE": variable})
 
 
