@@ -4,19 +4,15 @@ A request comes in through ``http/``, is understood in ``rest/``, finds its mode
 waits in ``batching/``, is worked on through ``workers/`` and is counted in ``telemetry/``. Beside:
 
 * ``cli``              flags to configuration; start, stop or run
-* ``daemon``           a detached server: its start, report and stop; its pid file in ``pidfile``
 * ``server``           the object graph; opens and closes everything in order
 * ``startup``          what a server that starts says in its log
-* ``stop_watchdog``    ends a server whose stop takes longer than it may
-* ``service_manager``  tells systemd, or the first process of a container, how the server fares
-* ``container_init``   ``marserve-init``: the first process of a container, ends with the server
 * ``ready_command``    ``marserve ready``: asks the running server for /ready
-* ``signals``          what SIGTERM, SIGINT and SIGHUP mean
 * ``background``       tasks and threads beside the requests
 * ``process_group``    signals to a program and its children, and to nobody else
 * ``debugging``        ``--debug-handler``
 * ``run_model``        ``marserve run``: a handler in this process, without a server
 * ``errors``           what can go wrong, with its status and TorchServe's word for it
+* ``lifecycle/``       the process: start, pid file, who watches it, signals, what a stop leaves
 * ``configuration/``   keys and values, the files they stand in, how they become one object
 * ``logs/``            logger names, files, formats, levels
 

@@ -13,7 +13,7 @@ def main() -> int:
     """Run the command line of this process; returns its exit code."""
     _fill_standard_descriptors()
     if os.getpid() == 1:  # of a container, which is to end with the server, detached or not
-        from marserve.frontend.container_init import supervise
+        from marserve.frontend.lifecycle.container_init import supervise
 
         return supervise([sys.executable, *sys.orig_argv[1:]])
     from marserve.frontend.cli import main as run

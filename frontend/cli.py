@@ -25,7 +25,7 @@ from marserve.frontend.configuration.config import Config
 from marserve.frontend.configuration.config_file import SNAPSHOT_FOLDER
 from marserve.frontend.configuration.loading import load_config
 from marserve.frontend.configuration.properties import ConfigError
-from marserve.frontend.daemon import (
+from marserve.frontend.lifecycle.daemon import (
     StartReport,
     become_server,
     claim,
@@ -33,8 +33,8 @@ from marserve.frontend.daemon import (
     start,
     stop,
 )
+from marserve.frontend.lifecycle.pidfile import PidFile, PidFileError
 from marserve.frontend.logs.setup import log_directories
-from marserve.frontend.pidfile import PidFile, PidFileError
 
 _DROP_IN = "torchserve"
 #: What `marserve NAME` runs.

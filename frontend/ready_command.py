@@ -17,8 +17,8 @@ import psutil
 from marserve.frontend.cli import build_parser, load_config_of
 from marserve.frontend.configuration.addresses import Address, UnixAddress
 from marserve.frontend.configuration.properties import ConfigError
-from marserve.frontend.daemon import print_line
-from marserve.frontend.pidfile import PidFile, PidFileError
+from marserve.frontend.lifecycle.daemon import print_line
+from marserve.frontend.lifecycle.pidfile import PidFile, PidFileError
 
 _PROGRAMS = ("torchserve", "marserve", "marserve.frontend")
 # Where a listener that is bound everywhere can be reached from here.

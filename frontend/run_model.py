@@ -32,12 +32,12 @@ from marserve.frontend.configuration.properties import ConfigError
 from marserve.frontend.documents import json_text
 from marserve.frontend.errors import PredictionFailed, ServeError
 from marserve.frontend.http.responses import check_prediction
+from marserve.frontend.lifecycle.workdir import own_workdir
 from marserve.frontend.models.archives.archive import make_helpers, make_opener
 from marserve.frontend.models.host import ServedModel, WorkerHost, load_message, worker_spec
 from marserve.frontend.models.resolver import Registration, Resolver, handler_path
 from marserve.frontend.telemetry.gpu import count_gpus
 from marserve.frontend.telemetry.metrics_config import load_metrics_config
-from marserve.frontend.workdir import own_workdir
 from marserve.frontend.workers.devices import DeviceAllocator
 from marserve.frontend.workers.launchers.local import LocalLauncher
 

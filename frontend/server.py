@@ -28,11 +28,15 @@ from marserve.frontend.configuration.config_file import SNAPSHOT_FOLDER, WRITTEN
 from marserve.frontend.configuration.memory import bytes_in_flight
 from marserve.frontend.configuration.properties import ConfigError
 from marserve.frontend.configuration.tls import load_identity, server_context
-from marserve.frontend.daemon import FORCED_END_SECONDS, StartReport
 from marserve.frontend.debugging import leaves_interrupts, warn_if_unknown
 from marserve.frontend.given_tokens import GivenTokens
 from marserve.frontend.http.http_server import raise_descriptor_limit
 from marserve.frontend.http.listeners import BoundListener
+from marserve.frontend.lifecycle.daemon import FORCED_END_SECONDS, StartReport
+from marserve.frontend.lifecycle.service_manager import ServiceManager
+from marserve.frontend.lifecycle.signals import Signals, ignore_signals
+from marserve.frontend.lifecycle.stop_watchdog import StopWatchdog
+from marserve.frontend.lifecycle.workdir import guard_workdir, own_workdir, remove_leftovers
 from marserve.frontend.logs.config import configure_by_file
 from marserve.frontend.logs.setup import (
     DETAIL,
@@ -56,16 +60,12 @@ from marserve.frontend.models.torch_options import wait_environment
 from marserve.frontend.operations.management import ModelManagement
 from marserve.frontend.operations.workflows import WorkflowManagement
 from marserve.frontend.rest.endpoints import HttpEndpoints
-from marserve.frontend.service_manager import ServiceManager
-from marserve.frontend.signals import Signals, ignore_signals
 from marserve.frontend.startup import banner, find_conflicts
-from marserve.frontend.stop_watchdog import StopWatchdog
 from marserve.frontend.telemetry.gpu import GpuReader, count_gpus_in_time
 from marserve.frontend.telemetry.metrics import Metrics
 from marserve.frontend.telemetry.metrics_config import load_metrics_config
 from marserve.frontend.tokens import Tokens, TokenStore
 from marserve.frontend.version import __version__
-from marserve.frontend.workdir import guard_workdir, own_workdir, remove_leftovers
 from marserve.frontend.workers.devices import DeviceAllocator
 from marserve.frontend.workers.launchers.command import cpu_launcher_works
 from marserve.frontend.workers.launchers.local import LocalLauncher

@@ -24,12 +24,13 @@ import ts
 from marserve.backend import manifest
 from marserve.backend.context import Context, RequestProcessor
 from marserve.backend.metrics import CachingMetric, Metric, MetricsStore
-from marserve.frontend import cli, errors, service_manager
+from marserve.frontend import cli, errors
 from marserve.frontend.configuration import loading, models_key, saved_models, unread_keys
 from marserve.frontend.configuration.config import Config
 from marserve.frontend.configuration.model_schema import Autoscaling
 from marserve.frontend.configuration.setting import camel_case
 from marserve.frontend.http.router import ANY_OTHER, Route
+from marserve.frontend.lifecycle import service_manager
 from marserve.frontend.logs.levels import logger_levels
 from marserve.frontend.logs.setup import configure_logging
 from marserve.frontend.models.registry import ModelRegistry

@@ -12,7 +12,7 @@ from pathlib import Path
 from terminal import DemoFailed, readable, run, say, start
 
 from marserve.frontend.configuration.config import Config
-from marserve.frontend.pidfile import PidFile
+from marserve.frontend.lifecycle.pidfile import PidFile
 
 _START_SECONDS = 60.0
 _STOP_SECONDS = 30.0  # beyond what accepted requests may take

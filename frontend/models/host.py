@@ -15,9 +15,9 @@ from typing import Any
 from marserve.backend.manifest import Manifest
 from marserve.backend.processes.bootstrap import Runner
 from marserve.backend.protocol import Load
-from marserve.frontend import workdir
 from marserve.frontend.configuration.config import Config
 from marserve.frontend.configuration.setting_kinds import REFUSE
+from marserve.frontend.lifecycle import workdir
 from marserve.frontend.logs.setup import log_directories
 from marserve.frontend.models.archives.requirements import ModelEnvironment
 from marserve.frontend.models.settings.batching_settings import sizes_to_try, sizes_to_validate

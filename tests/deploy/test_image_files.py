@@ -10,7 +10,7 @@ from environments import environment
 from programs import program
 
 from marserve.frontend.configuration.config import Config
-from marserve.frontend.daemon import FORCED_END_SECONDS
+from marserve.frontend.lifecycle.daemon import FORCED_END_SECONDS
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from deploy.container import ROOT
 from programs import program
 
 from marserve.frontend.configuration.config import Config
-from marserve.frontend.daemon import FORCED_END_SECONDS
+from marserve.frontend.lifecycle.daemon import FORCED_END_SECONDS
 
 UNIT = ROOT / "deploy" / "systemd" / "marserve.service"
 

@@ -12,13 +12,13 @@ import pytest
 
 from marserve.frontend.cli import build_parser, main
 from marserve.frontend.configuration.config import Config
-from marserve.frontend.daemon import StartReport
-from marserve.frontend.pidfile import PidFile
+from marserve.frontend.lifecycle.daemon import StartReport
+from marserve.frontend.lifecycle.pidfile import PidFile
 
 SERVER = """
 import signal, sys, threading
 from pathlib import Path
-from marserve.frontend.pidfile import PidFile
+from marserve.frontend.lifecycle.pidfile import PidFile
 ended = threading.Event()
 signal.signal(signal.SIGTERM, lambda number, frame: ended.set())
 pid_file = PidFile(Path(sys.argv[1]))

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from marserve.frontend.daemon import FORCED_END_SECONDS
+from marserve.frontend.lifecycle.daemon import FORCED_END_SECONDS
 
 pytestmark = pytest.mark.integration
 

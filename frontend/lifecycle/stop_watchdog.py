@@ -21,8 +21,8 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from marserve.frontend.daemon import FORCED_END_SECONDS
-from marserve.frontend.workdir import remove_with_processes
+from marserve.frontend.lifecycle.daemon import FORCED_END_SECONDS
+from marserve.frontend.lifecycle.workdir import remove_with_processes
 
 logger = logging.getLogger(__name__)
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from marserve.frontend.pidfile import AlreadyRunning, PidFile, PidFileError
+from marserve.frontend.lifecycle.pidfile import AlreadyRunning, PidFile, PidFileError
 
 # A server as far as the pid file knows one: it claims, says so, and lives until its input ends.
 SERVER = """
 import sys
 from pathlib import Path
-from marserve.frontend.pidfile import PidFile
+from marserve.frontend.lifecycle.pidfile import PidFile
 pid_file = PidFile(Path(sys.argv[1]))
 if len(sys.argv) > 2:
     pid_file.adopt(int(sys.argv[2]))

@@ -3,7 +3,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from marserve.frontend.daemon import Outcome, StartReport, wait_for_outcome
+from marserve.frontend.lifecycle.daemon import Outcome, StartReport, wait_for_outcome
 
 
 @pytest.fixture

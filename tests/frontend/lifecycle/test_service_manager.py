@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from marserve.frontend.service_manager import ServiceManager
+from marserve.frontend.lifecycle.service_manager import ServiceManager
 
 
 @pytest.fixture

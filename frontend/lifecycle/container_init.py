@@ -30,7 +30,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from marserve.backend.processes.runner import become_subreaper
-from marserve.frontend.service_manager import SOCKET_VARIABLE, ServiceManager
+from marserve.frontend.lifecycle.service_manager import SOCKET_VARIABLE, ServiceManager
 
 _STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 _PASSED_ON = (*_STOPS, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)

@@ -15,7 +15,7 @@ INIT = Path(sys.executable).with_name("marserve-init")
 # Says that it is the server, and how often it is interrupted until it is told to stop.
 SERVER = """
 import os, signal, socket, sys
-from marserve.frontend.service_manager import ServiceManager
+from marserve.frontend.lifecycle.service_manager import ServiceManager
 interrupts = []
 signal.signal(signal.SIGINT, lambda *_: interrupts.append(1))
 manager = ServiceManager(os.environ["NOTIFY_SOCKET"])
@@ -83,7 +83,7 @@ import errno, os, sys
 def none(*_):
     raise OSError(errno.ENOSYS, "no pidfds")
 os.pidfd_open = none
-from marserve.frontend.container_init import main
+from marserve.frontend.lifecycle.container_init import main
 sys.exit(main())
 """
     script = 'trap : TERM; "$0" -c "$1"'

@@ -19,13 +19,13 @@ from typing import NoReturn
 
 import psutil
 
-from marserve.frontend.logs.setup import log_directories
-from marserve.frontend.pidfile import PidFile, PidFileError
-from marserve.frontend.service_manager import (
+from marserve.frontend.lifecycle.pidfile import PidFile, PidFileError
+from marserve.frontend.lifecycle.service_manager import (
     SOCKET_VARIABLE,
     WATCHDOG_PID_VARIABLE,
     ServiceManager,
 )
+from marserve.frontend.logs.setup import log_directories
 
 FORCED_END_SECONDS = 10.0  # that the end of a server by force takes at most, `stop_watchdog`
 
