@@ -186,8 +186,12 @@ class Container:
         return first
 
     def processes(self) -> dict[str, psutil.Process]:
-        """All of its processes but the first, by their command lines."""
-        return {" ".join(each.cmdline()): each for each in self.first.children(recursive=True)}
+        """All of its processes but the first, by their command lines; not those that have ended."""
+        found = {}
+        for process in self.first.children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):  # a zombie counts as such, too
+                found[" ".join(process.cmdline())] = process
+        return found
 
     def find(self, *words: str) -> psutil.Process | None:
         """A process with these words in its command line."""

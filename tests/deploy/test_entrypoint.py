@@ -3,6 +3,7 @@
 The root is read-only, the user is 1000 without capabilities, and there is no network but loopback.
 """
 
+import contextlib
 import json
 import signal
 from collections.abc import Callable
@@ -157,7 +158,11 @@ def test_orphans_are_reaped(prepared: Container) -> None:
 
 
 def states(container: Container) -> list[str]:
-    return [each.status() for each in container.first.children(recursive=True)]
+    found = []
+    for process in container.first.children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # it was reaped just now
+            found.append(process.status())
+    return found
 
 
 def test_any_user_with_the_paths_and_settings_of_the_environment(prepared: Container) -> None:
