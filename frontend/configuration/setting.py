@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import Any, NoReturn
 
 from marserve.frontend.configuration.setting_kinds import Kind, short_repr
@@ -39,7 +40,7 @@ class Setting:
         """All its names in yaml and JSON."""
         return tuple(filter(None, (self.key, self.other_key)))
 
-    @property
+    @cached_property
     def spellings(self) -> tuple[str, ...]:
         """All that yaml and JSON may write it as: also as requests do.
 
