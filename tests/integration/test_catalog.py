@@ -314,7 +314,7 @@ def test_a_catalog_that_is_broken_or_gone_unregisters_nothing(replicas, wait_for
     for content, reason in (
         (b"", "no JSON"),
         (whole[: len(whole) // 2], "no JSON"),
-        (b'{"models": {"m": {"1.0": {"url": "x.mar", "batchSise": 3}}}}', "m 1.0: 'batchSise'"),
+        (b'{"models": [], "version": 2}', "nothing beside"),
         (None, "No such file"),
     ):
         damage(content)
@@ -339,6 +339,37 @@ def test_a_catalog_that_is_broken_or_gone_unregisters_nothing(replicas, wait_for
     assert server.predict("m").text == "m 1.0"
     write(catalog, {})
     all_one.wait_gone(wait_for, "m")
+    server.stop()
+
+
+def test_a_model_that_cannot_be_read_stops_no_other(replicas, wait_for):
+    (server,) = all_one = replicas(1)
+    entry = {"url": all_one.pack("m"), "minWorkers": 1}
+    write(all_one.catalog, {"m": {"1.0": entry}})
+    all_one.wait_served(wait_for, "m", "m 1.0")
+    wrong = {"1.0": {**entry, "batchSise": 3}}
+    other = {"1.0": {"url": all_one.pack("other"), "minWorkers": 1}}
+    write(all_one.catalog, {"m": wrong, "other": other})
+    all_one.wait_served(wait_for, "other", "other 1.0")
+    assert server.predict("m").text == "m 1.0"
+    (pending,) = status(server)["pending"]
+    assert pending["reason"] == "m 1.0: 'batchSise' is not known here; did you mean batchSize?"
+    assert not status(server)["converged"]
+    assert server.inference("GET", "/ready").status_code == 200
+    assert server.metrics("marserve_catalog_pending_models").popitem()[1] == 1
+    # It is neither changed nor lost where another is changed.
+    answer = server.management("PUT", "/models/m?batch_size=4")
+    assert (answer.status_code, "batchSise" in answer.text) == (503, True)
+    assert server.management("DELETE", "/models/other").status_code == 200
+    assert read(all_one.catalog) == {"m": wrong}
+    # A server that never had it waits for it.
+    server.stop()
+    server.start()
+    wait_for(lambda: server.inference("GET", "/ready").json().get("models") == ["m"])
+    assert "batchSise" in server.predict("m").text
+    write(all_one.catalog, {"m": {"1.0": entry}})
+    all_one.wait_served(wait_for, "m", "m 1.0")
+    wait_for(lambda: server.inference("GET", "/ready").json() == {"status": "Ready"})
     server.stop()
 
 

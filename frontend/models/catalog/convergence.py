@@ -10,7 +10,7 @@ import logging
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from marserve.frontend.background import BackgroundTasks
 from marserve.frontend.errors import (
@@ -41,6 +41,7 @@ logger = logging.getLogger(__name__)
 
 _FIRST_PAUSE_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 300.0
+_KEPT = "what was read of it before stays"
 
 
 @dataclass(frozen=True)
@@ -87,14 +88,15 @@ class Convergence:
 
     def want(self, catalog: Catalog, background: BackgroundTasks) -> None:
         """Take another catalog; who calls it starts what is `due`."""
-        before, self.wanted = self.wanted, catalog
-        if before is None:
+        if self.wanted is None:
             self._awaited = frozenset(catalog)
-        changed = {
-            name
-            for name in {*catalog, *(before or {})}
-            if (before or {}).get(name) != catalog.get(name)
-        }
+        before = self.wanted or {}
+        catalog = {name: _or_before(model, before.get(name)) for name, model in catalog.items()}
+        self.wanted = catalog
+        changed = {name for name in {*catalog, *before} if before.get(name) != catalog.get(name)}
+        for name in changed & self.wrong.keys():
+            self._on_failure()
+            logger.warning("The catalog: %s (%s)", one_line(self.wrong[name]), _KEPT)
         self.failures = {key: each for key, each in self.failures.items() if key[0] not in changed}
         for name, step in self._registering.items():
             model = catalog.get(name)
@@ -116,9 +118,14 @@ class Convergence:
         moments = (each.retry_at for each in self.failures.values() if each.retry_at > now)
         return min(moments, default=math.inf)
 
+    @property
+    def wrong(self) -> dict[str, str]:
+        """Models whose text cannot be applied, and why."""
+        return {name: model.wrong for name, model in (self.wanted or {}).items() if model.wrong}
+
     def unconverged(self) -> list[str]:
         """Names of the models that are not as the catalog wants them."""
-        return sorted(self._unconverged())
+        return sorted({*self._unconverged(), *self.wrong})
 
     async def converge(self, name: str) -> list[Failure]:
         """Bring a model to what is wanted; returns what of it failed."""
@@ -253,7 +260,12 @@ class Convergence:
             for each in self.failures.values()
             if not self._has(each.name, each.version)
         ]
-        names = sorted({each.name for each in self.failures.values()})
+        self._registry.failed += [
+            FailedLoad(name, "", reason, is_awaited=False)
+            for name, reason in self.wrong.items()
+            if self._registered(name) is None
+        ]
+        names = sorted({*self.wrong, *(each.name for each in self.failures.values())})
         trouble = f"not as the catalog wants them: {', '.join(names)}" if names else ""
         self._registry.catalog_progress = CatalogProgress(
             is_known=self.wanted is not None, awaited=self._awaited, trouble=trouble
@@ -287,6 +299,13 @@ def registration_of(name: str, version: str, entry: CatalogEntry) -> Registratio
         catalog=entry.all_settings,
         is_private=True,
     )
+
+
+def _or_before(model: CatalogModel, before: CatalogModel | None) -> CatalogModel:
+    """A model, with the versions from before where they cannot be read."""
+    if model.wrong and before is not None:
+        return replace(model, default=before.default, versions=before.versions)
+    return model
 
 
 def _note(error: Exception) -> None:

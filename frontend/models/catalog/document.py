@@ -4,8 +4,9 @@
 
 JSON, because half a file of JSON is no JSON, while half a file of YAML is a catalog with fewer
 models, whose others would be unregistered. The words are those of the ``models`` key and of
-snapshots; a word that is not known is refused with the whole document, and so is a word that comes
-twice: whoever applies a catalog must not guess.
+snapshots. Whoever applies a catalog must not guess: a model of which something is not known, or
+cannot be, is passed over as a whole, and what was read of it before stays wanted. The others are
+applied; so a word that only newer servers know stops no older one.
 """
 
 import json
@@ -21,7 +22,6 @@ from marserve.frontend.configuration.model_schema import (
     SETTINGS,
     read_with_words,
 )
-from marserve.frontend.configuration.other_servers import WORDS
 from marserve.frontend.configuration.setting import Fields, wrong_value
 from marserve.frontend.configuration.setting_kinds import AUTOMATIC, is_whole
 from marserve.frontend.configuration.unread_keys import advice_for_model
@@ -67,10 +67,18 @@ class CatalogEntry:
 
 @dataclass(frozen=True)
 class CatalogModel:
-    """The versions of a model, and which serves those who name none."""
+    """The versions of a model, and which serves those who name none.
+
+    Attributes:
+        wrong: Why its text cannot be applied; empty if it can. There are no versions then, or
+            those that were wanted before.
+        text: What is wrong, as JSON has it; a server that writes the catalog keeps it.
+    """
 
     default: str
     versions: Mapping[str, CatalogEntry]
+    wrong: str = ""
+    text: Any = None
 
 
 #: Models by name.
@@ -78,10 +86,10 @@ Catalog = Mapping[str, CatalogModel]
 
 
 def read_catalog(text: bytes) -> Catalog:
-    """The models of a document.
+    """The models of a document; those that cannot be applied say why.
 
     Raises:
-        WrongCatalog: It is none; says where.
+        WrongCatalog: It is none.
     """
     if len(text) > MAX_BYTES:
         raise WrongCatalog(f"it is longer than {MAX_BYTES} bytes.")
@@ -95,24 +103,21 @@ def read_catalog(text: bytes) -> Catalog:
     if [*members] != ["models"]:
         raise WrongCatalog('it has to be {"models": {...}}, with nothing beside "models".')
     models = _object(members["models"], "models")
-    return {name: _read_model(name, versions) for name, versions in models.items()}
+    return {name: _model(name, text) for name, text in models.items()}
 
 
 def catalog_text(catalog: Catalog) -> bytes:
     """A catalog as a document, which `read_catalog` reads."""
-    models = {
-        name: {
-            version: _members(entry, is_default=version == model.default)
-            for version, entry in model.versions.items()
-        }
-        for name, model in catalog.items()
-    }
-    return f"{json.dumps({'models': models}, indent=2, ensure_ascii=False)}\n".encode()
+    models = {name: _model_text(model) for name, model in catalog.items()}
+    try:
+        return f"{json.dumps({'models': models}, indent=2, ensure_ascii=False)}\n".encode()
+    except RecursionError as error:
+        raise WrongCatalog("it is nested too deeply.") from error
 
 
 def as_read(entry: CatalogEntry) -> CatalogEntry:
     """An entry as those find it who read what is written of it."""
-    return read_catalog(catalog_text({"m": CatalogModel("1", {"1": entry})}))["m"].versions["1"]
+    return _read_entry(json.loads(json.dumps(_members(entry, is_default=True))))
 
 
 def _without_repetition(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
@@ -122,6 +127,22 @@ def _without_repetition(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
             raise WrongCatalog(f"{name[:80]!r} stands there twice.")
         found[name] = value
     return found
+
+
+def _model(name: str, text: object) -> CatalogModel:
+    try:
+        return _read_model(name, text)
+    except WrongCatalog as error:
+        return CatalogModel("", {}, wrong=str(error), text=text)
+
+
+def _model_text(model: CatalogModel) -> Any:
+    if model.wrong:
+        return model.text
+    return {
+        version: _members(entry, is_default=version == model.default)
+        for version, entry in model.versions.items()
+    }
 
 
 def _read_model(name: str, versions: object) -> CatalogModel:
@@ -163,13 +184,14 @@ def _read_entry(members: Mapping[str, Any]) -> CatalogEntry:
     values = {key: value for key, value in members.items() if key in _SPELLINGS}
     if None in values.values():
         raise ValueError("null is no value of a setting; leave it out.")
+    rows = {_SPELLINGS[key].key: _SPELLINGS[key] for key in values}
     return CatalogEntry(
         url=members["url"],
         handler=members.get("handler", ""),
         runtime=members.get("runtimeType", ""),
         s3_sse_kms=members.get("s3SseKms", False),
         workers=_read_workers(members),
-        settings=read_with_words((*WORDS, *ROWS), values),
+        settings=read_with_words(rows.values(), values),
     )
 
 

@@ -12,10 +12,16 @@ from marserve.frontend.errors import (
     VersionConflict,
     VersionNotFound,
 )
-from marserve.frontend.models.catalog.document import ROWS, Catalog, CatalogEntry, CatalogModel
+from marserve.frontend.models.catalog.document import (
+    ROWS,
+    Catalog,
+    CatalogEntry,
+    CatalogModel,
+    WrongCatalog,
+)
 from marserve.frontend.models.settings.model_settings import CATALOG, ModelSettings
 
-#: Makes another catalog of one, or raises the ServeError for the client.
+#: Makes another catalog of one, or raises the ServeError for the client, or WrongCatalog.
 Edit = Callable[[Catalog], Catalog]
 
 # The attributes that a setting decides, where they are more than its own.
@@ -26,7 +32,7 @@ def added(name: str, version: str, entry: CatalogEntry) -> Edit:
     """Add a version, the default one where it is the first; VersionConflict if it is there."""
 
     def edit(catalog: Catalog) -> Catalog:
-        model = catalog.get(name) or CatalogModel(version, {})
+        model = _right(catalog.get(name)) or CatalogModel(version, {})
         if version in model.versions:
             raise VersionConflict(
                 f"Model version {version} is already registered for model {name}: "
@@ -56,7 +62,9 @@ def with_default(name: str, version: str) -> Edit:
     """Make a version the default one."""
 
     def edit(catalog: Catalog) -> Catalog:
-        model, _ = find(catalog, name, version)
+        model, _ = find(catalog, name, None)
+        if version not in model.versions:  # in the words of `ModelRegistry.set_default`
+            raise VersionNotFound(f"Model version {version} does not exist for model {name}")
         return {**catalog, name: replace(model, default=version)}
 
     return edit
@@ -81,8 +89,9 @@ def find(catalog: Catalog, name: str, version: str | None) -> tuple[CatalogModel
 
     Raises:
         ModelNotFound, VersionNotFound: The catalog has none.
+        WrongCatalog: What it has cannot be read.
     """
-    model = catalog.get(name)
+    model = _right(catalog.get(name))
     if model is None:
         raise ModelNotFound(f"Model not found: {name}")
     version = model.default if version is None else version
@@ -101,6 +110,13 @@ def _chosen_attributes(settings: ModelSettings) -> Iterator[str]:
     for row in ROWS:
         if settings.origins.get(row.name) in ("request", CATALOG):
             yield from _TOGETHER.get(row.attribute, (row.attribute,))
+
+
+def _right(model: CatalogModel | None) -> CatalogModel | None:
+    """A model that can be changed: nobody knows what a wrong one was meant to be."""
+    if model is not None and model.wrong:
+        raise WrongCatalog(model.wrong)
+    return model
 
 
 #: The attributes of settings that can be changed while a model is served.

@@ -158,7 +158,7 @@ class Synchroniser:
         """What is known of the catalog and of how far it is applied, for operators."""
         now = asyncio.get_running_loop().time()
         failures = self._convergence.failures.values()
-        unconverged = self._convergence.unconverged()
+        unconverged, wrong = self._convergence.unconverged(), self._convergence.wrong
         return {
             "catalog": self._store.place,
             "mode": READ_ONLY if self._why_read_only else READ_WRITE,
@@ -166,7 +166,8 @@ class Synchroniser:
             "lastRead": self._read_at and self._read_at.isoformat(timespec="milliseconds"),
             "failure": self._trouble or None,
             "models": len(self._convergence.wanted or ()),
-            "pending": [
+            "pending": [{"modelName": name, "reason": reason} for name, reason in wrong.items()]
+            + [
                 {
                     "modelName": each.name,
                     "modelVersion": each.version,
@@ -177,7 +178,7 @@ class Synchroniser:
                 }
                 for each in failures
             ],
-            "underWay": sorted({*unconverged} - {each.name for each in failures}),
+            "underWay": sorted({*unconverged} - {each.name for each in failures} - wrong.keys()),
             "converged": self._convergence.wanted is not None and not unconverged,
         }
 
@@ -250,6 +251,9 @@ class Synchroniser:
         catalog, revision = read_catalog(document.text), document.revision
         text = catalog_text(edit(catalog))
         edited = read_catalog(text)  # as all will read it, who could not mend it either
+        for name, model in edited.items():
+            if model.wrong and model != catalog.get(name):
+                raise WrongCatalog(model.wrong)
         if edited != catalog:
             async with self._in_time():
                 revision = await self._store.write(text, revision)

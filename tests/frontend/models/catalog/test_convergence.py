@@ -293,6 +293,31 @@ def test_a_retry_that_is_under_way_is_no_reason_to_wake(run: Call) -> None:
     run(scenario())
 
 
+def test_a_model_that_cannot_be_read_is_told_and_stays_as_it_is(run: Call) -> None:
+    async def scenario() -> None:
+        world = World()
+        served = {**one("1", "a"), "n": CatalogModel("1", {"1": CatalogEntry("n")})}
+        await world.want(served)
+        wrong = CatalogModel("", {}, wrong="m 1: why", text={})
+        await world.want({"m": wrong, "new": wrong})
+        assert world.served == one("1", "a")
+        assert world.convergence.unconverged() == ["m", "new"]
+        assert [(each.name, each.reason) for each in world.registry.failed] == [("new", "m 1: why")]
+        assert world.registry.catalog_progress.trouble == "not as the catalog wants them: m, new"
+        assert world.failures == 2
+        await world.want({})
+        assert world.served == {}
+        # Nobody has served it here: the server is not ready until it is known what it is.
+        world = World()
+        await world.want({"m": wrong})
+        assert world.registry.catalog_progress.awaited == {"m"}
+        await world.want(one("1", "a"))
+        assert (world.served, world.convergence.unconverged()) == (one("1", "a"), [])
+        assert not world.registry.catalog_progress.awaited
+
+    run(scenario())
+
+
 def test_a_setting_that_cannot_be_changed_is_told_and_the_model_serves_on(run: Call) -> None:
     async def scenario() -> None:
         world = World()

@@ -1,5 +1,6 @@
 """Catalogs as text: what is read is what was written, and half of it is nothing."""
 
+import contextlib
 import json
 from typing import Any
 
@@ -106,6 +107,18 @@ def test_no_part_of_a_catalog_is_one() -> None:
         (b'{"models": null}', "models has to be a JSON object"),
         (b'{"models": {"m": 1, "m": 2}}', "'m' stands there twice"),
         (b" " * (MAX_BYTES + 1), "longer than"),
+    ],
+)
+def test_what_is_no_catalog_is_refused_with_the_reason(document: bytes, why: str) -> None:
+    with pytest.raises(WrongCatalog) as caught:
+        read_catalog(document)
+    assert why in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("document", "why"),
+    [
+        (text(m=1), "m has to be a JSON object"),
         (text(m={}), "m has no versions"),
         (text(m={"1": []}), "m 1 has to be a JSON object"),
         (text(**{"": {"1": {"url": "m.mar"}}}), "without a name"),
@@ -123,10 +136,22 @@ def test_no_part_of_a_catalog_is_one() -> None:
         (text(m={"1": {"url": "a"}, "2": {"url": "b"}}), "m has 2 versions, of which one has to"),
     ],
 )
-def test_what_is_no_catalog_is_refused_with_the_reason(document: bytes, why: str) -> None:
-    with pytest.raises(WrongCatalog) as caught:
-        read_catalog(document)
-    assert why in str(caught.value)
+def test_a_wrong_model_says_why_keeps_its_text_and_stops_no_other(
+    document: bytes, why: str
+) -> None:
+    models = {**json.loads(document)["models"], "other": {"1": {"url": "other.mar"}}}
+    catalog = read_catalog(text(**models))
+    wrong, other = catalog.values()
+    assert why in wrong.wrong
+    assert (wrong.versions, other.wrong, [*other.versions]) == ({}, "", ["1"])
+    assert read_catalog(catalog_text(catalog)) == catalog
+
+
+@pytest.mark.parametrize("depth", [100, 900, 1000, 5000, 100_000])
+def test_what_is_nested_deeply_is_written_or_refused(depth: int) -> None:
+    document = b'{"models": {"m": %s}}' % (b'{"":' * depth + b"1" + b"}" * depth)
+    with contextlib.suppress(WrongCatalog):
+        assert b'"m"' in catalog_text(read_catalog(document))
 
 
 def test_an_entry_made_here_is_known_as_others_read_it() -> None:

@@ -8,7 +8,7 @@ from marserve.frontend.errors import (
     VersionConflict,
     VersionNotFound,
 )
-from marserve.frontend.models.catalog.document import CatalogEntry, CatalogModel
+from marserve.frontend.models.catalog.document import CatalogEntry, CatalogModel, WrongCatalog
 from marserve.frontend.models.catalog.edits import (
     added,
     with_default,
@@ -57,3 +57,11 @@ def test_what_is_not_there_cannot_be_changed(edit) -> None:
 def test_a_version_that_is_not_there_cannot_be_changed(edit) -> None:
     with pytest.raises(VersionNotFound):
         edit(TWO)
+
+
+@pytest.mark.parametrize(
+    "edit", [added("m", "3", ENTRY), without("m", None), with_default("m", "1")]
+)
+def test_a_model_that_cannot_be_read_cannot_be_changed(edit) -> None:
+    with pytest.raises(WrongCatalog, match="m 1: why"):
+        edit({"m": CatalogModel("", {}, wrong="m 1: why", text={})})

@@ -3,6 +3,7 @@
 import asyncio
 import datetime as dt
 import itertools
+import json
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -17,7 +18,7 @@ from marserve.frontend.errors import (
 )
 from marserve.frontend.models.catalog.convergence import Convergence
 from marserve.frontend.models.catalog.document import CatalogEntry, catalog_text, read_catalog
-from marserve.frontend.models.catalog.edits import added
+from marserve.frontend.models.catalog.edits import added, without
 from marserve.frontend.models.catalog.store import Document, StoreConflict, StoreFailed
 from marserve.frontend.models.catalog.synchroniser import CatalogOptions, Synchroniser
 from marserve.frontend.models.registry import ModelRegistry
@@ -170,6 +171,24 @@ def test_who_is_overtaken_every_time_is_told(run: Call) -> None:
                 await synchroniser.change(added("m", "1", ENTRY))
             assert place.text is not None
             assert read_catalog(place.text) == {}
+
+    run(scenario())
+
+
+def test_a_model_that_cannot_be_read_is_written_as_it_is(run: Call) -> None:
+    async def scenario() -> None:
+        place = Place(b'{"models": {"odd": {"1": {"url": "m.mar", "newWord": 3}}}}')
+        synchroniser, _ = watch(place)
+        async with synchroniser.running():
+            (pending,) = synchroniser.describe()["pending"]
+            assert pending == {"modelName": "odd", "reason": "odd 1: 'newWord' is not known here."}
+            await synchroniser.change(added("m", "1", ENTRY))
+            assert place.text is not None
+            written = json.loads(place.text)["models"]
+            assert written["odd"] == {"1": {"url": "m.mar", "newWord": 3}}
+            assert written["m"]["1"]["url"] == "m.mar"
+            with pytest.raises(CatalogUnavailable, match="'newWord' is not known"):
+                await synchroniser.change(without("odd", None))
 
     run(scenario())
 
