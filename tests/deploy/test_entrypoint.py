@@ -192,7 +192,7 @@ def test_tokens_below_a_read_only_root(prepared: Container) -> None:
     ("writable", "reason"),
     [
         ([], "The pid file needs a directory in which this user may write: No usable temporary"),
-        (["/tmp"], f"The logs cannot be written: {HOME}/logs: Read-only file system."),
+        (["/tmp"], f"The logs cannot be written: {HOME}/logs/"),
         (["/tmp", f"{HOME}/logs"], f"Archives cannot be unpacked in {HOME}/tmp: Read-only"),
     ],
 )
