@@ -65,13 +65,17 @@ class MemoryCheck:
 
 
 def bytes_in(directory: Path) -> int:
-    """The size of all files in a directory."""
-    sizes = 0
+    """The size of all files in a directory; of one that has several names, once.
+
+    Directories that are copies of Hugging Face's cache have links to each of their files.
+    """
+    sizes = {}
     for folder, _, names in os.walk(directory):
         for name in names:
             with contextlib.suppress(OSError):  # gone, or a link to nowhere
-                sizes += os.stat(os.path.join(folder, name)).st_size  # noqa: PTH116, PTH118 - there may be many
-    return sizes
+                status = os.stat(os.path.join(folder, name))  # noqa: PTH116, PTH118 - there may be many
+                sizes[status.st_dev, status.st_ino] = status.st_size
+    return sum(sizes.values())
 
 
 def _mebibytes(count: int) -> str:

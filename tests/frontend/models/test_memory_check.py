@@ -21,6 +21,7 @@ def model(tmp_path: Path) -> Path:
     (tmp_path / "files" / "code").mkdir(parents=True)
     (tmp_path / "files" / "model.pt").write_bytes(bytes(2 * MEBIBYTE))
     (tmp_path / "files" / "code" / "more.pt").write_bytes(bytes(MEBIBYTE))
+    (tmp_path / "files" / "same.pt").symlink_to("model.pt")
     (tmp_path / "files" / "nowhere").symlink_to(tmp_path / "absent")
     link = tmp_path / "link"
     link.symlink_to(tmp_path / "files")
@@ -39,7 +40,7 @@ def loads(memory: MemoryCheck, model: Path, copies: int = 1) -> bool:
     return True
 
 
-def test_all_files_of_a_model_count(model: Path) -> None:
+def test_each_file_of_a_model_counts_once(model: Path) -> None:
     assert bytes_in(model) == 3 * MEBIBYTE
 
 
