@@ -334,7 +334,9 @@ class Server:
             from marserve.frontend.grpc.endpoints import GrpcEndpoints
             from marserve.frontend.grpc.identity import TlsIdentity
         except ImportError as error:
-            is_wanted = any("grpc" in name for name in config.texts)
+            is_wanted = config.platform.setup.grpc_inference or any(
+                "grpc" in name for name in config.texts
+            )
             logger.log(
                 logging.WARNING if is_wanted else logging.INFO,
                 "gRPC is not served: %s. To have it: pip install marserve[grpc]",

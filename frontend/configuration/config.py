@@ -265,7 +265,7 @@ class Config:
     @property
     def is_private(self) -> bool:
         """Whether no other machine can reach any listener."""
-        on_platform = self.platform.setup.grpc_inference if self.enable_grpc else ()
+        on_platform = self.platform.setup.grpc_inference
         listeners = (*self.listeners, *self.grpc_listeners, *on_platform)
         return all(address.is_private for address in listeners)
 

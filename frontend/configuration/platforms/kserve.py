@@ -31,6 +31,7 @@ _LOOPBACK = "127.0.0.1"
 # The defaults of TorchServe, and where a listener goes that has one of KServe's own ports.
 _INFERENCE = listener_address(80, 443), f"http://{_LOOPBACK}:8080", 8085
 _MANAGEMENT = listener_address(8081, 8444), f"http://{_LOOPBACK}:8081", 8086
+_METRICS = "http://0.0.0.0:8082"
 _GRPC_PORTS = {"grpc_inference_port": "7070", "grpc_management_port": "7071"}
 _MAKE_ROOM = "for KServe's ports are its own"
 
@@ -47,14 +48,16 @@ def _evidence(surroundings: Surroundings) -> str:
 
 
 def _set_up(surroundings: Surroundings) -> Setup:
-    changes = (*_changes(), *_moves(surroundings.settings, surroundings.decided))
-    return Setup(changes, (_HTTP,), (_GRPC,))
+    settings = surroundings.settings
+    changes = (*_changes(), *_moves(settings, surroundings.decided))
+    has_grpc = settings.get("enable_grpc", "true").lower() == "true"
+    return Setup(changes, (_HTTP,), (_GRPC,) if has_grpc else ())
 
 
 def _changes() -> Iterator[Change]:
     yield Change("disable_token_authorization", "true", "for the clients of KServe have no tokens")
     yield Change("ts_open_inference_protocol", "true", "for KServe offers that protocol")
-    yield Change("metrics_address", "http://0.0.0.0:8082", "where KServe has them read", "default")
+    yield Change("metrics_address", _METRICS, "where KServe has them read", "default")
 
 
 def _moves(settings: Mapping[str, str], decided: frozenset[str]) -> Iterator[Change]:
@@ -75,6 +78,9 @@ def _moves(settings: Mapping[str, str], decided: frozenset[str]) -> Iterator[Cha
             inference = replace(inference, host=management.host) if is_shared else inference
         yield Change("inference_address", inference.url, _MAKE_ROOM, "forced")
         yield Change("management_address", management.url, "for it stays in the pod", "forced")
+        metrics = listener_address(8082, 8445)(settings.get("metrics_address") or _METRICS)
+        if isinstance(metrics, Address) and metrics.port in _OWN_PORTS:
+            yield Change("metrics_address", _METRICS, _MAKE_ROOM, "forced")
 
 
 def _away(

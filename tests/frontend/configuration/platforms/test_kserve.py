@@ -67,6 +67,19 @@ def test_the_defaults_of_torchserve_make_room_too() -> None:
     assert addresses({}) == ("127.0.0.1:8085", "127.0.0.1:8086")
 
 
+@pytest.mark.parametrize("port", [8080, 8081])
+def test_metrics_make_room_too_and_open_no_port_of_kserve_before_the_models_are_ready(port) -> None:
+    settings = {"metrics_address": f"http://0.0.0.0:{port}"}
+    found = choose_platform("kserve", Surroundings({}, settings, decided=frozenset(settings)))
+    assert found.texts["metrics_address"] == "http://0.0.0.0:8082"
+
+
+def test_without_grpc_nothing_is_said_of_it() -> None:
+    found = choose_platform("kserve", Surroundings({}, {"enable_grpc": "false"}))
+    assert not found.setup.grpc_inference
+    assert "grpc:" not in found.note
+
+
 def test_a_unix_socket_stays() -> None:
     settings = {"inference_address": "unix:/run/a", "management_address": "unix:/run/b"}
     assert addresses(settings) == ("unix:/run/a", "unix:/run/b")
