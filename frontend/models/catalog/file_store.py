@@ -97,12 +97,16 @@ class FileStore:
                 raise StoreConflict
             new = file.with_name(f".{file.name}.new")  # of one that was killed: overwritten
             mode = file.stat().st_mode & 0o7777
-            with new.open("wb") as opened:
-                os.fchmod(opened.fileno(), mode)
-                opened.write(text)
-                opened.flush()
-                os.fsync(opened.fileno())
-            new.replace(file)
+            try:
+                with new.open("wb") as opened:
+                    os.fchmod(opened.fileno(), mode)
+                    opened.write(text)
+                    opened.flush()
+                    os.fsync(opened.fileno())
+                new.replace(file)
+            except OSError:  # a full disk is not made fuller
+                new.unlink(missing_ok=True)
+                raise
             _sync_directory(file.parent)
         return hashlib.sha256(text).hexdigest()
 

@@ -255,10 +255,20 @@ class Synchroniser:
             if model.wrong and model != catalog.get(name):
                 raise WrongCatalog(model.wrong)
         if edited != catalog:
-            async with self._in_time():
-                revision = await self._store.write(text, revision)
+            revision = await self._write(text, revision)
         self._take(edited, revision)
         self._has_been_read()
+
+    async def _write(self, text: bytes, revision: str) -> str:
+        try:
+            async with self._in_time():
+                return await self._store.write(text, revision)
+        except StoreFailed:  # or only the answer was lost
+            with contextlib.suppress(StoreFailed):
+                document = await self._read("")
+                if document is not None and document.text == text:
+                    return document.revision
+            raise
 
     async def _read(self, known: str) -> Document | None:
         async with self._in_time():

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -105,6 +106,24 @@ def test_a_writer_waits_for_others_and_gives_up(tmp_path: Path) -> None:
     with FileStore(path, 1.0)._locked(path), pytest.raises(StoreFailed, match="others"):
         asyncio.run(store.write(b"second", revision))
     asyncio.run(store.write(b"second", revision))
+
+
+def test_a_disk_that_takes_no_more_keeps_the_catalog_as_it_is(tmp_path: Path) -> None:
+    file = tmp_path / "catalog.json"
+    file.write_bytes(b"old")
+    store = FileStore(file, 1)
+    _, revision = read(store)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        with pytest.raises(StoreFailed, match="File too large"):
+            asyncio.run(store.write(b"x" * 1000, revision))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert file.read_bytes() == b"old"
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".catalog.json.lock", file.name]
+    asyncio.run(store.write(b"new", revision))
+    assert file.read_bytes() == b"new"
 
 
 def test_many_writers_lose_nothing(tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ class Place:
         self.text = text
         self.looks: list[float] = []
         self.read_only = ""
+        self.loses_answers = False
         self.obstacle: Callable[[], Coroutine[Any, Any, None]] | None = None
 
     async def why_read_only(self) -> str:
@@ -57,6 +58,8 @@ class Place:
         if revision != self.revision:
             raise StoreConflict
         self.text = text
+        if self.loses_answers:
+            raise StoreFailed("the connection was lost")
         return self.revision
 
     @property
@@ -152,6 +155,19 @@ def test_a_change_is_made_again_on_what_others_have_written(run: Call) -> None:
             place.obstacle = None
             with pytest.raises(VersionConflict):
                 await synchroniser.change(added("a", "1", ENTRY))
+
+    run(scenario())
+
+
+def test_a_write_that_was_made_counts_even_if_its_answer_is_lost(run: Call) -> None:
+    async def scenario() -> None:
+        place = Place()
+        place.loses_answers = True
+        synchroniser, convergence = watch(place)
+        async with synchroniser.running():
+            await synchroniser.change(added("m", "1", ENTRY))
+            assert [*(convergence.wanted or ())] == ["m"]
+            assert synchroniser.describe()["revision"] == place.revision
 
     run(scenario())
 
