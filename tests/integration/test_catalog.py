@@ -12,6 +12,7 @@ import pytest
 import requests
 from grpc_client import connected
 from object_store import ObjectStore
+from servers import make_workflow
 
 pytestmark = pytest.mark.integration
 
@@ -507,6 +508,24 @@ def test_all_transports_change_the_catalog(replicas, wait_for):
         client.manage("UnregisterModel", model_name="m")
     assert read(both.catalog) == {}
     both.wait_gone(wait_for, "m")
+
+
+def test_nodes_of_a_workflow_are_the_servers_own(replicas, tmp_path):
+    (server,) = all_one = replicas(1, workflow_store=str(tmp_path / "shared-store"))
+    url = all_one.pack("m")
+    specification = f"models:\n  min-workers: 1\n  n:\n    url: {url}\ndag:\n  n: []\n"
+    make_workflow(all_one.store, "flow", specification)
+    answer = server.management("POST", "/workflows?url=flow.war&workflow_name=flow")
+    assert answer.status_code == 200, answer.text
+    for change in ("min_worker=2&synchronous=true", "batch_size=2"):
+        answer = server.management("PUT", f"/models/flow__n?{change}")
+        assert answer.status_code == 200, answer.text
+    assert len(server.describe("flow__n")["workers"]) == 2
+    assert server.management("PUT", "/models/flow__n/1.0/set-default").status_code == 200
+    assert read(all_one.catalog) == {}
+    assert server.management("DELETE", "/models/flow__n").status_code == 200
+    assert server.management("DELETE", "/workflows/flow").status_code == 200
+    server.stop()
 
 
 def test_what_else_would_name_models_is_refused(prepare_server):

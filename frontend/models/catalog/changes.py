@@ -3,6 +3,8 @@
 The same operations as those of `ModelManager`. A registration is carried out here first, so that an
 archive that cannot be served never gets into the catalog; any other change is written first. Either
 way this server is as the catalog wants it before the client has an answer, and others follow.
+
+Nodes of workflows are not in the catalog: they are this server's own, and changed here.
 """
 
 import asyncio
@@ -55,6 +57,10 @@ class CatalogChanges:
         synchronous: bool,
     ) -> ModelVersion:
         """See `ModelManager.scale`."""
+        if self._is_own(name):
+            return await self._manager.scale(
+                name, version, min_workers, max_workers, synchronous=synchronous
+            )
         edit = with_workers(name, version, min_workers, max_workers)
         await self._to_its_end(self._synchroniser.change(edit))
         following = self._synchroniser.start(self._follow(name, version))
@@ -64,15 +70,27 @@ class CatalogChanges:
 
     async def reconfigure(self, name: str, version: str | None, changes: Fields) -> ModelVersion:
         """See `ModelManager.reconfigure`."""
+        if self._is_own(name):
+            return await self._manager.reconfigure(name, version, changes)
         return await self._to_its_end(self._reconfigure(name, version, changes))
 
     async def set_default(self, name: str, version: str) -> None:
         """See `ModelManager.set_default`."""
-        await self._to_its_end(self._change(name, version, with_default(name, version)))
+        if self._is_own(name):
+            await self._manager.set_default(name, version)
+        else:
+            await self._to_its_end(self._change(name, version, with_default(name, version)))
 
     async def unregister(self, name: str, version: str | None = None) -> None:
         """See `ModelManager.unregister`."""
-        await self._to_its_end(self._change(name, version, without(name, version)))
+        if self._is_own(name):
+            await self._manager.unregister(name, version)
+        else:
+            await self._to_its_end(self._change(name, version, without(name, version)))
+
+    def _is_own(self, name: str) -> bool:
+        is_node = any(model.name == name and model.workflow for model in self._registry)
+        return is_node and self._synchroniser.wanted(name) is None
 
     async def _register(self, registration: Registration) -> ModelVersion:
         self._synchroniser.check_writable()
