@@ -21,6 +21,12 @@ HANDLER_LOG = "marserve.backend.handler"
 # mishap on an NVIDIA GPU; the others are torch's on AMD's GPUs and on the CPU.
 _OUT_OF_MEMORY = ("out of memory", "not enough memory", "can't allocate memory")
 _NO_MEMORY = ("CUDA", *_OUT_OF_MEMORY)
+# What speaks of CUDA, and is about a GPU that is not there or a build that is for others: free
+# memory helps none of it.
+_UNFIT_GPU = re.compile(
+    r"Attempting to deserialize object on|No CUDA GPUs|NVIDIA driver|CUDA driver"
+    r"|no kernel image|invalid device ordinal"
+)
 
 # The errors after which a CUDA context is of no use: in the words of cudaGetErrorString, and by the
 # names that the runtime, the driver and HIP have for them.
@@ -140,7 +146,8 @@ def load_status(error: Exception) -> int:
     """
     if poison_of(error):
         return 500
-    is_of_gpu = isinstance(error, RuntimeError) and "CUDA" in text_of(error)
+    text = text_of(error) if isinstance(error, RuntimeError) else ""
+    is_of_gpu = "CUDA" in text and not _UNFIT_GPU.search(text)
     return 507 if is_of_gpu or any(map(_is_of_memory, _with_causes(error))) else 500
 
 

@@ -25,6 +25,10 @@ NOT_STICKY = [
     ValueError("no label 'device-side assert triggered'"),
     MemoryError(),
 ]
+# Of torch.load: freeing memory would not help.
+SAVED_ON_A_GPU = (
+    "Attempting to deserialize object on a CUDA device but torch.cuda.is_available() is False."
+)
 
 
 @pytest.mark.parametrize("error", STICKY)
@@ -60,6 +64,10 @@ def _raised_from(error: Exception, cause: Exception) -> Exception:
         (_raised_from(ImportError("Failed to load model.pt"), RuntimeError("out of memory")), 507),
         (_raised_from(ImportError("no model"), RuntimeError("No CUDA GPUs are available")), 500),
         (FileNotFoundError("out of memory.pt"), 500),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED"), 507),  # mostly want of memory
+        (RuntimeError(SAVED_ON_A_GPU), 500),
+        (RuntimeError("No CUDA GPUs are available"), 500),
+        (RuntimeError("CUDA error: no kernel image is available for execution"), 500),
     ],
 )
 def test_a_load_that_memory_ran_out_in_says_so(error: Exception, status: int) -> None:
