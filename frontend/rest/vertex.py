@@ -39,29 +39,38 @@ def vertex_routes(
     """``routes``, those of the inference listener, with the paths that Vertex asks at."""
     vertex = _Vertex(registry, max_request_bytes)
     predicts = Route(vertex.predict_only, "inference", accept=vertex.accept_only)
-    routes = _with(routes, split_path(predict), predicts, _PREDICTING)
-    return _with(routes, split_path(health), Route(vertex.health), _HEALTH)
+    if predict:
+        routes = _with(routes, "POST", split_path(predict), predicts, _PREDICTING)
+    if health:
+        routes = _with(routes, "GET", split_path(health), Route(vertex.health), _HEALTH)
+    return routes
 
 
 def _with(
-    routes: Mapping[str, Route], path: Sequence[str], route: Route, known: Sequence[str]
+    routes: Mapping[str, Route],
+    method: str,
+    path: Sequence[str],
+    route: Route,
+    known: Sequence[str],
 ) -> Mapping[str, Route]:
-    """The routes with one more at a path, unless they answer it."""
-    if not path or path[0] in known or list(path[:2]) in _MODELS:
+    """The routes with one more at a path, which may be the root, unless they answer it."""
+    first = path[0] if path else ""
+    if first in known or list(path[:2]) in _MODELS:
         return routes
-    other = routes.get(path[0], routes[ANY_OTHER])
+    other = routes.get(first, routes[ANY_OTHER])
 
-    def chosen(segments: Sequence[str]) -> Route:
-        return route if list(segments) == list(path) else other
+    def chosen(request: HttpRequest | PlainRequest) -> Route:
+        is_asked = request.method == method and list(request.segments) == list(path)
+        return route if is_asked else other
 
     def serve(request: HttpRequest) -> Awaitable[HttpResponse]:
-        return chosen(request.segments).serve(request)
+        return chosen(request).serve(request)
 
     def accept(request: PlainRequest) -> Submit | None:
-        accepts = chosen(request.segments).accept
+        accepts = chosen(request).accept
         return accepts(request) if accepts else None
 
-    return {**routes, path[0]: Route(serve, route.guard, other.refuse, accept)}
+    return {**routes, first: Route(serve, route.guard, other.refuse, accept)}
 
 
 @dataclass(frozen=True)
@@ -75,7 +84,7 @@ class _Vertex(Predictor):
     def _asked(self, path: Sequence[str]) -> str:
         """The name of the one model that there is, or of the one in ``/{model}/predict``."""
         names = {model.name for model in self.registry if not model.workflow}
-        if path[0] in names and list(path[1:]) == ["predict"]:
+        if path and path[0] in names and list(path[1:]) == ["predict"]:
             return path[0]
         if len(names) != 1:
             at_start = {model.name for model in self.registry if model.loaded_at_start}

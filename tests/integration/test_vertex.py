@@ -158,20 +158,22 @@ def test_a_configuration_with_blanks_and_repeated_keys_and_its_prober(
     gate.close()
 
 
+@pytest.mark.parametrize(("predict", "health"), [("/predict", "/health"), ("/", "/")])
 def test_routes_of_their_own_ask_the_one_model_and_tell_when_it_can_answer(
-    prepare_server: StartServer, tmp_path: Path
+    prepare_server: StartServer, tmp_path: Path, predict: str, health: str
 ) -> None:
     gate = Gate(tmp_path / "gate")
     with prepare_server(load_models="m.mar", default_workers_per_model="1") as server:
         make_archive(server.store, GATED.format(gate=gate.path), "m")
         make_archive(server.store, LENGTHS, "other")
-        on_vertex(server, "/predict", "/health")
+        on_vertex(server, predict, health)
         server.start()
-        assert server.inference("GET", "/health").status_code == 503
+        assert server.inference("GET", health).status_code == 503
         gate.open()
-        wait_for(lambda: server.inference("GET", "/health").ok)
-        assert server.inference("POST", "/predict", data=b"x").text == "x"
-        assert server.inference("POST", "/m/predict", data=b"y").text == "y"
+        wait_for(lambda: server.inference("GET", health).ok)
+        assert server.inference("POST", predict, data=b"x").text == "x"
+        other = server.inference("POST", "/m/predict", data=b"y")
+        assert (other.status_code, other.text) == (200, "y") or predict == "/"
         server.stop()
     gate.close()
 
