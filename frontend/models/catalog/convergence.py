@@ -30,6 +30,7 @@ from marserve.frontend.models.catalog.plan import (
     SetDefault,
     Step,
     Unregister,
+    can_become,
     plan,
 )
 from marserve.frontend.models.manager import ModelManager
@@ -100,7 +101,9 @@ class Convergence:
         self.failures = {key: each for key, each in self.failures.items() if key[0] not in changed}
         for name, step in self._registering.items():
             model = catalog.get(name)
-            if model is None or model.versions.get(step.version) != step.entry:
+            entry = model.versions.get(step.version) if model else None
+            # What can be changed afterwards is no reason to load it once more.
+            if entry is None or not can_become(step.entry, entry):
                 background.start(self._supersede(name, step.version), _note)
         self._report()
 
@@ -162,7 +165,7 @@ class Convergence:
                 self._note_failure(name, step, error)
             else:
                 self.failures.pop((name, step.version), None)
-        return True
+        return (self.wanted or {}).get(name) == wanted
 
     def _forget_overcome(self, name: str, steps: list[Step]) -> None:
         """Forget what failed and needs no step any more: a client has brought it about."""

@@ -87,7 +87,7 @@ def plan(wanted: CatalogModel | None, registered: CatalogModel | None) -> list[S
 def _steps_of(version: str, there: CatalogEntry | None, wanted: CatalogEntry) -> Iterator[Step]:
     if there is None:
         yield Register(version, wanted)
-    elif not _is_live(there, wanted):
+    elif not can_become(there, wanted):
         yield Replace(version, wanted)
     else:
         changes = {
@@ -102,7 +102,7 @@ def _steps_of(version: str, there: CatalogEntry | None, wanted: CatalogEntry) ->
             yield Scale(version, wanted.workers, wanted)
 
 
-def _is_live(there: CatalogEntry, wanted: CatalogEntry) -> bool:
+def can_become(there: CatalogEntry, wanted: CatalogEntry) -> bool:
     """Whether one entry can become the other while the model is served.
 
     What an entry no longer sets can only be found anew from the archive and the configuration.

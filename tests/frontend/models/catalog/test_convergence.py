@@ -255,6 +255,23 @@ def test_a_registration_that_is_not_wanted_any_more_is_given_up(run: Call) -> No
     run(scenario())
 
 
+def test_what_changes_while_a_model_loads_is_no_reason_to_load_it_again(run: Call) -> None:
+    async def scenario() -> None:
+        world = World()
+        world.manager.seconds = 60.0
+        async with BackgroundTasks() as background:
+            world.convergence.want(one("1", "a", workers=(1, 1)), background)
+            loading = background.start(world.convergence.converge("m"))
+            await asyncio.sleep(1)
+            wanted = one("1", "a", workers=(2, 2), settings={"size": 4})
+            world.convergence.want(wanted, background)
+            assert await loading == []
+        assert world.served == wanted
+        assert world.manager.calls == ["register 1 a", "scale 1 2", "have 2", "scale 2 2"]
+
+    run(scenario())
+
+
 def test_what_is_not_of_the_catalog_is_left_alone(run: Call) -> None:
     async def scenario() -> None:
         world = World()
