@@ -6,6 +6,7 @@ which has to be read from one end to the other.
 
 import struct
 import tarfile
+import time
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -20,6 +21,8 @@ from marserve.frontend.models.archives.unpack import member_parts
 #: Name, size, and what reads it.
 _Member = tuple[str, int, Callable[[], bytes]]
 _MAX_BYTES = 2 << 20
+_MAX_TEXT = 64 << 20  # of all such members together
+_MAX_SECONDS = 60.0
 _MAX_MEMBERS = 100_000
 _READ = (".py", ".json", ".yaml", ".yml", ".txt")
 # What the two libraries raise at bytes that are no archive.
@@ -43,10 +46,17 @@ class NotAnArchive(Exception):
 
 @dataclass(frozen=True)
 class Contents:
-    """The members of an archive, by their path in it."""
+    """The members of an archive, by their path in it.
+
+    Attributes:
+        names: Of files.
+        texts: Of the small ones that are text.
+        cut: Why not all of it was read; empty where all was.
+    """
 
     names: frozenset[str]
-    texts: Mapping[str, str] = field(default_factory=dict)  # of the small ones that are text
+    texts: Mapping[str, str] = field(default_factory=dict)
+    cut: str = ""
 
     def has(self, name: str) -> bool:
         """Whether there is a file, or a directory, of this name."""
@@ -61,6 +71,7 @@ def read_contents(path: Path) -> Contents:
     """
     names: set[str] = set()
     texts: dict[str, str] = {}
+    cut, held, deadline = "", 0, time.monotonic() + _MAX_SECONDS
     try:
         members = _members(path)
         for name, size, read in members:
@@ -68,12 +79,19 @@ def read_contents(path: Path) -> Contents:
             if len(names) > _MAX_MEMBERS:
                 raise NotAnArchive(f"it has more than {_MAX_MEMBERS} members")
             if size <= _MAX_BYTES and name.endswith(_READ):
+                held += size
                 texts[name] = read().decode("utf-8-sig", errors="replace")
+            if held > _MAX_TEXT:
+                cut = f"it has more than {_MAX_TEXT >> 20} MiB of code and settings"
+            elif time.monotonic() > deadline:
+                cut = f"it takes more than {_MAX_SECONDS:g} s"
+            if cut:
+                break
     except (*_UNREADABLE, ServeError) as error:
         is_anybodys = path.suffix in (".gz", ".tgz") and MANIFEST_PATH not in names
         why = str(error) or type(error).__name__
         raise NotAnArchive(why, is_anybodys=is_anybodys) from error
-    return Contents(frozenset(names), texts)
+    return Contents(frozenset(names), texts, cut)
 
 
 def _members(path: Path) -> Iterator[_Member]:

@@ -11,9 +11,11 @@ from typing import Any
 
 from marserve.frontend.configuration.bounded_yaml import load_yaml
 
-_STEERING = re.compile(r"(?m)^\s*\{\{-?\s*(?:if|else|end|range|with|define|include|template|/\*|\$)"
-                       r"[^\n]*\}\}\s*$")  # fmt: skip
-_TEMPLATE = re.compile(r"\{\{.*?\}\}")
+_STEERING = re.compile(
+    r"(?m)^[ \t]*\{\{-?\s*(?:if|else|end|range|with|define|include|template|/\*|\$)"
+    r"[^\n]*\}\}[ \t]*$"
+)
+_TEMPLATE = re.compile(r"\{\{(?:(?!\{\{).)*?\}\}")  # never looks beyond the next one
 _PROBES = ("readinessProbe", "livenessProbe", "startupProbe", "healthcheck")
 
 

@@ -1,5 +1,6 @@
 """Looks at every source of a setup, each with the checks of its kind."""
 
+import errno
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -10,7 +11,7 @@ from typing import Any
 from marserve.frontend.configuration.model_schema import BY_SPELLING
 from marserve.tools.doctor.checks.archives import check_archive
 from marserve.tools.doctor.checks.containers import check_containers
-from marserve.tools.doctor.checks.handlers import PythonFile, check_imports
+from marserve.tools.doctor.checks.handlers import PythonFile, check_imports, no_python
 from marserve.tools.doctor.checks.images import (
     check_dockerfile,
     check_images,
@@ -41,6 +42,8 @@ def _examine(sources: list[Source], around: Surroundings) -> Report:
     report = Report(read=[source.name for source in sources])
     for source in sources:
         try:
+            if source.kind is Kind.UNREADABLE:
+                raise PermissionError(errno.EACCES, "permission denied")
             found = _of_source(source, around)
             # What is no file of its own cannot be written.
             report.findings += (
@@ -92,10 +95,8 @@ def _of_source(source: Source, around: Surroundings) -> Iterator[Finding]:
 def _python(source: Source) -> Iterator[Finding]:
     try:
         file = PythonFile(source.name, source.text)
-    except (SyntaxError, ValueError, RecursionError) as error:
-        line = getattr(error, "lineno", 0) or 0
-        what = f"{source.name} is not Python of this version: {getattr(error, 'msg', error)}."
-        yield finding("handler-syntax", Place(source.name, line), what, "Mend it.")
+    except SyntaxError as error:
+        yield no_python(source.name, error)
         return
     yield from check_imports(file)
     yield finding("unchanged", Place(source.name), f"the imports of {source.name}")

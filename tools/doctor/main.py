@@ -1,6 +1,8 @@
 """``marserve doctor`` from the command line to the exit status."""
 
 import argparse
+import io
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,6 +32,9 @@ def main(arguments: Sequence[str]) -> int:
     Args:
         arguments: What follows ``doctor``.
     """
+    for stream in (sys.stdout, sys.stderr):  # any file name, in any locale
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         if _COMPARE in arguments:
             return compare([each for each in arguments if each != _COMPARE])
@@ -46,7 +51,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _report(options: argparse.Namespace) -> Report:
-    if options.url:
+    if options.url is not None:
         report = examine_server(options)
     else:
         root, sources = _sources(options)
@@ -72,7 +77,7 @@ def _sources(options: argparse.Namespace) -> tuple[Path, list[Source]]:
             raise DoctorError(f"There is no configuration file {path}.")
         return path.parent, [Source(path, str(path), Kind.PROPERTIES), *_beside(path)]
     root = options.path or Path()
-    if not root.exists():
+    if not os.path.exists(root):  # noqa: PTH110 - raises nothing
         raise DoctorError(f"There is no {root}.")
     sources = [*find_sources(root)]
     if not sources:

@@ -63,7 +63,7 @@ def read_options(arguments: Sequence[str]) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if options.json and options.write and not options.yes:
         parser.error("--json with --write needs --yes: nobody is asked")
-    if options.url and (options.write or options.load):
+    if options.url is not None and (options.write or options.load):
         parser.error("--write and --load are for files, not for --url")
     if options.load_timeout <= 0:
         parser.error("--load-timeout takes a number above 0")

@@ -5,6 +5,7 @@ anybody's, so one counts that has a key of TorchServe's. What no check understan
 silence.
 """
 
+import codecs
 import os
 import re
 import zipfile
@@ -28,6 +29,7 @@ _SKIPPED = {
 }
 _SERVERS = re.compile(r"torchserve|torch-model-archiver|pytorch/serve|\bts\.")
 _LOGGERS = re.compile(r"org\.pytorch\.serve|com\.amazonaws\.ml\.ts|MODEL_LOG|ACCESS_LOG|TS_METRICS")
+_IMPORTS = re.compile(r"(?m)^[ \t]*(?:from|import)\s+(?:ts|model_archiver|workflow_archiver)\b")
 _ARCHIVES = (".mar", ".war", ".model", ".tar.gz", ".tgz")
 
 
@@ -43,6 +45,7 @@ class Kind(Enum):
     REQUIREMENTS = auto()
     PYTHON = auto()
     PLUGIN = auto()  # a .jar
+    UNREADABLE = auto()  # a file or a directory that this user may not read
 
 
 @dataclass(frozen=True)
@@ -71,11 +74,7 @@ class Source:
         Raises:
             OSError: It cannot be read.
         """
-        content = self.path.read_bytes()
-        try:
-            return content.decode("utf-8-sig")
-        except UnicodeDecodeError:
-            return content.decode("latin-1")
+        return decode(self.path.read_bytes())[0]
 
     @cached_property
     def lines(self) -> list[str]:
@@ -87,6 +86,15 @@ class Source:
         return next((at for at, line in enumerate(self.lines, 1) if pattern in line), 0)
 
 
+def decode(content: bytes) -> tuple[str, str]:
+    """The text of a file, and the encoding in which it is written again."""
+    try:
+        encoding = "utf-8-sig" if content.startswith(codecs.BOM_UTF8) else "utf-8"
+        return content.decode(encoding), encoding
+    except UnicodeDecodeError:
+        return content.decode("latin-1"), "latin-1"
+
+
 def find_sources(root: Path) -> Iterator[Source]:
     """The sources of a file or directory, in order of their names."""
     if root.is_file():
@@ -96,8 +104,13 @@ def find_sources(root: Path) -> Iterator[Source]:
     if is_unpacked(root):
         yield Source(root, root.name, Kind.ARCHIVE)
         return
+    yield from _in_directory(root)
+
+
+def _in_directory(root: Path) -> Iterator[Source]:
     count = 0
-    for folder, folders, files in os.walk(root):
+    closed: list[OSError] = []
+    for folder, folders, files in os.walk(root, onerror=closed.append):
         here = Path(folder)
         for name in sorted(folders):
             if is_unpacked(here / name):
@@ -114,11 +127,15 @@ def find_sources(root: Path) -> Iterator[Source]:
             path = here / name
             if kind := _kind_of(path):
                 yield Source(path, str(path.relative_to(root)), kind)
+    for path in (Path(error.filename) for error in closed):
+        yield Source(path, str(path.relative_to(root)), Kind.UNREADABLE)
 
 
 def is_unpacked(directory: Path) -> bool:
     """Whether a directory is a model or a workflow that is not packed."""
-    return any((directory / name).is_file() for name in (MANIFEST_PATH, WORKFLOW_MANIFEST_PATH))
+    names = (MANIFEST_PATH, WORKFLOW_MANIFEST_PATH)
+    # Not Path.is_file(), which raises an error where nobody may look.
+    return any(os.path.isfile(directory / name) for name in names)  # noqa: PTH113
 
 
 def _kind_of(path: Path) -> Kind | None:
@@ -135,6 +152,8 @@ def _kind_of(path: Path) -> Kind | None:
         if path.stat().st_size > _MAX_BYTES:
             return None
         return _kind_of_text(path, name)
+    except PermissionError:
+        return Kind.UNREADABLE
     except OSError:
         return None
 
@@ -162,15 +181,13 @@ def _kind_of_text(path: Path, name: str) -> Kind | None:
     if re.fullmatch(r".*requirements.*\.(txt|in)", name):
         return Kind.REQUIREMENTS
     if name.endswith(".py"):
-        is_user = re.search(r"(?m)^\s*(?:from|import)\s+(?:ts|model_archiver|workflow_archiver)\b",
-                            _read(path))  # fmt: skip
-        return Kind.PYTHON if is_user else None
+        return Kind.PYTHON if _IMPORTS.search(_read(path)) else None
     return None
 
 
 def _kind_of_properties(path: Path) -> Kind | None:
     text = _read(path)
-    if re.search(r"(?m)^\s*(?:log4j\.|appender\.|rootLogger)", text):
+    if re.search(r"(?m)^[ \t]*(?:log4j\.|appender\.|rootLogger)", text):
         return Kind.LOG4J if _LOGGERS.search(text) else None
     try:
         keys = parse_properties(text).keys()
@@ -186,7 +203,7 @@ def _is_ours_in_yaml(path: Path) -> bool:
         return True
     if re.search(r"serving\.kserve\.io|modelFormat|model[-_]config", f"{text} {path.name}"):
         return True
-    if re.search(r"(?m)^\s+(?:inference_address|management_address|model_store)\s*=", text):
+    if re.search(r"(?m)^[ \t]+(?:inference_address|management_address|model_store)\s*=", text):
         return True  # a file within a ConfigMap
     keys = re.findall(r"(?m)^(\w+)\s*:", text)
     return any(key in BY_KEY for key in keys)

@@ -170,12 +170,12 @@ class _Reader:
         self._add(self._to.installing, self._truths("install_py_dep_per_model"))
         self._add(self._to.open_servers, self._truths("disable_token_authorization"))
         self._add(self._to.registering, self._truths("enable_model_api"))
-        named = re.findall(r"(?m)^\s*default_service_handler\s*[=:]\s*(\S+)", self._source.text)
+        named = re.findall(r"(?m)^[ \t]*default_service_handler\s*[=:]\s*(\S+)", self._source.text)
         self._add(self._to.default_handlers, named)
         self._add(self._to.public, re.findall(_PUBLIC, self._source.text))
 
     def _truths(self, key: str) -> list[str]:
-        return re.findall(rf"(?mi)^\s*{key}\s*[=:]\s*true", self._source.text)
+        return re.findall(rf"(?mi)^[ \t]*{key}\s*[=:]\s*true", self._source.text)
 
     def _dockerfile(self) -> None:
         for instruction in instructions_of(self._source):

@@ -1,6 +1,5 @@
 """Archives of models and workflows: manifest, files, handler, requirements, model-config.yaml."""
 
-import re
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
@@ -18,6 +17,7 @@ from marserve.tools.doctor.checks.handlers import (
     check_entry,
     check_imports,
     check_requirements_of,
+    no_python,
 )
 from marserve.tools.doctor.checks.model_yaml import check_model_yaml, check_workflow
 from marserve.tools.doctor.contents import Contents, NotAnArchive, read_contents
@@ -40,6 +40,14 @@ def check_archive(source: Source, around: Surroundings) -> Iterator[Finding]:
             return
         yield finding(
             "archive-unusable", place, f"{source.name} cannot be opened: {error}.", "Pack it anew."
+        )
+        return
+    if contents.cut:
+        yield finding(
+            "not-read",
+            place,
+            f"{source.name} was not read to its end: {contents.cut}.",
+            "Give the directory that it was packed from, or load it with --load.",
         )
         return
     if WORKFLOW_MANIFEST_PATH in contents.names:
@@ -134,14 +142,8 @@ def _handler(
             continue
         try:
             parsed[name] = PythonFile(f"{source.name}/{name}", text)
-        except (SyntaxError, ValueError, RecursionError) as error:
-            line = getattr(error, "lineno", 0) or 0
-            yield finding(
-                "handler-syntax",
-                Place(f"{source.name}/{name}", line),
-                f"{name} is not Python of this version: {getattr(error, 'msg', error)}.",
-                "Mend it; Python 2 is not run.",
-            )
+        except SyntaxError as error:
+            yield no_python(f"{source.name}/{name}", error)
     for name, python in parsed.items():
         yield from check_imports(python)
         if name in (file, manifest.model_file):
@@ -167,7 +169,7 @@ def _is_base(manifest: Manifest, contents: Contents) -> bool:
         return built_in_handler(module)
     try:
         return base_handler_in(PythonFile(module, text))
-    except (SyntaxError, ValueError, RecursionError):
+    except SyntaxError:
         return False
 
 
@@ -222,8 +224,8 @@ def _workflow(source: Source, contents: Contents) -> Iterator[Finding]:
     else:
         yield from check_workflow(Place(f"{source.name}/{manifest.specification_file}"), text)
     for name, code in contents.texts.items():
-        if re.search(r"\.py$", name):
+        if name.endswith(".py"):
             try:
                 yield from check_imports(PythonFile(f"{source.name}/{name}", code))
-            except (SyntaxError, ValueError, RecursionError) as error:
-                yield finding("handler-syntax", place, f"{name} is not Python: {error}.")
+            except SyntaxError as error:
+                yield no_python(f"{source.name}/{name}", error)

@@ -54,13 +54,18 @@ class PythonFile:
     """A file that was parsed.
 
     Raises:
-        SyntaxError, ValueError: It is no Python, or of another version.
+        SyntaxError: It is no Python, or of another version.
     """
 
     def __init__(self, name: str, text: str) -> None:
         self.name = name
-        self.tree = ast.parse(text, name)
-        self.imports = list(_imports(self.tree.body, is_guarded=False))
+        try:
+            self.tree = ast.parse(text, name)
+            self.imports = list(_imports(self.tree.body, is_guarded=False))
+        except ValueError as error:  # a zero byte
+            raise SyntaxError(str(error)) from error
+        except (RecursionError, MemoryError) as error:  # the parser's words for the same
+            raise SyntaxError("it is nested too deeply") from error
 
     @property
     def classes(self) -> list[ast.ClassDef]:
@@ -84,6 +89,14 @@ class PythonFile:
     def top_level(self) -> set[str]:
         """The names that its top level binds to functions, classes, imports and values."""
         return _top_level(self.tree.body)
+
+
+def no_python(name: str, error: SyntaxError) -> Finding:
+    """The finding about a file that cannot be parsed."""
+    what = f"{name} is not Python of this version: {error.msg}."
+    return finding(
+        "handler-syntax", Place(name, error.lineno or 0), what, "Mend it; Python 2 is not run."
+    )
 
 
 def check_imports(file: PythonFile) -> Iterator[Finding]:

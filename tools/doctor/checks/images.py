@@ -15,7 +15,9 @@ _IMAGE = re.compile(r"(?:(?:docker\.io|ghcr\.io|public\.ecr\.aws)/)?pytorch/torc
                     r"(?::[\w.-]+|@sha256:\w+)?(?![\w/])")  # fmt: skip
 _TAGS = re.compile(r"TAG\s*=|\s(?:-t|--tag)[\s=]")
 _AWS_IMAGE = re.compile(r"\d{12}\.dkr\.ecr\.[\w.-]+/(pytorch-inference[\w-]*|torchserve):([\w.-]+)")
-_VERTEX_IMAGE = re.compile(r"\S*docker\.pkg\.dev/vertex-ai/prediction/pytorch-[\w.-]+(?::[\w.-]+)?")
+_VERTEX_IMAGE = re.compile(
+    r"[\w.-]{0,63}docker\.pkg\.dev/vertex-ai/prediction/pytorch-[\w.-]+(?::[\w.-]+)?"
+)
 _PACKAGES = {
     "torchserve": "marserve[grpc]",
     "torchserve-nightly": "marserve[grpc]",
