@@ -263,6 +263,34 @@ class Server:
         )
         registrar = WorkflowRegistrar(self._workflows, manager, self._registry, host, self._metrics)
         workflows = WorkflowManagement(self._workflows, registrar, config.model_api)
+        places = await self._bind(opened, management, workflows, access_log)
+        await opened.enter_async_context(
+            manager.running(config.drain_timeout, signals.skip_requests, self._workflows.drained)
+        )
+        await opened.enter_async_context(registrar.running())
+        if catalog is None:
+            await register_initial_models(manager, self._registry, config)
+        else:
+            await opened.enter_async_context(catalog.running())
+        if config.debugged:
+            warn_if_unknown(config.debugged, self._registry)
+        await _listen(opened, [each for each in places if not each[1].when_ready])
+        autoscaler = Autoscaler(self._registry, manager.set_current_workers)
+        scaling = await opened.enter_async_context(BackgroundTasks())
+        scaling.keep_running("Autoscaling", autoscaler.run)
+        await manager.snapshots.begin()
+        if later := [each for each in places if each[1].when_ready]:
+            await self._listen_when_ready(opened, later, signals.stop)
+
+    async def _bind(
+        self,
+        opened: AsyncExitStack,
+        management: ModelManagement,
+        workflows: WorkflowManagement,
+        access_log: AccessLog,
+    ) -> Sequence[_Place]:
+        """Bind all listeners; returns them in the order in which they are to listen."""
+        config = self._config
         tokens = _make_tokens(config, opened)
         self._tls = server_context(config.tls_files) if config.has_https else None
         endpoints = HttpEndpoints(
@@ -275,31 +303,11 @@ class Server:
             tokens,
             self._tls,
         )
-        places = await endpoints.bind(opened)
-        grpc_places = await self._bind_grpc(opened, management, access_log, tokens)
-        await opened.enter_async_context(
-            manager.running(config.drain_timeout, signals.skip_requests, self._workflows.drained)
-        )
-        await opened.enter_async_context(registrar.running())
-        if catalog is None:
-            await register_initial_models(manager, self._registry, config)
-        else:
-            await opened.enter_async_context(catalog.running())
-        if config.debugged:
-            warn_if_unknown(config.debugged, self._registry)
+        of_http = await endpoints.bind(opened)
+        of_grpc = await self._bind_grpc(opened, management, access_log, tokens)
+        self._url = of_http[0][1].address.url
         # Inference last: whoever gets an answer from /ping may count on the other listeners.
-        everyone: list[_Place] = [
-            *((each.name, each) for each in reversed(grpc_places)),
-            *reversed(places),
-        ]
-        await _listen(opened, [each for each in everyone if not each[1].when_ready])
-        autoscaler = Autoscaler(self._registry, manager.set_current_workers)
-        scaling = await opened.enter_async_context(BackgroundTasks())
-        scaling.keep_running("Autoscaling", autoscaler.run)
-        await manager.snapshots.begin()
-        if later := [each for each in everyone if each[1].when_ready]:
-            await self._listen_when_ready(opened, later, signals.stop)
-        self._url = places[0][1].address.url
+        return [*((each.name, each) for each in reversed(of_grpc)), *reversed(of_http)]
 
     async def _listen_when_ready(
         self, opened: AsyncExitStack, places: Sequence[_Place], stop: asyncio.Event
