@@ -209,7 +209,8 @@ class Convergence:
         before = model.workers.min_workers
         if before < low:
             await self._manager.scale(name, version, before, high, synchronous=True)
-            await self._manager.set_current_workers(model, low)
+            # Those that were added for the load stay.
+            await self._manager.set_current_workers(model, max(low, len(model.workers)))
         return await self._manager.scale(name, version, low, high, synchronous=True)
 
     async def _supersede(self, name: str, version: str) -> None:

@@ -22,6 +22,10 @@ Call = Callable[..., Any]
 @dataclass(eq=False)
 class Workers:
     min_workers: int = 1
+    count: int = 1
+
+    def __len__(self) -> int:
+        return self.count
 
 
 @dataclass(eq=False)
@@ -230,6 +234,12 @@ def test_the_minimum_of_workers_rises_when_they_are_there(run: Call) -> None:
         await world.want(one("1", "a", workers=(1, 1)))
         await world.want(one("1", "a", workers=(3, 4)))
         assert world.manager.calls == ["register 1 a", "scale 1 4", "have 3", "scale 3 4"]
+        await world.want(one("1", "a", workers=(3, 6)))
+        world.registry.find("m").workers.count = 5  # as the load asks for
+        world.manager.calls.clear()
+        await world.want(one("1", "a", workers=(4, 6)))
+        assert world.manager.calls == ["scale 3 6", "have 5", "scale 4 6"]
+        await world.want(one("1", "a", workers=(3, 4)))
         world.manager.broken = {"workers"}
         await world.want(one("1", "a", workers=(9, 9)))
         assert world.registry.find("m").workers.min_workers == 3
