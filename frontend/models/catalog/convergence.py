@@ -7,10 +7,9 @@ after a while, or as soon as the catalog wants something else for the model.
 
 import asyncio
 import logging
-import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from marserve.frontend.background import BackgroundTasks
 from marserve.frontend.errors import (
@@ -22,6 +21,7 @@ from marserve.frontend.errors import (
 )
 from marserve.frontend.logs.formats import one_line
 from marserve.frontend.models.catalog.document import Catalog, CatalogEntry, CatalogModel
+from marserve.frontend.models.catalog.failures import Failure, Failures
 from marserve.frontend.models.catalog.plan import (
     Reconfigure,
     Register,
@@ -40,26 +40,7 @@ from marserve.frontend.models.resolver import Registration
 
 logger = logging.getLogger(__name__)
 
-_FIRST_PAUSE_SECONDS = 1.0
-_LONGEST_PAUSE_SECONDS = 300.0
 _KEPT = "what was read of it before stays"
-
-
-@dataclass(frozen=True)
-class Failure:
-    """What the catalog wants and could not be brought about."""
-
-    name: str
-    version: str
-    url: str
-    error: Exception
-    attempts: int
-    retry_at: float  # of the loop's clock
-
-    @property
-    def reason(self) -> str:
-        """Why, in a sentence."""
-        return one_line(self.error) or type(self.error).__name__
 
 
 class Convergence:
@@ -67,18 +48,17 @@ class Convergence:
 
     Attributes:
         wanted: The catalog; None until it is known, and then nothing is done.
-        failures: By name and version, until it succeeds or is no longer wanted.
+        failures: What of it could not be brought about.
     """
 
     def __init__(
         self, manager: ModelManager, registry: ModelRegistry, on_failure: Callable[[], object]
     ) -> None:
         self.wanted: Catalog | None = None
-        self.failures: dict[tuple[str, str], Failure] = {}
+        self.failures = Failures(asyncio.get_running_loop().time)
         self._manager = manager
         self._registry = registry
         self._on_failure = on_failure
-        self._loop = asyncio.get_running_loop()
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         #: What is being registered now, by name.
         self._registering: dict[str, Register] = {}
@@ -98,7 +78,8 @@ class Convergence:
         for name in changed & self.wrong.keys():
             self._on_failure()
             logger.warning("The catalog: %s (%s)", one_line(self.wrong[name]), _KEPT)
-        self.failures = {key: each for key, each in self.failures.items() if key[0] not in changed}
+        for name in changed:
+            self.failures.forget(name)
         for name, step in self._registering.items():
             model = catalog.get(name)
             entry = model.versions.get(step.version) if model else None
@@ -109,17 +90,12 @@ class Convergence:
 
     def due(self, now: float) -> list[str]:
         """Names of models that are to be converged now: not those that are, or wait for a retry."""
-        waiting = {each.name for each in self.failures.values() if each.retry_at > now}
+        waiting = self.failures.waiting(now)
         return [
             name
             for name in self._unconverged()
             if name not in waiting and not self._locks[name].locked()
         ]
-
-    def next_retry(self, now: float) -> float:
-        """The next moment when something is due again; what is due already is under way."""
-        moments = (each.retry_at for each in self.failures.values() if each.retry_at > now)
-        return min(moments, default=math.inf)
 
     @property
     def wrong(self) -> dict[str, str]:
@@ -138,11 +114,12 @@ class Convergence:
                     return []
                 wanted = self.wanted.get(name)
                 steps = plan(wanted, self._registered(name))
-                self._forget_overcome(name, steps)
+                # What needs no step any more, a client has brought about.
+                self.failures.forget(name, but={step.version for step in steps})
                 is_whole = await self._apply(name, wanted, steps)
                 self._report()
                 if is_whole:
-                    return [each for each in self.failures.values() if each.name == name]
+                    return self.failures.of(name)
 
     async def _apply(self, name: str, wanted: CatalogModel | None, steps: list[Step]) -> bool:
         """Take the steps as far as possible; False where something else is wanted meanwhile."""
@@ -166,12 +143,6 @@ class Convergence:
             else:
                 self.failures.pop((name, step.version), None)
         return (self.wanted or {}).get(name) == wanted
-
-    def _forget_overcome(self, name: str, steps: list[Step]) -> None:
-        """Forget what failed and needs no step any more: a client has brought it about."""
-        needed = {(name, step.version) for step in steps}
-        for key in [key for key in self.failures if key[0] == name and key not in needed]:
-            del self.failures[key]
 
     async def _take(self, name: str, step: Step) -> None:
         manager = self._manager
@@ -236,14 +207,7 @@ class Convergence:
                 yield name
 
     def _note_failure(self, name: str, step: Step, error: Exception) -> None:
-        key = (name, step.version)
-        earlier = self.failures.get(key)
-        attempts = earlier.attempts + 1 if earlier else 1
-        pause = min(_FIRST_PAUSE_SECONDS * 2 ** (attempts - 1), _LONGEST_PAUSE_SECONDS)
-        entry = getattr(step, "entry", None)
-        url = entry.url if isinstance(entry, CatalogEntry) else ""
-        failure = Failure(name, step.version, url, error, attempts, self._loop.time() + pause)
-        self.failures[key] = failure
+        pause = self.failures.note(name, step, error)
         self._on_failure()
         logger.warning(
             "The catalog wants %s %s, which failed (%s); tried again in %g s: %s",
@@ -251,7 +215,7 @@ class Convergence:
             one_line(step.version),
             type(step).__name__,
             pause,
-            failure.reason,
+            self.failures[name, step.version].reason,
             exc_info=None if isinstance(error, ServeError | OSError) else error,
         )
 
@@ -269,7 +233,7 @@ class Convergence:
             for name, reason in self.wrong.items()
             if self._registered(name) is None
         ]
-        names = sorted({*self.wrong, *(each.name for each in self.failures.values())})
+        names = sorted({*self.wrong, *self.failures.names})
         trouble = f"not as the catalog wants them: {', '.join(names)}" if names else ""
         self._registry.catalog_progress = CatalogProgress(
             is_known=self.wanted is not None, awaited=self._awaited, trouble=trouble

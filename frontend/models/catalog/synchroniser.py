@@ -23,7 +23,7 @@ from marserve.frontend.errors import (
     ServerStopping,
 )
 from marserve.frontend.logs.formats import one_line
-from marserve.frontend.models.catalog.convergence import Convergence, Failure
+from marserve.frontend.models.catalog.convergence import Convergence
 from marserve.frontend.models.catalog.document import (
     Catalog,
     CatalogModel,
@@ -32,6 +32,7 @@ from marserve.frontend.models.catalog.document import (
     read_catalog,
 )
 from marserve.frontend.models.catalog.edits import Edit
+from marserve.frontend.models.catalog.failures import Failure
 from marserve.frontend.models.catalog.store import (
     CatalogStore,
     Document,
@@ -157,7 +158,7 @@ class Synchroniser:
     def describe(self) -> dict[str, Any]:
         """What is known of the catalog and of how far it is applied, for operators."""
         now = asyncio.get_running_loop().time()
-        failures = self._convergence.failures.values()
+        failures = self._convergence.failures
         unconverged, wrong = self._convergence.unconverged(), self._convergence.wrong
         return {
             "catalog": self._store.place,
@@ -167,18 +168,8 @@ class Synchroniser:
             "failure": self._trouble or None,
             "models": len(self._convergence.wanted or ()),
             "pending": [{"modelName": name, "reason": reason} for name, reason in wrong.items()]
-            + [
-                {
-                    "modelName": each.name,
-                    "modelVersion": each.version,
-                    "modelUrl": each.url,
-                    "reason": each.reason,
-                    "attempts": each.attempts,
-                    "nextAttemptSeconds": round(max(0.0, each.retry_at - now), 1),
-                }
-                for each in failures
-            ],
-            "underWay": sorted({*unconverged} - {each.name for each in failures} - wrong.keys()),
+            + [each.described(now) for each in failures.values()],
+            "underWay": sorted({*unconverged} - failures.names - wrong.keys()),
             "converged": self._convergence.wanted is not None and not unconverged,
         }
 
@@ -209,7 +200,8 @@ class Synchroniser:
                     self._in_line.add(name)
                     self._background.start(self._converge_in_turn(name), _note)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout_at(min(next_look, self._convergence.next_retry(now))):
+                next_retry = self._convergence.failures.next_retry(now)
+                async with asyncio.timeout_at(min(next_look, next_retry)):
                     await self._wake.wait()
             self._wake.clear()
             if loop.time() >= next_look:

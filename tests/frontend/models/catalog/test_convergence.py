@@ -191,7 +191,7 @@ def test_what_fails_is_tried_again_less_and_less_often(run: Call) -> None:
         pauses = []
         for _ in range(11):
             assert world.convergence.due(loop.time()) == []
-            pauses.append(world.convergence.next_retry(loop.time()) - loop.time())
+            pauses.append(world.convergence.failures.next_retry(loop.time()) - loop.time())
             await asyncio.sleep(pauses[-1])
             assert world.convergence.due(loop.time()) == ["m"]
             await world.convergence.converge("m")
@@ -314,7 +314,7 @@ def test_a_retry_that_is_under_way_is_no_reason_to_wake(run: Call) -> None:
         retry = asyncio.create_task(world.convergence.converge("m"))
         await asyncio.sleep(1)
         assert world.convergence.due(loop.time()) == []
-        assert world.convergence.next_retry(loop.time()) > loop.time()
+        assert world.convergence.failures.next_retry(loop.time()) > loop.time()
         assert await retry == []
 
     run(scenario())

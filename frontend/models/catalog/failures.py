@@ -1,0 +1,83 @@
+"""What a catalog wants and could not be brought about: it is tried again less and less often."""
+
+import math
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any
+
+from marserve.frontend.logs.formats import one_line
+from marserve.frontend.models.catalog.document import CatalogEntry
+from marserve.frontend.models.catalog.plan import Step
+
+_PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 300.0)  # seconds
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One version of a model that is not as it is wanted."""
+
+    name: str
+    version: str
+    url: str
+    error: Exception
+    attempts: int
+    retry_at: float  # of the clock
+
+    @property
+    def reason(self) -> str:
+        """Why, in a sentence."""
+        return one_line(self.error) or type(self.error).__name__
+
+    def described(self, now: float) -> dict[str, Any]:
+        """The same, for operators."""
+        return {
+            "modelName": self.name,
+            "modelVersion": self.version,
+            "modelUrl": self.url,
+            "reason": self.reason,
+            "attempts": self.attempts,
+            "nextAttemptSeconds": round(max(0.0, self.retry_at - now), 1),
+        }
+
+
+class Failures(dict[tuple[str, str], Failure]):
+    """By name and version, until it succeeds or is no longer wanted; ``clock`` tells seconds."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        super().__init__()
+        self._clock = clock
+
+    def note(self, name: str, step: Step, error: Exception) -> float:
+        """Note that a step failed; returns the seconds until it is tried again."""
+        earlier = self.get((name, step.version))
+        attempts = earlier.attempts + 1 if earlier else 1
+        pause = _PAUSES[min(attempts, len(_PAUSES)) - 1]
+        entry = getattr(step, "entry", None)
+        url = entry.url if isinstance(entry, CatalogEntry) else ""
+        self[name, step.version] = Failure(
+            name, step.version, url, error, attempts, self._clock() + pause
+        )
+        return pause
+
+    def forget(self, name: str, but: Collection[str] = ()) -> None:
+        """Forget those of a model, but of some versions."""
+        for key in [key for key in self if key[0] == name and key[1] not in but]:
+            del self[key]
+
+    def of(self, name: str) -> list[Failure]:
+        """Those of a model."""
+        return [each for each in self.values() if each.name == name]
+
+    @property
+    def names(self) -> set[str]:
+        """Of which models there are any."""
+        return {each.name for each in self.values()}
+
+    def waiting(self, now: float) -> set[str]:
+        """Models that are not tried again yet."""
+        return {each.name for each in self.values() if each.retry_at > now}
+
+    def next_retry(self, now: float) -> float:
+        """The next moment when something is due again; what is due already is under way."""
+        moments = (each.retry_at for each in self.values() if each.retry_at > now)
+        return min(moments, default=math.inf)
