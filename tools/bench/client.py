@@ -4,8 +4,10 @@ import http.client
 import json
 import socket
 import ssl
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +15,8 @@ from marserve.frontend.configuration.addresses import UnixAddress
 from marserve.tools.bench.errors import BenchError, ServerUnreachable
 from marserve.tools.bench.generator.destination import Destination
 
+#: Bytes of an answer that are read.
+MAX_ANSWER = 256 << 20
 _MAX_QUOTED = 200  # characters of an answer in a sentence
 
 
@@ -41,7 +45,7 @@ class Answer:
         """The body as JSON; None if it is none."""
         try:
             return json.loads(self.body)
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
 
     @property
@@ -61,7 +65,7 @@ class Client:
     Attributes:
         destination: The listener.
         headers: Sent with every request.
-        timeout: Seconds that any step of a request may take.
+        timeout: Seconds that a request may take.
     """
 
     destination: Destination
@@ -78,11 +82,12 @@ class Client:
         connection = self.connection()
         try:
             connection.connect()
-            began = time.perf_counter()
-            self._send(connection, method, path, body)
-            response = connection.getresponse()
-            read = response.read()
-            took = time.perf_counter() - began
+            with deadline(connection, self.timeout):
+                began = time.perf_counter()
+                self._send(connection, method, path, body)
+                with connection.getresponse() as response:
+                    read = response.read(MAX_ANSWER)
+                took = time.perf_counter() - began
         except (OSError, http.client.HTTPException) as error:
             raise ServerUnreachable(
                 f"Nothing answers at {self.destination.url}: {_reason(error)}."
@@ -113,6 +118,36 @@ class Client:
                 address.host, address.port, timeout=self.timeout, context=tls
             )
         return http.client.HTTPConnection(address.host, address.port, timeout=self.timeout)
+
+
+@contextmanager
+def deadline(connection: http.client.HTTPConnection, seconds: float) -> Iterator[None]:
+    """Shut an open connection when the time is over, however much of the answer still comes.
+
+    The timeout of a socket begins anew with each byte.
+
+    Raises:
+        TimeoutError: It was shut.
+    """
+    opened, is_over = connection.sock, threading.Event()
+
+    def end() -> None:
+        is_over.set()
+        with suppress(OSError):
+            opened.shutdown(socket.SHUT_RDWR)
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    except (OSError, http.client.HTTPException):
+        if not is_over.is_set():
+            raise
+    finally:
+        timer.cancel()
+    if is_over.is_set():
+        raise TimeoutError("timed out")
 
 
 class _UnixConnection(http.client.HTTPConnection):

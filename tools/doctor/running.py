@@ -75,10 +75,10 @@ class _Server:
 
     def metrics(self) -> str:
         """The text of the metrics; empty where they are not served there."""
-        client = self._metrics or self._metrics_beside()
-        if client is None:
-            return ""
         try:
+            client = self._metrics or self._metrics_beside()
+            if client is None:
+                return ""
             answer: Answer = client.ask("GET", "/metrics")
         except BenchError:
             return ""
@@ -173,11 +173,15 @@ def _names(server: _Server) -> Iterator[str]:
 
 def _versions(server: _Server, name: str) -> Iterator[Mapping[str, Any]]:
     document = server.ask(f"/models/{quote(name, safe='')}/all")
-    yield from (each for each in document if isinstance(each, dict))
+    yield from (each for each in _list(document) if isinstance(each, dict))
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _model(place: Place, name: str, described: Mapping[str, Any]) -> Iterator[Finding]:
-    workers = [each for each in described.get("workers") or [] if isinstance(each, dict)]
+    workers = [each for each in _list(described.get("workers")) if isinstance(each, dict)]
     ready = sum(each.get("status") == "READY" for each in workers)
     if str(described.get("runtime", "")).upper() == "LSP":
         yield finding(
@@ -194,8 +198,9 @@ def _model(place: Place, name: str, described: Mapping[str, Any]) -> Iterator[Fi
             "Look into its log, before the move.",
         )
     if not described.get("continuousBatching"):
-        size = int(described.get("batchSize") or 1)
-        yield from unbatched(place, name, size, int(described.get("minWorkers") or 0))
+        size, count = described.get("batchSize", 1), described.get("minWorkers", 0)
+        if isinstance(size, int) and isinstance(count, int):
+            yield from unbatched(place, name, size, count)
     yield finding("unchanged", place, f"{name}, {described.get('modelUrl', 'its archive')}")
 
 

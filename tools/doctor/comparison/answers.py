@@ -14,6 +14,7 @@ RULES = {
     "status": (Level.BLOCKS, "a success that is an error on the other server, or the reverse"),
     "body": (Level.BLOCKS, "a body that says something else"),
     "header": (Level.BLOCKS, "a header that is missing, or has another value"),
+    "stopped": (Level.BLOCKS, "a server that gave no answer ten times in a row"),
     "slower": (Level.BLOCKS, "a median latency above --max-ratio times the old one"),
     "old-no-answer": (Level.CHECK, "a request that the old server does not answer"),
     "unsteady": (Level.CHECK, "what differs between answers of the old server itself, too"),
@@ -93,7 +94,7 @@ def _errors(old: Answer, new: Answer) -> Iterator[Mismatch]:
 def _words(answer: Answer) -> object:
     try:
         return json.loads(answer.body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return answer.body
 
 

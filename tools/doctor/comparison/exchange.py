@@ -5,7 +5,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from marserve.tools.bench.client import Client
+from marserve.tools.bench.client import MAX_ANSWER, Client, deadline
 from marserve.tools.bench.generator.destination import Destination
 from marserve.tools.doctor.errors import DoctorError
 
@@ -115,12 +115,16 @@ class Server:
             connection = self._connection = self._client.connection()
             connection.connect()
         headers = self._headers_of(request)
-        began = time.perf_counter()
-        try:
-            connection.request(request.method, request.target, request.body, headers)
-        except (ValueError, http.client.InvalidURL):  # its words would tell the key
-            raise DoctorError(f"{request} cannot be sent: its path or a header is wrong.") from None
-        answer = self._read(connection.getresponse(), began)
+        with deadline(connection, self._timeout):
+            began = time.perf_counter()
+            try:
+                connection.request(request.method, request.target, request.body, headers)
+            except (ValueError, http.client.InvalidURL):  # its words would tell the key
+                raise DoctorError(
+                    f"{request} cannot be sent: its path or a header is wrong."
+                ) from None
+            with connection.getresponse() as response:
+                answer = self._read(response, began)
         length = answer.headers.get("content-length", "")
         if length.isdecimal() and len(answer.body) < int(length) and request.method != "HEAD":
             raise http.client.IncompleteRead(answer.body, int(length) - len(answer.body))
@@ -136,9 +140,12 @@ class Server:
     def _read(self, response: http.client.HTTPResponse, began: float) -> Answer:
         pieces = [response.read1(_PIECE)]
         first = took = time.perf_counter() - began
+        size = 0
         while pieces[-1]:
-            if took > self._timeout:  # some streams have no end
+            if took > self._timeout:  # some streams have no end, and much was sent before it
                 raise TimeoutError
+            if (size := size + len(pieces[-1])) > MAX_ANSWER:
+                raise OSError(0, f"an answer of more than {MAX_ANSWER >> 20} MiB")
             pieces.append(response.read1(_PIECE))
             took = time.perf_counter() - began
         response.read()  # nothing more: it is what makes the connection ready for others

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 
 from marserve.tools.doctor.comparison.answers import RULES, Mismatch, Rules, differences
 from marserve.tools.doctor.comparison.exchange import Answer, Request, Server
@@ -12,6 +13,7 @@ _DO = {
     "unsteady": "Nothing is known of it: fix the handler's seed, or leave it out by "
     "--ignore-member or --ignore-header.",
 }
+_GIVEN_UP = 10
 PAGE = "docs/doctor.md"
 
 
@@ -60,21 +62,27 @@ def compare_servers(
     """
     compared = Compared(len(requests))
     seen = [_Seen() for _ in requests]
-    for turn in range(rounds):
-        for number, request in enumerate(requests):
-            if (turn + number) % 2:
-                second = new.ask(request)
-                first = old.ask(request)
-            else:
-                first = old.ask(request)
-                second = new.ask(request)
-            _note(seen[number], first, second, rules, compared)
-            if first.is_success and second.is_success and (turn or rounds == 1):
-                compared.latencies.append((first.seconds, second.seconds))
-                if first.is_streamed and second.is_streamed:
-                    compared.first_pieces.append((first.first, second.first))
+    silent = {old.url: 0, new.url: 0}  # requests in a row
+    for turn, (number, request) in product(range(rounds), enumerate(requests)):
+        if (turn + number) % 2:
+            second = new.ask(request)
+            first = old.ask(request)
+        else:
+            first = old.ask(request)
+            second = new.ask(request)
+        _note(seen[number], first, second, rules, compared)
+        if first.is_success and second.is_success and (turn or rounds == 1):
+            compared.latencies.append((first.seconds, second.seconds))
+            if first.is_streamed and second.is_streamed:
+                compared.first_pieces.append((first.first, second.first))
+        for server, answer in ((old, first), (new, second)):
+            silent[server.url] = silent[server.url] + 1 if answer.problem else 0
+        if gone := [url for url, count in silent.items() if count == _GIVEN_UP]:
+            what = f"no answer {_GIVEN_UP} times in a row; what was to follow was not sent"
+            compared.findings.append(_finding("stopped", gone[0], what))
+            break
     for request, each in zip(requests, seen, strict=True):
-        compared.same += not each.found
+        compared.same += each.first is not None and not each.found
         compared.findings += _findings(str(request), each)
     return compared
 

@@ -107,8 +107,9 @@ def _read(file: Path, payloads: Sequence[Payload]) -> list[Request]:
         raise DoctorError(f"Cannot read {file}: {error}.") from None
     try:
         document = _document(file, text)
-    except (ValueError, yaml.YAMLError) as error:
-        raise DoctorError(f"{file} is not what its form promises: {error}") from None
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
+        why = " ".join(str(error).split())
+        raise DoctorError(f"{file} is not what its form promises: {why}.") from None
     if document is None:
         return _from_log(file, text, payloads)
     try:
@@ -119,8 +120,12 @@ def _read(file: Path, payloads: Sequence[Payload]) -> list[Request]:
             _from_item(item, f"{file.name}:{number}", file.parent)
             for number, item in enumerate(items, 1)
         ]
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
+    except ValueError as error:
         raise DoctorError(f"{file} has a request that is not understood: {error}") from None
+    except (LookupError, TypeError, AttributeError, RecursionError):
+        raise DoctorError(
+            f"{file} has a request that is not understood: a part is missing, or of another type."
+        ) from None
 
 
 def _document(file: Path, text: str) -> Any:
