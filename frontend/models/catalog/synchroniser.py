@@ -49,6 +49,8 @@ READ_ONLY, READ_WRITE = MODES = ("read-only", "read-write")
 # Replicas that were started together shall not ask all at once.
 _JITTER = 0.2
 _TRIES = 20
+# How often a client waits for the store's timeout while others have their turn.
+_TURNS = 3
 # Models that are brought to what is wanted at a time: archives are unpacked by fewer processes, and
 # more than a hundred that wait for one would be refused.
 _MAX_CONVERGING = 32
@@ -120,8 +122,8 @@ class Synchroniser:
         for attempt in range(_TRIES):
             if attempt:
                 await asyncio.sleep(random.uniform(0, 2 * _CONFLICT_PAUSE_SECONDS * attempt))  # noqa: S311 - no secret
-            async with self._turn:
-                with contextlib.suppress(StoreConflict), self._telling_client():
+            with contextlib.suppress(StoreConflict), self._telling_client():
+                async with self._turn_in_time():
                     await self._edit(edit)
                     return
         raise CatalogConflict(
@@ -236,6 +238,20 @@ class Synchroniser:
                 if document is not None:
                     self._take(catalog, document.revision)
                 self._has_been_read()
+
+    @contextlib.asynccontextmanager
+    async def _turn_in_time(self) -> AsyncIterator[None]:
+        """A turn; where the store is silent, each of those before takes all the time it has."""
+        patience = _TURNS * self._options.timeout
+        try:
+            async with asyncio.timeout(patience):
+                await self._turn.acquire()
+        except TimeoutError as error:
+            raise StoreFailed(f"others have waited for it for {patience:g} s") from error
+        try:
+            yield
+        finally:
+            self._turn.release()
 
     async def _edit(self, edit: Edit) -> None:
         document = await self._read("")

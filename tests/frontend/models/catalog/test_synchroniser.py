@@ -134,6 +134,23 @@ def test_a_place_that_is_silent_holds_up_neither_the_start_nor_a_client(run: Cal
     run(scenario())
 
 
+def test_many_clients_of_a_silent_place_wait_no_longer_than_a_few(run: Call) -> None:
+    async def scenario() -> None:
+        place, loop = Place(), asyncio.get_running_loop()
+        synchroniser, _ = watch(place)
+        async with synchroniser.running():
+            place.obstacle = silence
+            began = loop.time()
+            changes = [synchroniser.change(added(f"m{n}", "1", ENTRY)) for n in range(50)]
+            outcomes = await asyncio.gather(*changes, return_exceptions=True)
+            assert all(isinstance(each, CatalogUnavailable) for each in outcomes)
+            assert loop.time() - began <= 50
+            place.obstacle = None
+            await synchroniser.change(added("m", "1", ENTRY))
+
+    run(scenario())
+
+
 def test_a_change_is_made_again_on_what_others_have_written(run: Call) -> None:
     async def scenario() -> None:
         place = Place()
