@@ -72,7 +72,7 @@ def _of_source(source: Source, around: Surroundings) -> Iterator[Finding]:
             yield from check_archive(source, around)
         case Kind.DOCKERFILE:
             yield from check_images(source, around)
-            yield from check_dockerfile(source)
+            yield from check_dockerfile(source, around)
         case Kind.SHELL:
             yield from check_images(source, around)
             yield from check_script(source, around)

@@ -15,7 +15,7 @@ from marserve.tools.doctor.examination import examine
 from marserve.tools.doctor.findings import Report
 from marserve.tools.doctor.loading import load_archives
 from marserve.tools.doctor.options import read_options
-from marserve.tools.doctor.patches import diff, patched_files, write
+from marserve.tools.doctor.patches import diff, patches, write
 from marserve.tools.doctor.report import as_json, as_text, exit_status
 from marserve.tools.doctor.running import examine_server
 from marserve.tools.doctor.sources import Kind, Source, find_sources
@@ -117,18 +117,18 @@ def _tell(report: Report, options: argparse.Namespace) -> int:
 
 
 def _write(report: Report, options: argparse.Namespace) -> None:
-    texts = patched_files(report.findings)
+    changes = patches(report.findings)
     root = options.path or Path()
-    if not texts:
+    if not changes:
         _note("nothing that can be mended by --write", options)
         return
     if not options.json:
-        _print(f"\n{diff(texts, root if root.is_dir() else root.parent)}")
-    if not options.yes and not _is_wanted(len(texts)):
+        _print(f"\n{diff(changes, root if root.is_dir() else root.parent)}")
+    if not options.yes and not _is_wanted(len(changes)):
         _note("nothing was written", options)
         return
-    for path, backup in zip(texts, write(texts), strict=True):
-        _note(f"wrote {path}; what was there is {backup.name}", options)
+    for each, backup in zip(changes, write(changes), strict=True):
+        _note(f"wrote {each.path}; what was there is {backup.name}", options)
 
 
 def _is_wanted(count: int) -> bool:

@@ -1,22 +1,32 @@
 """``--write``: the fixes of findings as a diff, and into the files, each with a backup."""
 
 import difflib
-import os
 import re
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from marserve.tools.doctor.errors import DoctorError
 from marserve.tools.doctor.findings import Finding, Fix
+from marserve.tools.doctor.sources import decode
 
 _BACKUP = ".orig"
 # Not splitlines(), which also splits at characters that are ordinary ones in these files.
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
 
 
-def patched_files(findings: Iterable[Finding]) -> Mapping[Path, str]:
-    """The new texts of the files that fixes change.
+@dataclass(frozen=True)
+class Patch:
+    """A file, what stands in it, and what shall."""
+
+    path: Path
+    before: bytes
+    after: bytes
+
+
+def patches(findings: Iterable[Finding]) -> list[Patch]:
+    """What the fixes make of their files, of a file with two names once.
 
     Of two fixes of one line the first counts; a line that has changed meanwhile is left alone.
 
@@ -26,37 +36,61 @@ def patched_files(findings: Iterable[Finding]) -> Mapping[Path, str]:
     by_file: dict[Path, dict[int, Fix]] = {}
     for found in findings:
         for fix in found.fixes:
-            by_file.setdefault(fix.path, {}).setdefault(fix.line, fix)
-    texts = {path: _patched(_read(path), fixes) for path, fixes in by_file.items()}
-    return {path: text for path, text in texts.items() if text != _read(path)}
+            by_file.setdefault(fix.path.resolve(), {}).setdefault(fix.line, fix)
+    made = []
+    for path, fixes in by_file.items():
+        before = _read(path)
+        text, encoding = decode(before)
+        # A name that this encoding lacks makes the file one in UTF-8.
+        after = _encoded(_patched(text, fixes), encoding)
+        if after != before:
+            made.append(Patch(path, before, after))
+    return made
 
 
-def diff(texts: Mapping[Path, str], root: Path) -> str:
+def diff(changes: Iterable[Patch], root: Path) -> str:
     """All changes as a unified diff, by paths below ``root``."""
     parts: list[str] = []
-    for path, text in texts.items():
+    root = root.resolve()
+    for each in changes:
+        path = each.path
         name = path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path)
-        before, after = (each.splitlines(keepends=True) for each in (_read(path), text))
+        before, after = (
+            decode(of)[0].splitlines(keepends=True) for of in (each.before, each.after)
+        )
         parts += difflib.unified_diff(before, after, f"a/{name}", f"b/{name}")
     return "".join(part if part.endswith("\n") else f"{part}\n" for part in parts)
 
 
-def write(texts: Mapping[Path, str]) -> list[Path]:
+def write(changes: Sequence[Patch]) -> list[Path]:
     """Write the files; returns the backups of what was there.
 
+    In place, so that owner, mode and links stay, and what is read-only is not written.
+
     Raises:
-        DoctorError: One cannot be written; those before it are.
+        DoctorError: One cannot be written, or is another than in the diff; those before it are.
     """
     backups = []
-    for path, text in texts.items():
+    for each in changes:
+        if _read(each.path) != each.before:
+            raise DoctorError(f"{each.path} has changed meanwhile; it was not written.")
         try:
-            backup = _free_name(path)
-            shutil.copy2(path, backup)
-            backups.append(backup)
-            _replace(path, text)
+            with each.path.open("r+b") as file:
+                backup = _free_name(each.path)
+                shutil.copy2(each.path, backup)
+                backups.append(backup)
+                file.write(each.after)
+                file.truncate()
         except OSError as error:
-            raise DoctorError(f"{path} cannot be written: {error.strerror or error}.") from error
+            raise DoctorError(f"{each.path} cannot be written: {error.strerror}.") from error
     return backups
+
+
+def _encoded(text: str, encoding: str) -> bytes:
+    try:
+        return text.encode(encoding)
+    except UnicodeEncodeError:
+        return text.encode("utf-8")
 
 
 def _patched(text: str, fixes: Mapping[int, Fix]) -> str:
@@ -71,19 +105,6 @@ def _patched(text: str, fixes: Mapping[int, Fix]) -> str:
     return "".join(lines)
 
 
-def _replace(path: Path, text: str) -> None:
-    """Whole or not at all, with the mode that it had; a link stays one."""
-    target = path.resolve()
-    written = target.with_name(f".{target.name}.doctor")
-    try:
-        with written.open("x", encoding="utf-8", newline="") as file:
-            file.write(text)
-        shutil.copymode(target, written)
-        os.replace(written, target)  # noqa: PTH105 - as it is named elsewhere
-    finally:
-        written.unlink(missing_ok=True)
-
-
 def _free_name(path: Path) -> Path:
     for number in range(1000):
         name = f"{path.name}{_BACKUP}{f'.{number}' if number else ''}"
@@ -92,8 +113,8 @@ def _free_name(path: Path) -> Path:
     raise DoctorError(f"{path} has a thousand backups; remove some.")
 
 
-def _read(path: Path) -> str:
+def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes().decode("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DoctorError(f"{path} cannot be read: {error}.") from error
+        return path.read_bytes()
+    except OSError as error:
+        raise DoctorError(f"{path} cannot be read: {error.strerror}.") from error

@@ -120,7 +120,11 @@ RULES = {
     "model-not-ready": Rule(
         Level.CHECK, "docs/reliability.md", "a served model without workers that are READY"
     ),
-    "probe": Rule(Level.CHECK, _SECURITY, "a probe that asks what needs a token"),
+    "probe": Rule(
+        Level.CHECK,
+        _SECURITY,
+        "a probe that asks what needs a token, or for a process that is not there",
+    ),
     "model-api": Rule(Level.CHECK, _SECURITY, "models that a script registers where that is off"),
     "outlives-server": Rule(
         Level.CHECK, _DOCKER_END, "a container that goes on when its server has ended"

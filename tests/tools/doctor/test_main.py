@@ -5,6 +5,7 @@ import io
 import json
 import os
 import re
+import resource
 import stat
 import sys
 import tarfile
@@ -577,7 +578,76 @@ def test_a_file_that_cannot_be_written_stays_whole(
 ) -> None:
     config = tmp_path / "config.properties"
     config.write_text("io_ratio=1\n")
-    os.mkdir(tmp_path / ".config.properties.doctor")  # noqa: PTH102  where it is written first
-    status, printed = doctor(config, "--write", "--yes")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))  # as on a full disk
+    try:
+        status, printed = doctor(config, "--write", "--yes")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert (status, "cannot be written" in printed) == (2, True)
     assert config.read_text() == "io_ratio=1\n"
+
+
+def test_a_file_that_changed_behind_the_diff_is_not_written(
+    doctor: Callable[..., tuple[int, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "config.properties"
+    config.write_text("io_ratio=1\n")
+
+    def edit_and_agree(_: str) -> str:
+        config.write_text("io_ratio=2\n")
+        return "y"
+
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("builtins.input", edit_and_agree)
+    status, printed = doctor(config, "--write")
+    assert (status, "has changed meanwhile" in printed) == (2, True)
+    assert config.read_text() == "io_ratio=2\n"
+    assert [*tmp_path.iterdir()] == [config]
+
+
+def test_a_file_with_two_names_is_written_once_and_stays_one(
+    doctor: Callable[..., tuple[int, str]], tmp_path: Path
+) -> None:
+    config, link = tmp_path / "config.properties", tmp_path / "config2.properties"
+    config.write_text("io_ratio=1\nmodel_store=x\n")
+    link.symlink_to(config.name)
+    status, printed = doctor(tmp_path, "--write", "--yes")
+    assert (status, printed.count("wrote ")) == (0, 1)
+    assert link.is_symlink()
+    assert link.read_text() == "model_store=x\n"
+
+
+@pytest.mark.parametrize("before", [b"\xef\xbb\xbf", "# \u00e9\n".encode("latin-1")])
+def test_a_file_keeps_its_encoding(
+    doctor: Callable[..., tuple[int, str]], tmp_path: Path, before: bytes
+) -> None:
+    config = tmp_path / "config.properties"
+    config.write_bytes(before + b"io_ratio=1\nmodel_store=x\n")
+    assert doctor(config, "--write", "--yes")[0] == 0
+    assert config.read_bytes() == before + b"model_store=x\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "what"),
+    [
+        ("curl -f localhost:8080/ping", "asks /ping, which needs a token"),
+        ("curl localhost:8081/models/m | grep READY", "asks /models, which needs a token"),
+        ("pgrep -f org.pytorch.serve.ModelServer", "process org.pytorch.serve.ModelServer"),
+        ("pgrep java || exit 1", "the process java"),
+        ("curl -f localhost:8080/ready", ""),
+    ],
+)
+def test_what_probes_ask(
+    findings: Callable[..., list[dict[str, Any]]], tmp_path: Path, command: str, what: str
+) -> None:
+    (tmp_path / "Dockerfile").write_text(f"FROM x\nHEALTHCHECK --retries=3 CMD {command}\n")
+    probe = json.dumps({"exec": {"command": ["sh", "-c", command]}})
+    (tmp_path / "pod.yaml").write_text(
+        "spec:\n  containers:\n  - image: pytorch/torchserve\n"
+        f"    livenessProbe: {probe}\n    readinessProbe: {{tcpSocket: {{port: 8080}}}}\n"
+    )
+    told = [each for each in findings(tmp_path) if each["rule"] == "probe"]
+    assert [(each["file"], what in each["what"]) for each in told] == (
+        [("Dockerfile", True), ("pod.yaml", True)] if what else []
+    )

@@ -11,6 +11,8 @@ from marserve.tools.doctor.sources import Source
 from marserve.tools.doctor.surroundings import Surroundings
 
 _OWN_PORTS = {7070, 8085}
+_WITH_TOKEN = re.compile(r"/(?:ping|models)\b")
+_JAVA_PROCESS = re.compile(r"\bjava\b|org\.pytorch\.serve\.\w+")
 _SERVES = re.compile(r"torchserve|marserve")
 
 
@@ -25,6 +27,18 @@ def check_containers(source: Source, document: Any, around: Surroundings) -> Ite
             continue
         place = Place(source.name, source.line_of(container.image) if container.image else 0)
         yield from _probes(source, place, container, around, is_kserve=is_kserve)
+
+
+def check_probe(source: Source, place: Place, text: str, around: Surroundings) -> Iterator[Finding]:
+    """What a probe asks, or which process it looks for."""
+    do = "Probe /ready: it is open, and says whether the models can answer."
+    asked = _WITH_TOKEN.search(text)
+    if asked and not around.tokens_are_off(source):
+        what = f"A probe asks {asked[0]}, which needs a token where requests need one."
+        yield finding("probe", place, what, do)
+    if found := _JAVA_PROCESS.search(text):
+        what = f"A probe looks for the process {found[0]}, and there is no Java: it always fails."
+        yield finding("probe", place, what, do, link="docs/platforms/kubernetes.md#probes")
 
 
 def _is_of(document: Any, group: str) -> bool:
@@ -74,15 +88,7 @@ def _mapping(value: Any) -> dict[str, Any]:
 def _probes(
     source: Source, place: Place, container: Container, around: Surroundings, *, is_kserve: bool
 ) -> Iterator[Finding]:
-    text = str(container.probes)
-    if re.search(r"8080/ping|/ping\b", text) and not around.tokens_are_off(source):
-        yield finding(
-            "probe",
-            place,
-            f"{container.name or 'A container'} is probed at /ping, which needs a token where "
-            "requests need one.",
-            "Probe /ready: it is open, and says whether the models can answer.",
-        )
+    yield from check_probe(source, place, str(container.probes), around)
     has_readiness = "readinessProbe" in container.probes or "healthcheck" in container.probes
     if not has_readiness and not is_kserve:
         how = "healthcheck" if container.is_service else "readinessProbe"

@@ -4,6 +4,7 @@ import itertools
 import re
 from collections.abc import Iterator
 
+from marserve.tools.doctor.checks.containers import check_probe
 from marserve.tools.doctor.findings import Finding, Fix, Place
 from marserve.tools.doctor.rules import finding
 from marserve.tools.doctor.sources import Source
@@ -71,8 +72,11 @@ def check_images(source: Source, around: Surroundings) -> Iterator[Finding]:
             )
 
 
-def check_dockerfile(source: Source) -> Iterator[Finding]:
-    """What an image installs."""
+def check_dockerfile(source: Source, around: Surroundings) -> Iterator[Finding]:
+    """What an image installs, and how it is probed."""
+    for each in instructions_of(source):
+        if each.name == "HEALTHCHECK":
+            yield from check_probe(source, Place(source.name, each.line), each.text, around)
     joined = [(each.line, each.text) for each in instructions_of(source) if each.name == "RUN"]
     yield from _installs(source, joined)
     for line, text in joined:
