@@ -6,6 +6,7 @@ from pathlib import Path
 
 from marserve.tools.doctor.rules import RULES
 
+_LONGEST = 86_400.0
 _EPILOG = """exit status: 0 nothing blocks (with --strict: and nothing is to be changed, checked, or
 differs), 1 something does, 2 nothing could be examined. marserve doctor --compare OLD NEW asks two
 servers the same and has a --help of its own. docs/doctor.md has examples."""
@@ -65,6 +66,6 @@ def read_options(arguments: Sequence[str]) -> argparse.Namespace:
         parser.error("--json with --write needs --yes: nobody is asked")
     if options.url is not None and (options.write or options.load):
         parser.error("--write and --load are for files, not for --url")
-    if options.load_timeout <= 0:
-        parser.error("--load-timeout takes a number above 0")
+    if not 0 < options.load_timeout <= _LONGEST:  # nor nan
+        parser.error("--load-timeout takes seconds above 0, up to a day")
     return options

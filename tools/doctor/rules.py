@@ -125,6 +125,9 @@ RULES = {
         _SECURITY,
         "a probe that asks what needs a token, or for a process that is not there",
     ),
+    "java-process": Rule(
+        Level.CHECK, _COMMANDS, "a script that looks for the Java process of TorchServe"
+    ),
     "model-api": Rule(Level.CHECK, _SECURITY, "models that a script registers where that is off"),
     "outlives-server": Rule(
         Level.CHECK, _DOCKER_END, "a container that goes on when its server has ended"

@@ -93,3 +93,11 @@ def test_a_path_that_cannot_be_is_not_there(capsys):
     assert main(["a" * 5000]) == 2
     assert main(["--url", ""]) == 2
     assert capsys.readouterr().err.startswith("marserve doctor: There is no aaa")
+
+
+@pytest.mark.parametrize("seconds", ["nan", "inf", "0", "x"])
+def test_a_time_that_is_none_is_refused(seconds, tmp_path, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main([str(tmp_path), "--load", "--load-timeout", seconds])
+    assert ended.value.code == 2
+    assert "--load-timeout" in capsys.readouterr().err

@@ -651,3 +651,21 @@ def test_what_probes_ask(
     assert [(each["file"], what in each["what"]) for each in told] == (
         [("Dockerfile", True), ("pod.yaml", True)] if what else []
     )
+
+
+@pytest.mark.parametrize(
+    ("line", "is_told"),
+    [
+        ("pkill -f org.pytorch.serve.ModelServer", True),
+        ("until ps aux | grep -v grep | grep java; do sleep 1; done", True),
+        ("kill $(pidof java)", True),
+        ("grep -r java/ docs", False),
+        ("torchserve --stop  # and no pkill java", False),
+    ],
+)
+def test_scripts_that_look_for_java(
+    findings: Callable[..., list[dict[str, Any]]], tmp_path: Path, line: str, is_told: bool
+) -> None:
+    (tmp_path / "stop.sh").write_text(f"#!/bin/sh\n# torchserve\n{line}\n")
+    told = [each for each in findings(tmp_path) if each["rule"] == "java-process"]
+    assert [each["line"] for each in told] == ([3] if is_told else [])

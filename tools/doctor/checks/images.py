@@ -28,6 +28,10 @@ _PACKAGES = {
     "torch-workflow-archiver-nightly": None,
 }
 _REGISTERS = re.compile(r"-X\s*POST\b.*/models\?\S*\burl=|/models\?\S*\burl=.*-X\s*POST\b")
+_JAVA_PROCESS = re.compile(
+    r"\b(?:pkill|pgrep|pidof|killall|grep)\b[^|;&]*?"
+    r"(?:(?<![\w./-])java(?![\w./-])|org\.pytorch\.serve\b[\w.]*)|\bjps\b"
+)
 _MLFLOW = "mlflow-torchserve"
 _INSTALLS = re.compile(r"\b(?:pip3?|uv pip|conda)\s+(?:\S+\s+)*?install\b")
 _NAMED = re.compile(
@@ -99,6 +103,15 @@ def check_script(source: Source, around: Surroundings) -> Iterator[Finding]:
     lines = list(enumerate(source.lines, 1))
     yield from _installs(source, lines)
     yield from _foreground(source)
+    for number, line in lines:
+        if found := _JAVA_PROCESS.search(line.partition("#")[0]):
+            yield finding(
+                "java-process",
+                Place(source.name, number),
+                f"`{' '.join(found[0].split())}` looks for TorchServe's Java process, which there "
+                "is none of.",
+                "Ask GET /ready, and stop the server by torchserve --stop.",
+            )
     for number, line in lines:
         if _REGISTERS.search(line) and not around.may_register(source):
             yield finding(
