@@ -27,18 +27,6 @@ class Command:
     arguments: Sequence[str]
     in_container: bool = False  # whether it is what a container runs
 
-    @property
-    def starts(self) -> bool:
-        """Whether it starts a server: it does without any of the other actions, too."""
-        others = {"--stop", "--version", "-v", "--help", "-h"}
-        return not others & set(self.arguments)
-
-    @property
-    def options(self) -> Namespace | None:
-        """What the server's own parser reads; None where it refuses."""
-        parsed, _ = parse(self.arguments)
-        return parsed
-
 
 def parse(arguments: Sequence[str]) -> tuple[Namespace | None, str]:
     """What the server's parser makes of arguments; or None and its sentence."""
