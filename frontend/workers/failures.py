@@ -24,10 +24,12 @@ class ConnectionLost(Exception):
 
     ``cause`` is what was found out about it since, a sentence; empty for nothing. ``code`` is the
     status for clients who wait for a load: 507 where the kernel ended it for want of memory.
+    ``may_be_profiling``: perhaps not the model is to blame, but what was tried out with it.
     """
 
     cause = ""
     code = 500
+    may_be_profiling = False
 
     def __str__(self) -> str:
         return with_cause(str(self.args[0]), self.cause)
@@ -49,8 +51,9 @@ class StartTimedOut(ConnectionLost):
     """The process did not start in time."""
 
 
-class LostInProfiling(ConnectionLost):
-    """The worker ended, or hung, while it profiled batch sizes during a load."""
+def may_be_profiling(error: Exception) -> bool:
+    """Whether a worker was lost while batches may have been tried out."""
+    return isinstance(error, ConnectionLost) and error.may_be_profiling
 
 
 class LoadFailed(Exception):
@@ -156,7 +159,7 @@ class FailureHistory:
 
     def failed(self, error: Exception, diagnostics: Diagnostics, *, was_ready: bool) -> None:
         """Note a failure, and log it in the lines that TorchServe's operators have alerts for."""
-        if not was_ready and not isinstance(error, LostInProfiling):
+        if not was_ready and not may_be_profiling(error):
             self._failed_loads += 1
         failure = self.last = Failure.of(error, diagnostics)
         is_timeout = isinstance(error, ResponseTimedOut)

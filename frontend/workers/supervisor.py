@@ -32,8 +32,8 @@ from marserve.frontend.workers.failures import (
     Failure,
     FailureHistory,
     LoadFailed,
-    LostInProfiling,
     Poisoned,
+    may_be_profiling,
 )
 from marserve.frontend.workers.launchers.launcher import Launcher, WorkerProcess, WorkerSpec
 from marserve.frontend.workers.launchers.openmp import TorchOptions
@@ -314,12 +314,11 @@ class WorkerSupervisor:
         except ConnectionLost as loss:
             loss.cause = await find_cause(loss, process, "startupTimeout", timeout)
             is_needed = load.must_validate or not load.validated_sizes
-            if is_needed and not (load.profiled_sizes or load.tried_threads):
-                raise
-            self._may_profile = False
-            in_profiling = LostInProfiling(f"{loss.args[0]} (while it loaded or tried out batches)")
-            in_profiling.cause = loss.cause
-            raise in_profiling from loss
+            if load.profiled_sizes or load.tried_threads or not is_needed:
+                self._may_profile = False
+                loss.may_be_profiling = True
+                loss.cause = f"{loss.cause} It loaded, or tried out batches.".strip()
+            raise
         if reply.code != 200:
             permanent = reply.permanent and not _is_being_edited(self._spec)
             raise LoadFailed(reply.code, reply.message, permanent=permanent)
@@ -461,7 +460,7 @@ class WorkerSupervisor:
         self._set_state(WorkerState.FAILED)
         self._metrics.worker_failed()
         self._history.recovering()
-        if not isinstance(error, LostInProfiling):  # the model is not blamed for what a sample did
+        if not may_be_profiling(error):  # the model is not blamed for what a sample did
             self._set_outcome(error)
         self._on_load()
         if isinstance(error, LoadFailed) and error.permanent:

@@ -543,6 +543,28 @@ def test_a_timeout_says_that_it_was_one_and_leaves_the_lines_that_alerts_match(
     assert rest.count("Auto recovery succeeded, reset recoveryStartTS") == 2
 
 
+def test_a_load_that_tries_out_batches_times_out_in_the_words_of_torchserve(
+    run: Callable[..., Any],
+    fakes: ModuleType,
+    bench: Callable[..., Any],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scenario() -> None:
+        hangs = fakes.Life(load="hang")
+        async with bench(hangs, fakes.Life(), profiled_sizes=[1]) as setup:
+            await setup.ready()
+
+    run(scenario())
+    lines = [line for record in caplog.records for line in record.getMessage().splitlines()]
+    place = lines.index("Backend worker error")
+    assert lines[place + 1 : place + 3] == [
+        "org.pytorch.serve.wlm.WorkerInitializationException: "
+        "Backend worker did not respond in given time",
+        f"W-9000-m_1.0: Timeout: no answer within startupTimeout ({STARTUP_SECONDS:g} s). "
+        "It loaded, or tried out batches.",
+    ]
+
+
 def test_a_model_that_was_never_loaded_is_distinguished_from_one_that_may_be_loaded_again(
     run: Callable[..., Any],
     fakes: ModuleType,
