@@ -101,7 +101,9 @@ class TokenStore:
 
 
 def _new_key() -> str:
-    return secrets.token_urlsafe(6)  # eight characters, as clients of TorchServe know them
+    key = secrets.token_urlsafe(6)  # eight characters, as clients of TorchServe know them
+    # One that begins with a dash would be an option where it is given on a command line.
+    return _new_key() if key.startswith("-") else key
 
 
 def holds(authorization: str | None, key: str) -> bool:

@@ -130,6 +130,16 @@ def test_keys_are_new_at_every_start(store: TokenStore, clock: Clock) -> None:
     assert bearer(store, "inference") != old
 
 
+def test_no_key_looks_like_an_option_of_a_command(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    random = iter(["-aaaaaaa", "--bbbbbb", "ccccccc-", "-ddddddd", "eeeeeeee", "ffffffff"])
+    monkeypatch.setattr("secrets.token_urlsafe", lambda _length: next(random))
+    store = TokenStore(tmp_path / "key_file.json", LIFETIME, clock)
+    keys = {entry["key"] for entry in json.loads(store.path.read_text()).values()}
+    assert keys == {"ccccccc-", "eeeeeeee", "ffffffff"}
+
+
 def test_an_old_readable_key_file_is_replaced_by_a_private_one(tmp_path: Path) -> None:
     path = tmp_path / "key_file.json"
     path.write_text("{}")
