@@ -45,9 +45,6 @@ class GivenTokens:
         """Raise InvalidToken: only the files change the keys."""
         raise InvalidToken("The keys are those of token_directory, which requests do not renew.")
 
-    def close(self) -> None:
-        """The files stay."""
-
     def _look_again(self) -> None:
         self._next_look = self._clock() + _SECONDS
         try:

@@ -40,9 +40,6 @@ class Tokens(Protocol):
     def renew(self, kind: str | None, authorization: str | None) -> None:
         """Replace the key of a kind; raises InvalidToken, or OSError."""
 
-    def close(self) -> None:
-        """The server stops."""
-
 
 class _Token(NamedTuple):
     key: str

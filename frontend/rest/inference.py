@@ -144,6 +144,17 @@ def inference_routes(registry: ModelRegistry, max_request_bytes: int) -> Mapping
     }
 
 
+def server_readiness(registry: ModelRegistry) -> HttpResponse:
+    """Whether every model can answer, for probes: 200, or 503 with the names of the others."""
+    if registry.is_leaving:
+        return json_response({"status": "Stopping"}, status=503)
+    waiting, progress = unready(registry), registry.catalog_progress
+    catalog = {"catalog": progress.trouble} if progress.trouble else {}
+    if is_server_ready(registry):
+        return json_response({"status": "Ready", **catalog})
+    return json_response({"status": "Not ready", "models": waiting, **catalog}, status=503)
+
+
 class _Inference(Predictor):
     async def ping(self, _request: HttpRequest) -> HttpResponse:
         """Healthy while every default version has its minimum of healthy workers."""
@@ -160,13 +171,7 @@ class _Inference(Predictor):
             raise RouteNotFound
         if name := query_value(request, "model"):
             return self._model_ready(request, name, query_value(request, "version"))
-        if self.registry.is_leaving:
-            return json_response({"status": "Stopping"}, status=503)
-        waiting, progress = unready(self.registry), self.registry.catalog_progress
-        catalog = {"catalog": progress.trouble} if progress.trouble else {}
-        if is_server_ready(self.registry):
-            return json_response({"status": "Ready", **catalog})
-        return json_response({"status": "Not ready", "models": waiting, **catalog}, status=503)
+        return server_readiness(self.registry)
 
     def _model_ready(self, request: HttpRequest, name: str, version: str) -> HttpResponse:
         model = self.registry.find(name, version or None)

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 
 from marserve.frontend.errors import BadRequest
-from marserve.frontend.http.responses import HttpResponse, json_response
+from marserve.frontend.http.responses import HttpResponse
 from marserve.frontend.http.router import (
     ANY_OTHER,
     HttpRequest,
@@ -18,9 +18,8 @@ from marserve.frontend.http.router import (
     Submit,
     split_path,
 )
-from marserve.frontend.models.readiness import is_server_ready, unready
 from marserve.frontend.models.registry import ModelRegistry
-from marserve.frontend.rest.inference import Predictor
+from marserve.frontend.rest.inference import Predictor, server_readiness
 
 _EXTRA = {"explain": "False"}
 _PREDICTING = ("predictions", "explanations", "invocations", "models")
@@ -97,7 +96,4 @@ class _Vertex(Predictor):
         return names.pop()
 
     async def health(self, _request: HttpRequest) -> HttpResponse:
-        if is_server_ready(self.registry):
-            return json_response({"status": "Ready"})
-        waiting = unready(self.registry)
-        return json_response({"status": "Not ready", "models": waiting}, status=503)
+        return server_readiness(self.registry)
