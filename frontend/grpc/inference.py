@@ -114,16 +114,12 @@ class _Inference:
         Requests are submitted in the order in which they come, and do not wait for each other here.
         A client that breaks the stream off ends the sequences that it has asked for.
         """
-        used = StreamSequences()
-        answers = partial(self._answers, call=call, used=used)
-        stream = RequestStream(answers, requests, _MAX_UNDER_WAY)
-        try:
+        with StreamSequences() as used:
+            answers = partial(self._answers, call=call, used=used)
+            stream = RequestStream(answers, requests, _MAX_UNDER_WAY)
             async with aclosing(stream.answers()) as messages:
                 async for message in messages:
                     yield message
-        except BaseException:
-            used.leave()
-            raise
 
     async def _answers(self, request: Message, call: Call, used: StreamSequences) -> Answers:
         """The answers to one request of a stream; its sequence is added to those ``used``."""
@@ -136,9 +132,8 @@ class _Inference:
             try:
                 answer = await model.predict(predict_request)
             finally:
-                id_ = predict_request.input.headers.get(self.config.ts_header_key_sequence_id)
-                if id_:
-                    used.add(model, id_)
+                headers = predict_request.input.headers
+                used.add(model, headers.get(self.config.ts_header_key_sequence_id))
             call.count_answer(answer)
             async with aclosing(self._messages(answer)) as messages:
                 async for message in messages:

@@ -28,6 +28,7 @@ from marserve.frontend.grpc.inference import ParameterMissing, failure_of_predic
 from marserve.frontend.grpc.messages import Answers, Message, load_proto
 from marserve.frontend.grpc.request_streams import RequestStream
 from marserve.frontend.grpc.statuses import Failure, failure_of, sendable
+from marserve.frontend.grpc.stream_sequences import StreamSequences
 from marserve.frontend.grpc.tensor_messages import parameters_of, read_request, write_answer
 from marserve.frontend.long_work import LongWork
 from marserve.frontend.models.host import sequence_headers
@@ -217,12 +218,14 @@ class _OpenInference(_Health):
         """Each request is answered by a message for each piece of its answer, or by a failure.
 
         Requests are submitted in the order in which they come, and do not wait for each other.
+        A client that breaks the stream off ends the sequences of its requests.
         """
-        answers = partial(self._answers, call=call, order=asyncio.Lock())
-        stream = RequestStream(answers, requests, _MAX_UNDER_WAY)
-        async with aclosing(stream.answers()) as messages:
-            async for message in messages:
-                yield message
+        with StreamSequences() as used:
+            answers = partial(self._answers, call=call, order=asyncio.Lock(), used=used)
+            stream = RequestStream(answers, requests, _MAX_UNDER_WAY)
+            async with aclosing(stream.answers()) as messages:
+                async for message in messages:
+                    yield message
 
     async def _infer(self, message: Message, call: Call) -> Message:
         asked = await self._read(message, call)
@@ -244,11 +247,13 @@ class _OpenInference(_Health):
         answer = await model.predict(asked.predict, on_ticket)
         return answer if isinstance(answer, Stream) else answer_of(answer)
 
-    async def _answers(self, message: Message, call: Call, order: asyncio.Lock) -> Answers:
-        """The answers to one request of a stream."""
+    async def _answers(
+        self, message: Message, call: Call, order: asyncio.Lock, used: StreamSequences
+    ) -> Answers:
+        """The answers to one request of a stream; its sequence is added to those ``used``."""
         try:
             call.hold(message.ByteSize())
-            asked, answer = await self._predict_in_order(message, call, order)
+            asked, answer = await self._predict_in_order(message, call, order, used)
             call.count_answer(answer if isinstance(answer, Stream) else answer.size)
             async with aclosing(self._pieces(answer, asked.request)) as pieces:
                 async for piece in pieces:
@@ -260,7 +265,7 @@ class _OpenInference(_Health):
             yield failed
 
     async def _predict_in_order(
-        self, message: Message, call: Call, order: asyncio.Lock
+        self, message: Message, call: Call, order: asyncio.Lock, used: StreamSequences
     ) -> tuple[_Asked, InferAnswer | Stream]:
         """Predict; the next request of the stream has to wait until this one is in the queue."""
         await order.acquire()
@@ -273,7 +278,10 @@ class _OpenInference(_Health):
 
         try:
             asked = await self._read(message, call)
-            return asked, await self._predict(asked, on_ticket)
+            try:
+                return asked, await self._predict(asked, on_ticket)
+            finally:
+                used.add(asked.model, asked.predict.input.headers.get(self._sequence_headers[0]))
         finally:
             if not is_queued:
                 order.release()

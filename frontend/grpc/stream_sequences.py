@@ -1,6 +1,6 @@
-"""The sequences that a stream of requests has asked for: they end if it is broken off."""
+"""The sequences of a stream of requests. They end if the stream breaks off."""
 
-from typing import Protocol
+from typing import Protocol, Self
 
 _MIN_LIMIT = 64
 
@@ -16,24 +16,30 @@ class StatefulModel(Protocol):
 
 
 class StreamSequences:
-    """Those of one stream; it may last for days, so those that are over are forgotten."""
+    """The open sequences of one stream, for a ``with`` block in which the stream is answered.
+
+    A stream may last for days. Sequences that have ended are therefore removed now and then.
+    """
 
     def __init__(self) -> None:
         self._used: set[tuple[StatefulModel, str]] = set()
         self._limit = _MIN_LIMIT
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is not None:
+            for model, sequence_id in self._used:
+                model.leave_sequence(sequence_id)
+
     def __len__(self) -> int:
         return len(self._used)
 
-    def add(self, model: StatefulModel, sequence_id: str) -> None:
-        """A request of a sequence was answered."""
-        if model.has_sequence(sequence_id):
+    def add(self, model: StatefulModel, sequence_id: str | None) -> None:
+        """Add the sequence of a request that was answered; does nothing without an id."""
+        if sequence_id and model.has_sequence(sequence_id):
             self._used.add((model, sequence_id))
         if len(self._used) > self._limit:  # twice those that are left: each is looked at seldom
             self._used = {(each, id_) for each, id_ in self._used if each.has_sequence(id_)}
             self._limit = max(_MIN_LIMIT, 2 * len(self._used))
-
-    def leave(self) -> None:
-        """The stream is broken off."""
-        for model, sequence_id in self._used:
-            model.leave_sequence(sequence_id)

@@ -178,3 +178,31 @@ def test_a_stream_that_is_broken_off_ends_its_sequences_and_leaves_nothing(
     again.finish()
     opened = server.metrics("marserve_open_requests")
     assert [count for series, count in opened.items() if f'"{model}"' in series] == [0]
+
+
+OPEN_INFERENCE = load_proto("open_inference.proto").messages
+ANSWERS = "def handle(data, context):\n    return data and ['x'] * len(data)\n"
+
+
+def test_a_stream_of_the_open_inference_protocol_ends_its_sequences_if_it_is_broken_off(
+    server, channel, wait_for
+):
+    """They stayed open until they had been idle for long."""
+    server.install(ANSWERS, "tensors", CONFIG, initial_workers=None)
+    requests = queue.SimpleQueue()
+    answers = channel.stream_stream(
+        "/inference.GRPCInferenceService/ModelStreamInfer",
+        request_serializer=OPEN_INFERENCE.ModelInferRequest.SerializeToString,
+        response_deserializer=OPEN_INFERENCE.ModelStreamInferResponse.FromString,
+    )(iter(requests.get, None), timeout=PATIENCE)
+    for sequence_id in ("a", "b"):
+        message = OPEN_INFERENCE.ModelInferRequest(model_name="tensors")
+        message.inputs.add(name="x", datatype="INT8", shape=[0])
+        message.parameters["sequence_id"].string_param = sequence_id
+        message.parameters["sequence_start"].bool_param = True
+        requests.put(message)
+        assert not next(answers).error_message
+    assert sequences(server, "tensors")["open"] == 2
+    answers.cancel()
+    wait_for(lambda: sequences(server, "tensors")["ended"] == {"client_gone": 2})
+    requests.put(None)

@@ -1,5 +1,7 @@
 """What a stream remembers of the sequences it has asked for."""
 
+import pytest
+
 from marserve.frontend.grpc.stream_sequences import StreamSequences
 
 
@@ -15,21 +17,45 @@ class Model:
         self.left.append(sequence_id)
 
 
+class BrokenOff(Exception):
+    pass
+
+
+def answer(requests, *, is_broken_off: bool) -> None:
+    """Answer the requests of a stream: models with ids of sequences."""
+    with StreamSequences() as used:
+        for model, sequence_id in requests:
+            used.add(model, sequence_id)
+            assert len(used) <= 400
+        if is_broken_off:
+            raise BrokenOff
+
+
 def test_a_stream_that_is_broken_off_leaves_the_sequences_that_are_open() -> None:
-    model, used = Model(), StreamSequences()
+    model = Model()
     model.open = {"open", "others"}
-    for sequence_id in ("open", "ended", "open"):
-        used.add(model, sequence_id)
-    used.leave()
+    requests = [(model, each) for each in ("open", "ended", "open", None)]
+    with pytest.raises(BrokenOff):
+        answer(requests, is_broken_off=True)
     assert model.left == ["open"]
 
 
+def test_a_stream_that_ends_leaves_its_sequences_open() -> None:
+    model = Model()
+    model.open = {"open"}
+    answer([(model, "open")], is_broken_off=False)
+    assert model.left == []
+
+
 def test_a_stream_that_lasts_for_days_does_not_remember_all_that_was_in_it() -> None:
-    model, used = Model(), StreamSequences()
-    for number in range(10_000):
-        model.open.add(f"{number}")
-        model.open.discard(f"{number - 100}")  # idle
-        used.add(model, f"{number}")
-    assert 100 <= len(used) <= 400
-    used.leave()
+    model = Model()
+
+    def requests():
+        for number in range(10_000):
+            model.open.add(f"{number}")
+            model.open.discard(f"{number - 100}")  # idle
+            yield model, f"{number}"
+
+    with pytest.raises(BrokenOff):
+        answer(requests(), is_broken_off=True)
     assert set(model.left) >= model.open
