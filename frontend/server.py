@@ -30,7 +30,7 @@ from marserve.frontend.configuration.properties import ConfigError
 from marserve.frontend.configuration.tls import load_identity, server_context
 from marserve.frontend.debugging import leaves_interrupts, warn_if_unknown
 from marserve.frontend.given_tokens import GivenTokens
-from marserve.frontend.http.http_server import raise_descriptor_limit
+from marserve.frontend.http.descriptors import raise_descriptor_limit
 from marserve.frontend.http.listeners import BoundListener
 from marserve.frontend.lifecycle.daemon import FORCED_END_SECONDS, StartReport
 from marserve.frontend.lifecycle.service_manager import ServiceManager

@@ -3,14 +3,12 @@
 Some clients would exhaust a server with few requests: those that never finish one, those that never
 read an answer (`slow_readers`), and more than there is memory (`usage`) or are file descriptors
 for. So heads, bodies and answers have deadlines; and where descriptors run short, connections are
-refused while there are still some left for workers, archives and logs. Each listener has a few
-connections for certain, so that a flood at one does not lock the operator out of another.
+refused (`descriptors`).
 """
 
 import asyncio
 import logging
 import math
-import resource
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -21,6 +19,7 @@ from aiohttp.http import HttpProcessingError
 
 from marserve.frontend.http.absent_clients import AbsentClients
 from marserve.frontend.http.connections import CONNECTION_INFO, IDLE_SECONDS, Connection
+from marserve.frontend.http.descriptors import CERTAIN_CONNECTIONS, is_reserved
 from marserve.frontend.http.forms import FormLimits
 from marserve.frontend.http.router import HttpRequest, Router
 from marserve.frontend.http.slow_readers import SlowReaders
@@ -31,10 +30,6 @@ logger = logging.getLogger(__name__)
 
 # How long a client whose request was answered early (413) may go on sending before we hang up.
 _LINGERING_SECONDS = 2.0
-# Descriptors that connections leave to everything else, but for those each listener may always use.
-_SPARE_DESCRIPTORS = 64
-_RESERVED_CONNECTIONS = 8
-_MAX_DESCRIPTORS = 1 << 20
 _SECONDS_BETWEEN_WARNINGS = 60.0
 
 
@@ -56,6 +51,8 @@ class ConnectionLimits:
         max_bytes_in_flight: Of requests and answers (`usage`); 0 for any number.
         max_client_bytes_in_flight: The same, from one address; 0 for any number.
         forms: What a form may have.
+        listeners: The number of HTTP listeners of the server, which share its file descriptors.
+        has_grpc: Whether gRPC listeners share them as well.
     """
 
     head_timeout: float = 60.0
@@ -68,6 +65,8 @@ class ConnectionLimits:
     max_bytes_in_flight: int = 0
     max_client_bytes_in_flight: int = 0
     forms: FormLimits = field(default_factory=FormLimits)
+    listeners: int = 1
+    has_grpc: bool = False
 
 
 _DEFAULT_LIMITS = ConnectionLimits()
@@ -141,7 +140,9 @@ class HttpServer:
         elif client.address and 0 < limits.max_client_connections <= client.connections:
             limit = "max_client_connections"
             reason = f"{client.connections} from {client.address} are open"
-        elif count >= _RESERVED_CONNECTIONS and _takes_reserved_descriptor(connection.transport):
+        elif count >= CERTAIN_CONNECTIONS and is_reserved(
+            connection.transport, limits.listeners, has_grpc=limits.has_grpc
+        ):
             limit = "file descriptors"
             reason = f"{count} are open here, and file descriptors run short (ulimit -n)"
         else:
@@ -231,25 +232,3 @@ class _Written(web.StreamResponse):
 
 
 _KEPT, _CLOSED = _Written(keep_alive=True), _Written(keep_alive=False)
-
-
-def _takes_reserved_descriptor(transport: asyncio.BaseTransport) -> bool:
-    """Whether the descriptor of a connection is one of those to be left to everything else.
-
-    The system gives out the lowest free number. So that of a new descriptor says how many are in
-    use, by whatever, without counting.
-    """
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY:
-        return False
-    number: int = transport.get_extra_info("socket").fileno()
-    return number >= soft - min(_SPARE_DESCRIPTORS, soft // 4)
-
-
-def raise_descriptor_limit() -> None:
-    """Take as many file descriptors as the system allows; each connection costs one."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    limit = _MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MAX_DESCRIPTORS)
-    if soft != resource.RLIM_INFINITY and soft < limit:
-        with suppress(ValueError, OSError):  # then it stays as it is
-            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))

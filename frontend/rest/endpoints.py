@@ -68,9 +68,11 @@ class HttpEndpoints:
         """
         usages: dict[str, Usage] = {}
         watch_bytes(self.metrics, usages)
+        listeners = self._listeners()
+        limits = self._limits(len(listeners))
         return [
-            (listener.name, await self._bind(opened, listener, usages))
-            for listener in self._listeners()
+            (listener.name, await self._bind(opened, listener, limits, usages))
+            for listener in listeners
         ]
 
     def _listeners(self) -> Sequence[Listener]:
@@ -142,7 +144,11 @@ class HttpEndpoints:
         return Guard(self.tokens, local=local)
 
     async def _bind(
-        self, opened: AsyncExitStack, listener: Listener, usages: dict[str, Usage]
+        self,
+        opened: AsyncExitStack,
+        listener: Listener,
+        limits: ConnectionLimits,
+        usages: dict[str, Usage],
     ) -> BoundListener:
         """Give a listener its place; the connections of its clients end with the server."""
         config = self.config
@@ -163,7 +169,7 @@ class HttpEndpoints:
             reached = self.metrics.limits_reached
             reached.join(listener.name, limit, self.metrics.hostname).update(1)
 
-        clients = HttpServer(router, self._limits(), FastConnection, on_limit)
+        clients = HttpServer(router, limits, FastConnection, on_limit)
         usages[listener.name] = clients.usage
         opened.push_async_callback(clients.close, _CLOSE_SECONDS)
         bound = await bind_listener(
@@ -175,7 +181,7 @@ class HttpEndpoints:
         )
         return replace(bound, when_ready=listener.when_ready)
 
-    def _limits(self) -> ConnectionLimits:
+    def _limits(self, listeners: int) -> ConnectionLimits:
         config = self.config
         in_flight = bytes_in_flight(config.max_bytes_in_flight)
         from_client = config.max_client_bytes_in_flight or in_flight // 2
@@ -191,6 +197,8 @@ class HttpEndpoints:
             max_bytes_in_flight=max(in_flight, config.max_request_size),
             max_client_bytes_in_flight=max(from_client, config.max_request_size),
             forms=FormLimits(config.max_form_parts, config.max_part_header_size),
+            listeners=listeners,
+            has_grpc=config.enable_grpc,
         )
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import resource
+import socket
 import time
 
 import psutil
@@ -24,7 +25,7 @@ def test_running_out_of_descriptors_neither_stops_the_server_nor_makes_it_spin(
     with start_server() as server, contextlib.ExitStack() as flood:
         make_archive(server.store, "def handle(d, c):\n    return d and ['in'] * len(d)\n", "m")
         process = psutil.Process(server.process.pid)
-        limit = process.num_fds() + 160
+        limit = process.num_fds() + 260  # some of them are for gRPC, and for other listeners
         resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (limit, limit))
         kept = flood.enter_context(server.connect("inference"))
         clients = [flood.enter_context(server.connect("inference")) for _ in range(300)]
@@ -51,6 +52,23 @@ def test_running_out_of_descriptors_neither_stops_the_server_nor_makes_it_spin(
         flood.close()
         wait_for(lambda: server_answers(server))
         assert server.predict("m", data=b"x").text == "in"
+
+
+def test_connections_to_grpc_do_not_take_those_of_the_other_listeners(prepare_server, make_archive):
+    """900 silent connections closed every listener, the operator's among them."""
+    with prepare_server() as server, contextlib.ExitStack() as flood:
+        make_archive(server.store, "def handle(d, c):\n    return d and ['in'] * len(d)\n", "m")
+        server.launch()
+        resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (400, 400))
+        server.wait_ready()
+        ports = [server.ports["inference"], *server.grpc_ports.values()]
+        for port in ports:
+            for _ in range(300):
+                with contextlib.suppress(OSError):
+                    flood.enter_context(socket.create_connection(("127.0.0.1", port), 1))
+        assert server.management("GET", "/models").status_code == 200
+        assert server.metrics()
+        assert server.register("m.mar", initial_workers=1).status_code == 200
 
 
 def server_answers(server):
