@@ -22,12 +22,12 @@ import base64
 import logging
 import re
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+from urllib.parse import unquote
 
 import grpc
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
@@ -38,12 +38,14 @@ from marserve.backend.protocol import Prediction
 from marserve.frontend.access_log import AccessLog
 from marserve.frontend.batching.jobs import Stream
 from marserve.frontend.errors import ServeError, ServerStopping
+from marserve.frontend.grpc.call_limits import CallKind, Limits
+from marserve.frontend.grpc.message_reads import Context, next_message
 from marserve.frontend.grpc.messages import Answers, Message, message_class
 from marserve.frontend.grpc.statuses import Failure, failure_of, http_status_of, number_of
 from marserve.frontend.models.predict_request import RequestOptions
 from marserve.frontend.operations.request_options import read_request_options
 from marserve.frontend.tokens import Kind, Tokens
-from marserve.frontend.usage import ClientUsage, Usage
+from marserve.frontend.usage import ClientUsage
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +64,6 @@ def _is_worth_a_line(record: logging.LogRecord) -> bool:
 logging.getLogger("grpc._cython.cygrpc").addFilter(_is_worth_a_line)
 
 Metadata = Sequence[tuple[str, str | bytes]]
-Context = grpc.aio.ServicerContext[Any, Any]
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,10 @@ class Call:
         is_cut_off: Whether its requests ended because the server stops.
     """
 
-    __slots__ = ("_context", "_metadata", "_router", "arrived", "is_cut_off", "method", "stopping")
+    __slots__ = (
+        *("_context", "_metadata", "_peer", "_router"),
+        *("arrived", "is_cut_off", "method", "stopping"),
+    )
 
     def __init__(self, method: str, metadata: Metadata, router: "CallRouter") -> None:
         self.method = method
@@ -102,6 +106,7 @@ class Call:
         self._router = router
         self._metadata = metadata
         self._context: Context | None = None
+        self._peer = ""
 
     def begin(self, context: Context) -> None:
         """Note that it is being answered."""
@@ -160,27 +165,15 @@ class Call:
 
     def peer(self) -> str:
         """The client, as ``host:port``."""
-        if self._context is None:
-            return ""
-        kind, _, address = self._context.peer().partition(":")
-        if kind == "ipv6":
-            return address.replace("%5B", "[").replace("%5D", "]")
-        return address
+        if not self._peer and self._context is not None:
+            kind, _, address = self._context.peer().partition(":")
+            is_ipv6 = kind == "ipv6"
+            self._peer = unquote(address) if is_ipv6 else address
+        return self._peer
 
-
-@dataclass(frozen=True)
-class Limits:
-    """What the clients of a listener may use.
-
-    Attributes:
-        max_calls: Open at the same time, with a key, and as many of services that need none.
-        usage: Of bytes of requests.
-        on_limit: Called with the name of a limit when clients reach it.
-    """
-
-    max_calls: int
-    usage: Usage
-    on_limit: Callable[[str], object] = lambda _limit: None
+    def host(self) -> str:
+        """The client's address without its port; empty at a unix socket."""
+        return self.peer().rpartition(":")[0]
 
 
 class CallRouter(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # the stubs' invention
@@ -203,13 +196,18 @@ class CallRouter(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # the stubs
         self._tokens = tokens
         self._access_log = access_log
         self._limits = limits
-        self._open_calls: Counter[bool] = Counter()
+        keyless, (unary, streams) = limits.keyless(), limits.with_key()
         #: Set when no more calls are taken.
         self.stopping = asyncio.Event()
         #: Tasks that wait for the next request of a stream.
         self.readers: set[asyncio.Task[Any]] = set()
         self._methods = {
-            f"/{service.descriptor.full_name}/{method.name}": _Method(self, service, method)
+            f"/{service.descriptor.full_name}/{method.name}": _Method(
+                self,
+                service,
+                method,
+                keyless if service.key is None else streams if method.client_streaming else unary,
+            )
             for service in services
             for method in service.descriptor.methods
         }
@@ -238,21 +236,15 @@ class CallRouter(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # the stubs
             return self._refusal(call, failure)
         if self.stopping.is_set():
             return self._refusal(call, failure_of(ServerStopping()))
-        # Whoever has no key cannot take the places of those who have, nor do these keep probes out.
-        has_key = method.key is not None
-        max_calls = self._limits.max_calls
-        if self._open_calls[has_key] >= max_calls:
-            self._limits.on_limit("grpc_max_calls")
-            text = f"{max_calls} calls are open, as many as grpc_max_calls allows."
+        kind = method.kind
+        if kind.open >= kind.max_open:
+            self._limits.on_limit(kind.limit)
+            text = f"{kind.open} calls are open, as many as {kind.limit} allows."
             return self._refusal(call, Failure(StatusCode.RESOURCE_EXHAUSTED, text, ""))
-        self._count(has_key)
-        return method.handler(call)
-
-    def _count(self, has_key: bool) -> None:
         task = asyncio.current_task()
         assert task is not None
-        self._open_calls[has_key] += 1
-        task.add_done_callback(lambda _task: self._open_calls.subtract((has_key,)))
+        kind.add(task)
+        return method.handler(call)
 
     def _refusal(self, call: Call, failure: Failure) -> Any:
         async def refuse(_requests: object, context: Context) -> None:
@@ -268,7 +260,7 @@ class CallRouter(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # the stubs
         is_small = size <= _COUNTED_BYTES
         if is_small and (not usage.bytes or not size):
             return
-        client = usage.client(_host_of(call))
+        client = usage.client(call.host())
         if is_small and not usage.limit_of(client, size):
             return
         usage.hold(client, size)
@@ -278,14 +270,14 @@ class CallRouter(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # the stubs
         """See `Call.count_answer`."""
         if size > _COUNTED_BYTES:
             usage = self._limits.usage
-            client = usage.client(_host_of(call))
+            client = usage.client(call.host())
             usage.add(client, size)
             self._release_with_task(client, size)
 
     def follow(self, call: Call, stream: Stream) -> None:
         """Count what waits of an answer in pieces; see `Call.count_answer`."""
         usage = self._limits.usage
-        client = usage.client(_host_of(call))
+        client = usage.client(call.host())
 
         def count(more: int) -> None:
             usage.add(client, more)
@@ -322,65 +314,80 @@ class CallRouter(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # the stubs
         self._access_log.add_call(call.peer(), method, number_of(code), status, seconds)
 
 
-def _host_of(call: Call) -> str:
-    return call.peer().rpartition(":")[0]
-
-
 class _Method:
-    """One method of a service: makes the handler that grpc wants for each call."""
+    """One method of a service: makes the handler that grpc wants for each call.
 
-    def __init__(self, router: CallRouter, service: Service, method: MethodDescriptor) -> None:
+    grpc calls it as one that takes a stream of requests, also where there is one request: the
+    message is read here, so that its read can be limited and ended.
+    """
+
+    def __init__(
+        self, router: CallRouter, service: Service, method: MethodDescriptor, kind: CallKind
+    ) -> None:
         self._router = router
         self._failure_of = service.failure_of
         self.key = service.key
+        self.kind = kind
         self._request = message_class(method.input_type)
         self._serve = getattr(service.calls, _UPPER.sub("_", method.name).lower())
-        self._make: Callable[[Any], Any]
+        self._make: Callable[[Any], Any] = grpc.stream_stream_rpc_method_handler
         self._answer: Callable[..., Awaitable[Any]]
         if not method.server_streaming:
-            self._make, self._answer = grpc.unary_unary_rpc_method_handler, self._unary
+            self._make, self._answer = grpc.stream_unary_rpc_method_handler, self._unary
         elif not method.client_streaming:
-            self._make, self._answer = grpc.unary_stream_rpc_method_handler, self._stream
+            self._answer = self._stream
         else:
-            self._make, self._answer = grpc.stream_stream_rpc_method_handler, self._both
+            self._answer = self._both
 
     def handler(self, call: Call) -> Any:
         """What grpc calls to answer a call."""
         return self._make(partial(self._answer, call))
 
-    async def _unary(self, call: Call, data: bytes, context: Context) -> bytes:
-        answer: bytes = await self._run(call, context, self._one_answer(call, data))
+    async def _unary(self, call: Call, _requests: object, context: Context) -> bytes:
+        answer: bytes = await self._run(call, context, self._one_answer(call, context))
         return answer
 
-    async def _one_answer(self, call: Call, data: bytes) -> bytes:
-        answer: bytes = (await self._serve(self._parse(call, data), call)).SerializeToString()
+    async def _one_answer(self, call: Call, context: Context) -> bytes:
+        request = await self._request_of(call, context)
+        answer: bytes = (await self._serve(request, call)).SerializeToString()
         self._router.count_answer(call, len(answer))
         return answer
 
-    async def _stream(self, call: Call, data: bytes, context: Context) -> None:
+    async def _stream(self, call: Call, _requests: object, context: Context) -> None:
         async def answer() -> None:
-            await self._send(self._serve(self._parse(call, data), call), context)
+            request = await self._request_of(call, context)
+            await self._send(self._serve(request, call), context)
 
         await self._run(call, context, answer())
 
-    async def _both(self, call: Call, requests: AsyncIterator[bytes], context: Context) -> None:
+    async def _both(self, call: Call, _requests: object, context: Context) -> None:
         async def answer() -> None:
-            await self._send(self._serve(self._requests(call, requests), call), context)
+            await self._send(self._serve(self._requests(call, context), call), context)
             if call.is_cut_off:
                 raise ServerStopping
 
         await self._run(call, context, answer())
 
-    async def _requests(self, call: Call, messages: AsyncIterator[bytes]) -> AsyncIterator[Message]:
+    async def _request_of(self, call: Call, context: Context) -> Message:
+        data = await self.kind.reads.first(context, call.host())
+        if data is None:
+            raise DecodeError
+        call.hold(len(data))
+        return self._message(data)
+
+    async def _requests(self, call: Call, context: Context) -> AsyncIterator[Message]:
         """The requests of a stream, which ends as well when the server stops."""
         router, reader = self._router, asyncio.current_task()
         assert reader is not None
+        is_first = True
         while not router.stopping.is_set():
             router.readers.add(reader)
             try:
-                data = await anext(messages)
-            except StopAsyncIteration:
-                return
+                data = await (
+                    self.kind.reads.first(context, call.host())
+                    if is_first
+                    else next_message(context)
+                )
             except asyncio.CancelledError:
                 if not router.stopping.is_set():
                     raise
@@ -388,17 +395,16 @@ class _Method:
                 break
             finally:
                 router.readers.discard(reader)
+            if data is None:
+                return
             yield self._message(data)
+            is_first = False
         call.is_cut_off = True
 
     async def _send(self, answers: Answers, context: Context) -> None:
         async with aclosing(answers) as open_answers:
             async for answer in open_answers:
                 await context.write(answer.SerializeToString())
-
-    def _parse(self, call: Call, data: bytes) -> Message:
-        call.hold(len(data))
-        return self._message(data)
 
     def _message(self, data: bytes) -> Message:
         try:

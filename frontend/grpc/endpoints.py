@@ -10,17 +10,17 @@ of grpc. What a listener promises:
 * A port in use ends the start, also where its owner would share it (``SO_REUSEPORT``).
 * At the stop no new connections and calls are taken; calls that are open are answered while the
   models drain, as over HTTP, and then ended. Streams that wait for requests end at once.
-* A listener has ``max_connections``, else as many as a quarter of the file descriptors. Whoever
-  opens one and says nothing is disconnected after ``request_head_timeout``.
+* A listener has ``max_connections`` connections at most, and all of them a quarter of the file
+  descriptors. A connection on which nothing is sent is closed after ``request_head_timeout``.
 * A message may have ``max_request_size`` bytes, also after decompression. There are at most
-  ``grpc_max_calls`` calls at once; large requests and answers count for ``max_bytes_in_flight``.
+  ``grpc_max_calls`` calls at once; large requests and answers count for ``max_bytes_in_flight``,
+  and incomplete messages are limited to what fits in it (`call_limits`).
 * A client that has gone without a word is noticed after ``grpc_keepalive_time`` seconds.
 
 Not in our hands: grpc cannot be told to give up a call whose client reads nothing but lives. Such a
 call keeps one message in memory, until its deadline or the end of its connection.
 """
 
-import resource
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
@@ -32,13 +32,15 @@ from marserve.frontend.background import BackgroundTasks
 from marserve.frontend.configuration.addresses import Address
 from marserve.frontend.configuration.config import Config
 from marserve.frontend.configuration.memory import bytes_in_flight
-from marserve.frontend.grpc.calls import CallRouter, Limits, Service
+from marserve.frontend.grpc.call_limits import WINDOW_BYTES, Limits
+from marserve.frontend.grpc.calls import CallRouter, Service
 from marserve.frontend.grpc.health import health_service
 from marserve.frontend.grpc.identity import TlsIdentity
 from marserve.frontend.grpc.inference import inference_service
 from marserve.frontend.grpc.management import management_service
 from marserve.frontend.grpc.open_inference import open_inference_services, repository_service
 from marserve.frontend.grpc.reflection import reflection_services
+from marserve.frontend.http.descriptors import grpc_descriptors
 from marserve.frontend.models.registry import ModelRegistry
 from marserve.frontend.operations.management import ModelManagement
 from marserve.frontend.operations.open_inference_models import OpenInferenceModels
@@ -51,8 +53,6 @@ _INFERENCE, _MANAGEMENT = "gRPC Inference", "gRPC Management"
 # For calls that are still open when every request has been answered.
 _CLOSE_SECONDS = 2.0
 _MAX_INT = 2**31 - 1
-# Of the file descriptors, one part of so many.
-_SHARE_OF_FILES = 4
 # Less often clients may ask whether the server is still there, or are disconnected.
 _MIN_PING_MS = 5000
 _COMPRESSIONS = {
@@ -147,16 +147,15 @@ class GrpcEndpoints:
 
     def _services(self) -> tuple[Sequence[Service], Sequence[Service]]:
         """The services of the inference listener, and those of the management listener."""
-        health = health_service(self.registry)
         inference = [
             inference_service(self.config, self.registry, self.workflows),
             *open_inference_services(self.config, self.registry),
-            health,
+            health_service(self.registry),
         ]
         management = [
             management_service(self.management),
             repository_service(self._repository()),
-            health,
+            health_service(self.registry),
         ]
         return (
             [*inference, *reflection_services(inference)],
@@ -204,7 +203,10 @@ class GrpcEndpoints:
             max(from_client, config.max_request_size),
             on_limit,
         )
-        return Limits(config.grpc_max_calls, usage, on_limit)
+        timeout = config.request_body_timeout
+        if config.request_body_rate:
+            timeout += config.max_request_size / config.request_body_rate
+        return Limits(config.grpc_max_calls, usage, config.max_request_size, timeout, on_limit)
 
 
 def _options(config: Config, *, is_inference: bool) -> list[tuple[str, int]]:
@@ -218,6 +220,9 @@ def _options(config: Config, *, is_inference: bool) -> list[tuple[str, int]]:
     return [
         ("grpc.so_reuseport", 0),
         ("grpc.max_receive_message_length", min(config.max_request_size, _MAX_INT)),
+        # Without a probe, the window of a call that is not read does not grow.
+        ("grpc.http2.bdp_probe", 0),
+        ("grpc.http2.lookahead_bytes", WINDOW_BYTES),
         ("grpc.max_send_message_length", -1),  # what a worker may answer, its client may have
         ("grpc.max_allowed_incoming_connections", _max_connections(config)),
         ("grpc.max_connection_age_ms", min(age or _MAX_INT, _MAX_INT)),
@@ -231,11 +236,10 @@ def _options(config: Config, *, is_inference: bool) -> list[tuple[str, int]]:
 
 
 def _max_connections(config: Config) -> int:
-    """How many connections a listener takes; no more than leave descriptors to all else."""
-    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if config.max_connections:
-        return min(config.max_connections, _MAX_INT)
-    return _MAX_INT if descriptors == resource.RLIM_INFINITY else descriptors // _SHARE_OF_FILES
+    """Return the number of connections of a listener: its share of those that gRPC may have."""
+    listeners = len(config.grpc_listeners) + len(config.platform.setup.grpc_inference)
+    limits = (config.max_connections, grpc_descriptors() // listeners)
+    return min([_MAX_INT, *(limit for limit in limits if limit)])
 
 
 def _milliseconds(seconds: float) -> int:

@@ -1,11 +1,16 @@
 """gRPC clients that ask for much with little, or whose failure is hard to tell."""
 
+import contextlib
 import json
 import socket
 import struct
+import threading
 import time
 
 import grpc
+import h2.connection
+import h2.events
+import psutil
 import pytest
 from grpc_client import connected, failure, request
 from servers import wait_for
@@ -50,9 +55,7 @@ def test_a_long_failure_keeps_its_code(client, raises):
         assert code == "UNAVAILABLE"
         assert details.endswith("...\norg.pytorch.serve.http.InternalServerException")
     assert failure(lambda: client.predict("y" * 1_000_000))[0] == "INTERNAL"
-    assert failure(lambda: client.call("health", "Check", service="y" * 1_000_000))[0] == (
-        "NOT_FOUND"
-    )
+    assert failure(lambda: client.call("health", "Check", service="y" * 60_000))[0] == "NOT_FOUND"
 
 
 def test_a_failure_that_utf_8_cannot_encode_is_told(client, raises):
@@ -218,3 +221,141 @@ def test_answers_in_pieces_that_nobody_reads_do_not_fill_the_memory(start_server
         for each in answers:
             each.cancel()
         wait_for(lambda: answer_or_code(client) == b"x")
+
+
+# -- clients that do not finish a message ----------------------------------------------------------
+
+CHECK = "/grpc.health.v1.Health/Check"
+STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
+MEBIBYTE = 1 << 20
+
+
+class HalfSender:
+    """A connection with calls that announce a message and send a part of it.
+
+    Attributes:
+        codes: The statuses with which the server has ended calls.
+    """
+
+    def __init__(self, server, path, calls, announced, first=b""):
+        self.codes = []
+        self._socket = socket.create_connection(("127.0.0.1", server.grpc_ports["inference"]))
+        self._http = h2.connection.H2Connection()
+        self._http.initiate_connection()
+        self._left = {}
+        for _ in range(calls):
+            stream = self._http.get_next_available_stream_id()
+            names = {":method": "POST", ":scheme": "http", ":path": path, ":authority": "x"}
+            names |= {"te": "trailers", "content-type": "application/grpc"}
+            self._http.send_headers(stream, list(names.items()))
+            whole = b"\0" + struct.pack(">I", len(first)) + first if first else b""
+            self._http.send_data(stream, whole + b"\0" + struct.pack(">I", announced))
+            self._left[stream] = announced - 1
+        self.exchange()
+
+    def send(self, seconds):
+        """Send what the server's windows allow, for so long, or until nothing more is taken."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until and self._left:
+            for stream in tuple(self._left):
+                self._send(stream)
+            self.exchange()
+
+    def exchange(self, timeout=0.1):
+        """Write what is to be written, and read what has come within a moment."""
+        self._socket.settimeout(10)
+        self._socket.sendall(self._http.data_to_send())
+        self._socket.settimeout(timeout)
+        with contextlib.suppress(TimeoutError):
+            for event in self._http.receive_data(self._socket.recv(1 << 16)):
+                self._note(event)
+
+    def close(self):
+        self._socket.close()
+
+    def _send(self, stream):
+        window = self._http.local_flow_control_window(stream)
+        count = min(window, self._left[stream], self._http.max_outbound_frame_size)
+        if count > 0:
+            self._http.send_data(stream, b"x" * count)
+            self._left[stream] -= count
+
+    def _note(self, event):
+        if isinstance(event, h2.events.ResponseReceived | h2.events.TrailersReceived):
+            headers = dict(event.headers)
+            if b"grpc-status" in headers:
+                self.codes.append(int(headers[b"grpc-status"]))
+                self._left.pop(event.stream_id, None)
+        elif isinstance(event, h2.events.StreamReset):
+            self._left.pop(event.stream_id, None)
+
+
+@pytest.fixture(scope="module")
+def small(start_server):
+    """A server whose requests may take 16 MB, two of them as long as allowed."""
+    limits = {"max_request_size": str(8 * MEBIBYTE), "max_bytes_in_flight": str(16 * MEBIBYTE)}
+    with start_server(**limits) as server:
+        yield server
+
+
+@pytest.mark.parametrize(("path", "first"), [(CHECK, b""), (PREDICTIONS, b""), (STREAM, b"\n\1x")])
+def test_messages_that_are_never_complete_do_not_fill_the_memory(small, path, first):
+    """250 of them took 1.6 GB, without a key, and kept it."""
+    memory = psutil.Process(small.process.pid).memory_info
+    before = memory().rss
+    with (
+        connected(small) as client,
+        contextlib.closing(HalfSender(small, path, 60, 8 * MEBIBYTE, first)) as sender,
+    ):
+        for _ in range(5):
+            sender.send(seconds=1)
+            assert client.call("health", "Check").status == 1
+    # A stream that has sent one request may wait for the next; there may be 16.
+    assert memory().rss - before < (170 if first else 60) * MEBIBYTE
+
+
+def test_a_message_without_a_key_has_to_come_in_time_and_be_short(small):
+    with contextlib.closing(HalfSender(small, CHECK, 1, 100)) as sender:
+        wait_for(lambda: sender.exchange() or sender.codes == [4])
+    with connected(small) as client:
+        code, text = failure(lambda: client.call("health", "Check", service="y" * (1 << 16)))
+        assert (code, text.partition("\n")[0]) == (
+            "RESOURCE_EXHAUSTED",
+            "The message has more than 65536 bytes.",
+        )
+
+
+def test_streams_that_wait_for_a_request_are_no_more_than_fit_into_memory(small, handlers):
+    small.install(handlers / "parts.py", "waits")
+    ask = request("waits", b'{"id": "x"}')
+    ask.sequence_id = "s"
+    with connected(small) as client, contextlib.ExitStack() as streams:
+
+        def open_stream():
+            answers = client.method("inference", "StreamPredictions2")(
+                requests_until(streams.enter_context(open_gate()), ask), timeout=20
+            )
+            streams.callback(answers.cancel)
+            return next(answers).prediction
+
+        assert [open_stream() for _ in range(16)] == [b"x"] * 16
+        assert failure(open_stream) == (
+            "RESOURCE_EXHAUSTED",
+            "16 calls are open, as many as max_bytes_in_flight allows.",
+        )
+        assert client.predict("waits", b'{"id": "y"}') == b"y"
+
+
+@contextlib.contextmanager
+def open_gate():
+    gate = threading.Event()
+    try:
+        yield gate
+    finally:
+        gate.set()
+
+
+def requests_until(gate, first):
+    """One request, and the end of the stream when the gate is open."""
+    yield first
+    gate.wait(20)

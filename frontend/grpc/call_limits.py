@@ -1,0 +1,96 @@
+"""The number of gRPC calls that may be open, and of messages that are read at a time.
+
+Both follow from the memory that requests may take (``max_bytes_in_flight``, here M). In the worst
+case, incomplete first messages take M/2, further ones of streams M/2, those of calls that need no
+key M/8, and calls that are not read M with and M without a key, besides M of complete messages.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from marserve.frontend.grpc.message_reads import MessageReads
+from marserve.frontend.usage import Usage
+
+#: What grpc keeps of a call that is not read, in bytes.
+WINDOW_BYTES = 1 << 16
+# A client that sends its message for so long may have to make room for another.
+_UNDISTURBED_SECONDS = 5.0
+# Streams that may be open though their messages, if all were of full length, would not fit.
+_MIN_STREAMS = 16
+# Of calls that need no key.
+_PROBE_BYTES = 1 << 16
+_PROBE_SECONDS = 5.0
+_PROBE_UNDISTURBED_SECONDS = 0.02
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the clients of a listener may use.
+
+    Attributes:
+        max_calls: Open at the same time, with a key, and as many of services that need none.
+        usage: Of bytes of requests.
+        max_message: Bytes of a message.
+        message_timeout: Seconds for the message of a call, or the first of a stream.
+        on_limit: Called with the name of a limit when clients reach it.
+    """
+
+    max_calls: int
+    usage: Usage
+    max_message: int
+    message_timeout: float
+    on_limit: Callable[[str], object] = lambda _limit: None
+
+    def keyless(self) -> "CallKind":
+        """Calls of services that need no key: probes, whose messages are short."""
+        slots = self._that_fit(1 / 8)
+        reads = MessageReads(slots, _PROBE_BYTES, _PROBE_UNDISTURBED_SECONDS, _PROBE_SECONDS)
+        return self._kind(self.max_calls, reads)
+
+    def with_key(self) -> tuple["CallKind", "CallKind"]:
+        """Calls with one request, and calls with a stream of requests.
+
+        A stream may wait for its next request for any time, so each counts as one message.
+        """
+        slots = self._that_fit(1 / 2)
+        reads = MessageReads(slots, self.max_message, _UNDISTURBED_SECONDS, self.message_timeout)
+        max_streams = max(_MIN_STREAMS, slots)
+        return self._kind(self.max_calls, reads), self._kind(max_streams, reads)
+
+    def _kind(self, max_open: int, reads: MessageReads) -> "CallKind":
+        """Calls of which so many may be open, if what grpc keeps of unread ones fits as well."""
+        that_fit = min(max_open, max(1, self.usage.max_bytes // WINDOW_BYTES))
+        if that_fit < self.max_calls:
+            return CallKind(that_fit, "max_bytes_in_flight", reads)
+        return CallKind(self.max_calls, "grpc_max_calls", reads)
+
+    def _that_fit(self, share: float) -> int:
+        """The number of messages of full length that fit into a share of the bytes in flight."""
+        return max(1, int(self.usage.max_bytes * share) // self.max_message)
+
+
+@dataclass
+class CallKind:
+    """Calls that share limits.
+
+    Attributes:
+        max_open: The number that may be open at the same time.
+        limit: The name of the key that limits it.
+        reads: Reads the first message of each.
+        open: The number that is open.
+    """
+
+    max_open: int
+    limit: str
+    reads: MessageReads
+    open: int = 0
+
+    def add(self, task: asyncio.Task[Any]) -> None:
+        """Count a call until its task is done."""
+        self.open += 1
+        task.add_done_callback(self._remove)
+
+    def _remove(self, _task: object) -> None:
+        self.open -= 1
