@@ -229,6 +229,8 @@ def _options(config: Config, *, is_inference: bool) -> list[tuple[str, int]]:
         ("grpc.max_connection_age_grace_ms", min(grace or _MAX_INT, _MAX_INT)),
         ("grpc.keepalive_time_ms", _milliseconds(config.grpc_keepalive_time)),
         ("grpc.keepalive_timeout_ms", _milliseconds(config.grpc_keepalive_timeout)),
+        # Without this a ping may take a minute to be answered, at least with grpcio 1.85.
+        ("grpc.http2.ping_timeout_ms", _milliseconds(config.grpc_keepalive_timeout)),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_ping_interval_without_data_ms", _MIN_PING_MS),
         ("grpc.server_handshake_timeout_ms", _milliseconds(config.request_head_timeout)),

@@ -223,6 +223,17 @@ def test_answers_in_pieces_that_nobody_reads_do_not_fill_the_memory(start_server
         wait_for(lambda: answer_or_code(client) == b"x")
 
 
+def test_a_client_that_answers_no_ping_is_disconnected(start_server):
+    """grpc waited a minute, whatever grpc_keepalive_timeout was."""
+    with (
+        start_server(grpc_keepalive_time="1", grpc_keepalive_timeout="1") as server,
+        socket.create_connection(("127.0.0.1", server.grpc_ports["inference"]), 20) as silent,
+    ):
+        silent.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0, b""))
+        while silent.recv(1 << 16):
+            pass
+
+
 # -- clients that do not finish a message ----------------------------------------------------------
 
 CHECK = "/grpc.health.v1.Health/Check"
