@@ -5,10 +5,9 @@ case, incomplete first messages take M/2, further ones of streams M/2, those of 
 key M/8, and calls that are not read M with and M without a key, besides M of complete messages.
 """
 
-import asyncio
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from marserve.frontend.grpc.message_reads import MessageReads
 from marserve.frontend.usage import Usage
@@ -23,6 +22,27 @@ _MIN_STREAMS = 16
 _PROBE_BYTES = 1 << 16
 _PROBE_SECONDS = 5.0
 _PROBE_UNDISTURBED_SECONDS = 0.02
+
+
+@dataclass
+class CallKind:
+    """Calls that share limits.
+
+    Attributes:
+        max_open: The number that may be open at the same time.
+        limit: The name of the key that limits it.
+        reads: Reads the first message of each.
+        open: The number that is open.
+    """
+
+    max_open: int
+    limit: str
+    reads: MessageReads
+    open: int = 0
+
+    def remove(self, _task: object) -> None:
+        """Count one less."""
+        self.open -= 1
 
 
 @dataclass(frozen=True)
@@ -43,23 +63,20 @@ class Limits:
     message_timeout: float
     on_limit: Callable[[str], object] = lambda _limit: None
 
-    def keyless(self) -> "CallKind":
-        """Calls of services that need no key: probes, whose messages are short."""
-        slots = self._that_fit(1 / 8)
-        reads = MessageReads(slots, _PROBE_BYTES, _PROBE_UNDISTURBED_SECONDS, _PROBE_SECONDS)
-        return self._kind(self.max_calls, reads)
-
-    def with_key(self) -> tuple["CallKind", "CallKind"]:
-        """Calls with one request, and calls with a stream of requests.
+    def kinds(self) -> tuple[CallKind, CallKind, CallKind]:
+        """Calls that need no key; those with one request; those with a stream of requests.
 
         A stream may wait for its next request for any time, so each counts as one message.
         """
         slots = self._that_fit(1 / 2)
+        probes = MessageReads(
+            self._that_fit(1 / 8), _PROBE_BYTES, _PROBE_UNDISTURBED_SECONDS, _PROBE_SECONDS
+        )
         reads = MessageReads(slots, self.max_message, _UNDISTURBED_SECONDS, self.message_timeout)
         max_streams = max(_MIN_STREAMS, slots)
-        return self._kind(self.max_calls, reads), self._kind(max_streams, reads)
+        return self._kind(probes), self._kind(reads), self._kind(reads, max_streams)
 
-    def _kind(self, max_open: int, reads: MessageReads) -> "CallKind":
+    def _kind(self, reads: MessageReads, max_open: int = sys.maxsize) -> CallKind:
         """Calls of which so many may be open, if what grpc keeps of unread ones fits as well."""
         that_fit = min(max_open, max(1, self.usage.max_bytes // WINDOW_BYTES))
         if that_fit < self.max_calls:
@@ -69,28 +86,3 @@ class Limits:
     def _that_fit(self, share: float) -> int:
         """The number of messages of full length that fit into a share of the bytes in flight."""
         return max(1, int(self.usage.max_bytes * share) // self.max_message)
-
-
-@dataclass
-class CallKind:
-    """Calls that share limits.
-
-    Attributes:
-        max_open: The number that may be open at the same time.
-        limit: The name of the key that limits it.
-        reads: Reads the first message of each.
-        open: The number that is open.
-    """
-
-    max_open: int
-    limit: str
-    reads: MessageReads
-    open: int = 0
-
-    def add(self, task: asyncio.Task[Any]) -> None:
-        """Count a call until its task is done."""
-        self.open += 1
-        task.add_done_callback(self._remove)
-
-    def _remove(self, _task: object) -> None:
-        self.open -= 1

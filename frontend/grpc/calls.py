@@ -27,7 +27,6 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
-from urllib.parse import unquote
 
 import grpc
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
@@ -93,10 +92,7 @@ class Call:
         is_cut_off: Whether its requests ended because the server stops.
     """
 
-    __slots__ = (
-        *("_context", "_metadata", "_peer", "_router"),
-        *("arrived", "is_cut_off", "method", "stopping"),
-    )
+    __slots__ = ("_context", "_metadata", "_router", "arrived", "is_cut_off", "method", "stopping")
 
     def __init__(self, method: str, metadata: Metadata, router: "CallRouter") -> None:
         self.method = method
@@ -106,7 +102,6 @@ class Call:
         self._router = router
         self._metadata = metadata
         self._context: Context | None = None
-        self._peer = ""
 
     def begin(self, context: Context) -> None:
         """Note that it is being answered."""
@@ -165,15 +160,12 @@ class Call:
 
     def peer(self) -> str:
         """The client, as ``host:port``."""
-        if not self._peer and self._context is not None:
-            kind, _, address = self._context.peer().partition(":")
-            is_ipv6 = kind == "ipv6"
-            self._peer = unquote(address) if is_ipv6 else address
-        return self._peer
-
-    def host(self) -> str:
-        """The client's address without its port; empty at a unix socket."""
-        return self.peer().rpartition(":")[0]
+        if self._context is None:
+            return ""
+        kind, _, address = self._context.peer().partition(":")
+        if kind == "ipv6":
+            return address.replace("%5B", "[").replace("%5D", "]")
+        return address
 
 
 class CallRouter(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # the stubs' invention
@@ -196,7 +188,7 @@ class CallRouter(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # the stubs
         self._tokens = tokens
         self._access_log = access_log
         self._limits = limits
-        keyless, (unary, streams) = limits.keyless(), limits.with_key()
+        keyless, unary, streams = limits.kinds()
         #: Set when no more calls are taken.
         self.stopping = asyncio.Event()
         #: Tasks that wait for the next request of a stream.
@@ -243,7 +235,8 @@ class CallRouter(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # the stubs
             return self._refusal(call, Failure(StatusCode.RESOURCE_EXHAUSTED, text, ""))
         task = asyncio.current_task()
         assert task is not None
-        kind.add(task)
+        kind.open += 1
+        task.add_done_callback(kind.remove)
         return method.handler(call)
 
     def _refusal(self, call: Call, failure: Failure) -> Any:
@@ -260,7 +253,7 @@ class CallRouter(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # the stubs
         is_small = size <= _COUNTED_BYTES
         if is_small and (not usage.bytes or not size):
             return
-        client = usage.client(call.host())
+        client = usage.client(_host_of(call))
         if is_small and not usage.limit_of(client, size):
             return
         usage.hold(client, size)
@@ -270,14 +263,14 @@ class CallRouter(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # the stubs
         """See `Call.count_answer`."""
         if size > _COUNTED_BYTES:
             usage = self._limits.usage
-            client = usage.client(call.host())
+            client = usage.client(_host_of(call))
             usage.add(client, size)
             self._release_with_task(client, size)
 
     def follow(self, call: Call, stream: Stream) -> None:
         """Count what waits of an answer in pieces; see `Call.count_answer`."""
         usage = self._limits.usage
-        client = usage.client(call.host())
+        client = usage.client(_host_of(call))
 
         def count(more: int) -> None:
             usage.add(client, more)
@@ -314,6 +307,10 @@ class CallRouter(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # the stubs
         self._access_log.add_call(call.peer(), method, number_of(code), status, seconds)
 
 
+def _host_of(call: Call) -> str:
+    return call.peer().rpartition(":")[0]
+
+
 class _Method:
     """One method of a service: makes the handler that grpc wants for each call.
 
@@ -330,46 +327,40 @@ class _Method:
         self.kind = kind
         self._request = message_class(method.input_type)
         self._serve = getattr(service.calls, _UPPER.sub("_", method.name).lower())
-        self._make: Callable[[Any], Any] = grpc.stream_stream_rpc_method_handler
-        self._answer: Callable[..., Awaitable[Any]]
-        if not method.server_streaming:
-            self._make, self._answer = grpc.stream_unary_rpc_method_handler, self._unary
-        elif not method.client_streaming:
-            self._answer = self._stream
-        else:
-            self._answer = self._both
+        self._takes_stream = method.client_streaming
+        self._make: Callable[[Any], Any] = grpc.stream_unary_rpc_method_handler
+        self._answer: Callable[..., Awaitable[Any]] = self._unary
+        if method.server_streaming:
+            self._make, self._answer = grpc.stream_stream_rpc_method_handler, self._stream
 
     def handler(self, call: Call) -> Any:
         """What grpc calls to answer a call."""
         return self._make(partial(self._answer, call))
 
     async def _unary(self, call: Call, _requests: object, context: Context) -> bytes:
-        answer: bytes = await self._run(call, context, self._one_answer(call, context))
-        return answer
+        async def answer() -> bytes:
+            answer = await self._serve(await self._request_of(call, context), call)
+            data: bytes = answer.SerializeToString()
+            self._router.count_answer(call, len(data))
+            return data
 
-    async def _one_answer(self, call: Call, context: Context) -> bytes:
-        request = await self._request_of(call, context)
-        answer: bytes = (await self._serve(request, call)).SerializeToString()
-        self._router.count_answer(call, len(answer))
-        return answer
+        data: bytes = await self._run(call, context, answer())
+        return data
 
     async def _stream(self, call: Call, _requests: object, context: Context) -> None:
         async def answer() -> None:
-            request = await self._request_of(call, context)
-            await self._send(self._serve(request, call), context)
-
-        await self._run(call, context, answer())
-
-    async def _both(self, call: Call, _requests: object, context: Context) -> None:
-        async def answer() -> None:
-            await self._send(self._serve(self._requests(call, context), call), context)
+            if self._takes_stream:
+                requests = self._requests(call, context)
+            else:
+                requests = await self._request_of(call, context)
+            await self._send(self._serve(requests, call), context)
             if call.is_cut_off:
                 raise ServerStopping
 
         await self._run(call, context, answer())
 
     async def _request_of(self, call: Call, context: Context) -> Message:
-        data = await self.kind.reads.first(context, call.host())
+        data = await self.kind.reads.first(context)
         if data is None:
             raise DecodeError
         call.hold(len(data))
@@ -379,15 +370,11 @@ class _Method:
         """The requests of a stream, which ends as well when the server stops."""
         router, reader = self._router, asyncio.current_task()
         assert reader is not None
-        is_first = True
+        read = self.kind.reads.first
         while not router.stopping.is_set():
             router.readers.add(reader)
             try:
-                data = await (
-                    self.kind.reads.first(context, call.host())
-                    if is_first
-                    else next_message(context)
-                )
+                data = await read(context)
             except asyncio.CancelledError:
                 if not router.stopping.is_set():
                     raise
@@ -398,7 +385,7 @@ class _Method:
             if data is None:
                 return
             yield self._message(data)
-            is_first = False
+            read = next_message
         call.is_cut_off = True
 
     async def _send(self, answers: Answers, context: Context) -> None:

@@ -7,7 +7,6 @@ a message to read, reads that last long end with an error.
 """
 
 import asyncio
-from collections import Counter
 from typing import Any
 
 import grpc
@@ -19,18 +18,6 @@ _SECONDS_BETWEEN_CHECKS = 1.0
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
-class MessageTimeout(ServeError, status=504):
-    """A client has not sent the message of a call in time."""
-
-
-class MessageTooLong(ServeError, status=413):
-    """The message of a call has too many bytes."""
-
-
-class TooManyMessages(ServeError, status=429):
-    """Clients send more messages at a time than there is memory for."""
-
-
 async def next_message(context: Context) -> bytes | None:
     """Return the next message of a call; None at the end of its requests."""
     data = await context.read()
@@ -40,18 +27,16 @@ async def next_message(context: Context) -> bytes | None:
 class _Read:
     """A call whose first message is read, or waits for its slot."""
 
-    __slots__ = ("error", "host", "since", "task")
+    __slots__ = ("error", "since", "task")
 
-    def __init__(self, task: asyncio.Task[Any], host: str, since: float) -> None:
+    def __init__(self, task: asyncio.Task[Any], since: float) -> None:
         self.task = task
-        self.host = host
         self.since = since
         self.error: ServeError | None = None
 
-    def end(self, error: ServeError) -> None:
-        """Have `MessageReads.first` raise an error."""
+    def end(self, reason: str, status: int) -> None:
         if self.error is None:
-            self.error = error
+            self.error = ServeError(reason, status=status)
             self.task.cancel()
 
 
@@ -79,21 +64,16 @@ class MessageReads:
         self._waiting: dict[_Read, asyncio.Future[None]] = {}
         self._timer: asyncio.TimerHandle | None = None
 
-    async def first(self, context: Context, host: str) -> bytes | None:
+    async def first(self, context: Context) -> bytes | None:
         """Return the first message of a call; None if the client ends its requests without one.
 
-        Args:
-            context: Of the call.
-            host: The client's address, without its port.
-
         Raises:
-            MessageTimeout: It has not come in time.
-            MessageTooLong: It has too many bytes.
-            TooManyMessages: It was not complete when other calls needed the slot.
+            ServeError: It has not come in time (504), has too many bytes (413), or was not complete
+                when others needed its slot (429).
         """
         task = asyncio.current_task()
         assert task is not None
-        read = _Read(task, host, self._loop.time())
+        read = _Read(task, self._loop.time())
         self._set_timer()
         try:
             if self._free:
@@ -111,7 +91,7 @@ class MessageReads:
                 raise
             raise read.error from None
         if data is not None and len(data) > self._max_bytes:
-            raise MessageTooLong(f"The message has more than {self._max_bytes} bytes.")
+            raise ServeError(f"The message has more than {self._max_bytes} bytes.", status=413)
         return data
 
     async def _wait(self, read: _Read) -> None:
@@ -141,19 +121,14 @@ class MessageReads:
             self._timer = self._loop.call_later(seconds, self._check)
 
     def _check(self) -> None:
-        """End what takes too long; and as many reads as calls wait, of busy clients first."""
+        """End what takes too long, and as many of the oldest reads as calls wait."""
         self._timer = None
-        now = self._loop.time()
-        for read in (*self._reads, *self._waiting):
+        now, reads = self._loop.time(), tuple(self._reads)
+        for read in (*reads, *self._waiting):
             if read.since + self._timeout <= now:
-                read.end(MessageTimeout(f"No message has come within {self._timeout:g} s."))
-        if self._waiting:
-            old = [read for read in self._reads if read.since + self._undisturbed <= now]
-            reads = Counter(read.host for read in old)
-            old.sort(key=lambda read: -reads[read.host])
-            for read in old[: len(self._waiting)]:
-                read.end(
-                    TooManyMessages("Other calls need the memory for this incomplete message.")
-                )
+                read.end(f"No message has come within {self._timeout:g} s.", 504)
+        for read in reads[: len(self._waiting)]:
+            if read.since + self._undisturbed <= now:
+                read.end("Other calls need the memory for this incomplete message.", 429)
         if self._reads or self._waiting:
             self._set_timer()
