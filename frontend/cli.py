@@ -29,12 +29,12 @@ from marserve.frontend.lifecycle.daemon import (
     StartReport,
     become_server,
     claim,
-    print_line,
     start,
     stop,
 )
 from marserve.frontend.lifecycle.pidfile import PidFile, PidFileError
 from marserve.frontend.logs.setup import log_directories
+from marserve.frontend.terminal import print_text
 
 _DROP_IN = "torchserve"
 #: What `marserve NAME` runs.
@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None, program: str = "marserve") -> int:
     try:
         return _run(options, arguments)
     except (ConfigError, PidFileError) as error:
-        print_line(str(error))
+        print_text(str(error))
         return 1
 
 
@@ -147,9 +147,9 @@ def _run(options: argparse.Namespace, arguments: list[str]) -> int:
 def _print_version(program: str) -> int:
     from marserve.frontend.version import TORCHSERVE_VERSION, __version__
 
-    print_line(f"marserve {__version__} (TorchServe-compatible)")
+    print_text(f"marserve {__version__} (TorchServe-compatible)")
     if program == _DROP_IN:
-        print_line(f"TorchServe Version is {TORCHSERVE_VERSION}")
+        print_text(f"TorchServe Version is {TORCHSERVE_VERSION}")
     return 0
 
 

@@ -17,8 +17,8 @@ import psutil
 from marserve.frontend.cli import build_parser, load_config_of
 from marserve.frontend.configuration.addresses import Address, UnixAddress
 from marserve.frontend.configuration.properties import ConfigError
-from marserve.frontend.lifecycle.daemon import print_line
 from marserve.frontend.lifecycle.pidfile import PidFile, PidFileError
+from marserve.frontend.terminal import print_text
 
 _PROGRAMS = ("torchserve", "marserve", "marserve.frontend")
 # Where a listener that is bound everywhere can be reached from here.
@@ -39,9 +39,9 @@ def main(argv: Sequence[str]) -> int:
         address = _inference_address()
         status, text = _get(address, options.timeout)
     except (ConfigError, PidFileError, OSError, http.client.HTTPException) as error:
-        print_line(f"It is not known whether the server is ready: {error}")
+        print_text(f"It is not known whether the server is ready: {error}")
         return 1
-    print_line(text.strip())
+    print_text(text.strip())
     return int(status != http.HTTPStatus.OK)
 
 

@@ -64,6 +64,7 @@ from marserve.frontend.startup import banner, find_conflicts
 from marserve.frontend.telemetry.gpu import GpuReader, count_gpus_in_time
 from marserve.frontend.telemetry.metrics import Metrics
 from marserve.frontend.telemetry.metrics_config import load_metrics_config
+from marserve.frontend.terminal import print_text
 from marserve.frontend.tokens import Tokens, TokenStore
 from marserve.frontend.version import __version__
 from marserve.frontend.workers.devices import DeviceAllocator
@@ -122,7 +123,7 @@ def serve(
 
 
 def _give_up(reason: str, report: StartReport) -> int:
-    print(reason, file=sys.stderr)  # noqa: T201
+    print_text(reason, sys.stderr)
     report.failed(reason)
     return 1
 

@@ -142,13 +142,15 @@ def _why_snapshot(snapshot: Path) -> str:
     )
 
 
-def read_config_file(path: Path, environ: Mapping[str, str]) -> ConfigFile:
-    """Read one file, whose ``$$NAME$$`` are those of ``environ``.
+def read_config_file(
+    path: Path, environ: Mapping[str, str], content: bytes | None = None
+) -> ConfigFile:
+    """Read one file, whose ``$$NAME$$`` are those of ``environ``; or its ``content``, if given.
 
     Raises:
         ConfigError: It cannot be read, or names a variable that is not there.
     """
-    text, warnings = _decoded(path)
+    text, warnings = _decoded(path, content)
     try:
         written = read_entries(text)
     except ConfigError as error:
@@ -173,10 +175,10 @@ def read_config_file(path: Path, environ: Mapping[str, str]) -> ConfigFile:
     return ConfigFile(path, raw, settings, tuple(warnings))
 
 
-def _decoded(path: Path) -> tuple[str, list[str]]:
+def _decoded(path: Path, content: bytes | None = None) -> tuple[str, list[str]]:
     """The text of a file, and warnings about it."""
     try:
-        content = path.read_bytes()
+        content = path.read_bytes() if content is None else content
     except OSError as error:
         raise ConfigError(f"Cannot read the configuration file {path}: {error}") from error
     try:

@@ -26,6 +26,7 @@ from marserve.frontend.lifecycle.service_manager import (
     ServiceManager,
 )
 from marserve.frontend.logs.setup import log_directories
+from marserve.frontend.terminal import print_text
 
 FORCED_END_SECONDS = 10.0  # that the end of a server by force takes at most, `stop_watchdog`
 
@@ -128,14 +129,14 @@ def start(arguments: Sequence[str], url: str) -> int:
         outcome = wait_for_outcome(report, _START_SECONDS)
     except KeyboardInterrupt:
         server.returncode = 0
-        print_line("\nThe server goes on starting; --stop ends it.")
+        print_text("\nThe server goes on starting; --stop ends it.")
         return _INTERRUPTED
     if outcome is not None and not outcome.url:
         end = _end_of(server)  # not before it is gone: the next start should find nothing
-        print_line(f"The server did not start: {outcome.error or end}")
+        print_text(f"The server did not start: {outcome.error or end}")
         return 1
     server.returncode = 0  # it lives on by intent: no "still running" warning when we go
-    print_line(str(outcome or f"The server is still loading models; {_where_to_ask(url)}."))
+    print_text(str(outcome or f"The server is still loading models; {_where_to_ask(url)}."))
     return 0
 
 
@@ -160,7 +161,7 @@ def claim(pid_file: PidFile) -> None:
         PidFileError: It is another's.
     """
     if pid_file.claim():
-        print_line("Removing orphan pid file.")
+        print_text("Removing orphan pid file.")
 
 
 def stop(timeout: float) -> int:
@@ -168,22 +169,17 @@ def stop(timeout: float) -> int:
     pid_file = PidFile()
     pid = pid_file.read()
     if pid is None:
-        print_line("TorchServe is not currently running.")
+        print_text("TorchServe is not currently running.")
         return 0
     if not _terminate(pid, timeout + FORCED_END_SECONDS):
-        print_line("Stopping TorchServe took too long.")
+        print_text("Stopping TorchServe took too long.")
         return 1
     # Stopped in its first moments, it had no chance to remove its pid file.
     with contextlib.suppress(PidFileError):  # the next server has it already
         pid_file.claim()
         pid_file.release()
-    print_line("TorchServe has stopped.")
+    print_text("TorchServe has stopped.")
     return 0
-
-
-def print_line(sentence: str) -> None:
-    """Print an answer of the command line; scripts read TorchServe's on stdout."""
-    print(sentence)  # noqa: T201
 
 
 def _where_to_ask(url: str) -> str:

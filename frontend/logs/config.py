@@ -135,15 +135,20 @@ def _apply_dictionary(
 
 
 def read_log_config(
-    path: Path, directories: Mapping[str, str], properties: Mapping[str, str] | None = None
+    path: Path,
+    directories: Mapping[str, str],
+    properties: Mapping[str, str] | None = None,
+    content: bytes | None = None,
 ) -> dict[str, Any] | Log4jConfig:
     """Read a file of logging's dictionary or of log4j, as the ending of its name says.
+
+    ``content`` is that of the file, where it has been read.
 
     Raises:
         ConfigError: It cannot be read.
     """
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = (path.read_bytes() if content is None else content).decode("utf-8-sig")
         match path.suffix.lower():
             case ".yaml" | ".yml":
                 return _dictionary(_load(Template(text).safe_substitute(directories)))

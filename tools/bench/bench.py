@@ -24,8 +24,6 @@ from marserve.tools.bench.settings import ServedSettings, served_settings
 from marserve.tools.bench.tuning import Limits, tune
 from marserve.tools.bench.validation import Validated, Validation
 
-# Loading a model, and more workers of it, may take minutes.
-_MANAGEMENT_TIMEOUT = 600.0
 _METRICS_TIMEOUT = 5.0
 _GENERATED = "bytes"
 _VALIDATED_PAYLOADS = 5
@@ -262,9 +260,7 @@ class _Counting(Listener):
 def _server(options: Options) -> ModelServer:
     inference = Client(options.destination(options.url), options.headers, options.timeout)
     management = Client(
-        options.destination(options.management_url),
-        options.management_headers,
-        _MANAGEMENT_TIMEOUT,
+        options.destination(options.management_url), options.management_headers, options.timeout
     )
     metrics = Client(options.destination(options.metrics_url), {}, _METRICS_TIMEOUT)
     return ModelServer(inference, management, metrics, options.model, options.model_version)

@@ -1,5 +1,9 @@
-"""One request after the other: to ask a server who it is, and to change what it serves."""
+"""One request after the other: to ask a server who it is, and to change what it serves.
 
+Each wait has a deadline for the whole answer, and answers have a limit. Redirects are not followed.
+"""
+
+import errno
 import http.client
 import json
 import socket
@@ -15,26 +19,34 @@ from marserve.frontend.configuration.addresses import UnixAddress
 from marserve.tools.bench.errors import BenchError, ServerUnreachable
 from marserve.tools.bench.generator.destination import Destination
 
-#: Bytes of an answer that are read.
-MAX_ANSWER = 256 << 20
+MAX_ANSWER = 256 << 20  # bytes
+#: Bytes of a text or a document that are parsed; values take up to 30 times the memory.
+MAX_PARSED = 16 << 20
 _MAX_QUOTED = 200  # characters of an answer in a sentence
+_PIECE = 1 << 20
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a server message.
+    """The answer of a server.
 
     Attributes:
-        status: HTTP status.
-        body: As it came.
-        headers: Names in small letters.
+        status: Of HTTP; 0 for no answer.
+        body: Without chunks, and not decompressed.
+        headers: Names in small letters; values of repeated ones are joined.
         seconds: From the request, the connection being open, to the end of the answer.
+        first: The same to the first piece of the body.
+        is_streamed: Whether it came in chunks.
+        problem: Why there is none.
     """
 
-    status: int
-    body: bytes
-    headers: Mapping[str, str]
-    seconds: float
+    status: int = 0
+    body: bytes = b""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    seconds: float = 0.0
+    first: float = 0.0
+    is_streamed: bool = False
+    problem: str = ""
 
     @property
     def is_success(self) -> bool:
@@ -42,19 +54,23 @@ class Answer:
         return 200 <= self.status < 300
 
     def json(self) -> Any:
-        """The body as JSON; None if it is none."""
+        """The body as JSON; None if it is none, or too long."""
         try:
-            return json.loads(self.body)
+            return json.loads(self.body) if len(self.body) <= MAX_PARSED else None
         except (ValueError, RecursionError):
             return None
+
+    @property
+    def text(self) -> str:
+        """The beginning of the body as text."""
+        return self.body[:MAX_PARSED].decode(errors="replace")
 
     @property
     def sentence(self) -> str:
         """What the server says in words: TorchServe's ``message``, or the beginning of the body."""
         document = self.json()
         message = document.get("message") if isinstance(document, dict) else None
-        text = message if isinstance(message, str) else self.body.decode(errors="replace")
-        words = " ".join(text.split())
+        words = " ".join((message if isinstance(message, str) else self.text).split())
         return words if len(words) <= _MAX_QUOTED else f"{words[:_MAX_QUOTED]}..."
 
 
@@ -65,76 +81,119 @@ class Client:
     Attributes:
         destination: The listener.
         headers: Sent with every request.
-        timeout: Seconds that a request may take.
+        timeout: Seconds that a whole answer may take, and as many for the connection before it.
     """
 
     destination: Destination
     headers: Mapping[str, str] = field(default_factory=dict)
     timeout: float = 60.0
 
-    def ask(self, method: str, path: str, body: bytes | None = None) -> Answer:
+    def ask(
+        self, method: str, path: str, body: bytes | None = None, timeout: float | None = None
+    ) -> Answer:
         """Ask; any status is an answer.
 
         Raises:
             ServerUnreachable: Nobody answers, or not in HTTP.
             BenchError: The request cannot be written.
         """
-        connection = self.connection()
+        seconds = timeout or self.timeout
+        connection = Connection(self.destination, seconds)
         try:
-            connection.connect()
-            with deadline(connection, self.timeout):
-                began = time.perf_counter()
-                self._send(connection, method, path, body)
-                with connection.getresponse() as response:
-                    read = response.read(MAX_ANSWER)
-                took = time.perf_counter() - began
+            return connection.exchange(method, path, body, self.headers)
         except (OSError, http.client.HTTPException) as error:
             raise ServerUnreachable(
-                f"Nothing answers at {self.destination.url}: {_reason(error)}."
+                f"Nothing answers at {self.destination.url}: {reason(error, seconds)}."
             ) from None
         finally:
             connection.close()
-        headers = {name.lower(): value for name, value in response.getheaders()}
-        return Answer(response.status, read, headers, took)
 
-    def _send(
-        self, connection: http.client.HTTPConnection, method: str, path: str, body: bytes | None
-    ) -> None:
-        try:
-            connection.request(method, path, body, dict(self.headers))
-        except (ValueError, http.client.InvalidURL):  # its words would tell the key
-            raise BenchError(
-                f"The request to {self.destination.url} cannot be written: its path or a header, "
-                "such as the key, has a line break in it, or a letter that HTTP does not know."
-            ) from None
 
-    def connection(self) -> http.client.HTTPConnection:
-        """A connection, not opened yet."""
-        address = self.destination.address
-        if isinstance(address, UnixAddress):
-            return _UnixConnection(str(address.path), self.timeout)
-        if (tls := self.destination.tls()) is not None:
-            return http.client.HTTPSConnection(
-                address.host, address.port, timeout=self.timeout, context=tls
+class Connection(http.client.HTTPConnection):
+    """A connection to a listener; ``seconds`` limit its opening, and then each exchange."""
+
+    def __init__(self, destination: Destination, seconds: float) -> None:
+        self._address, self._tls, self.seconds = destination.address, destination.tls(), seconds
+        if self._tls is not None:
+            self.default_port = http.client.HTTPS_PORT
+        if isinstance(self._address, UnixAddress):
+            super().__init__("localhost", timeout=seconds)
+        else:
+            super().__init__(self._address.host, self._address.port, timeout=seconds)
+
+    def connect(self) -> None:
+        """Open it; TLS follows in `exchange`, which has a deadline for the whole handshake."""
+        if isinstance(self._address, UnixAddress):
+            self.sock = socket.socket(socket.AF_UNIX)
+            self.sock.settimeout(self.seconds)
+            self.sock.connect(str(self._address.path))
+            return
+        super().connect()
+        if self._tls is not None:
+            self.sock = self._tls.wrap_socket(
+                self.sock, server_hostname=self._address.host, do_handshake_on_connect=False
             )
-        return http.client.HTTPConnection(address.host, address.port, timeout=self.timeout)
+
+    def exchange(
+        self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]
+    ) -> Answer:
+        """Send a request and read the answer.
+
+        Raises:
+            OSError, http.client.HTTPException: There is no whole answer in time.
+            BenchError: The request cannot be written.
+        """
+        is_new = self.sock is None
+        if is_new:
+            self.connect()
+        with _deadline(self.sock, self.seconds):
+            if is_new and isinstance(self.sock, ssl.SSLSocket):
+                self.sock.do_handshake()
+            began = time.perf_counter()
+            try:
+                self.request(method, path, body, dict(headers))
+            except (ValueError, http.client.InvalidURL):  # its words would tell the key
+                raise BenchError(
+                    f"{method} {path} cannot be written: the path or a header, such as the key, "
+                    "has a line break in it, or a letter that HTTP does not know."
+                ) from None
+            with self.getresponse() as response:
+                return _read(response, began)
+
+
+def _read(response: http.client.HTTPResponse, began: float) -> Answer:
+    pieces, size = [response.read1(_PIECE)], 0
+    first = time.perf_counter() - began
+    while pieces[-1]:
+        if (size := size + len(pieces[-1])) > MAX_ANSWER:
+            raise OSError(errno.EFBIG, f"an answer of more than {MAX_ANSWER >> 20} MiB")
+        pieces.append(response.read1(_PIECE))
+    took = time.perf_counter() - began
+    if response.length:
+        raise http.client.IncompleteRead(b"", response.length)
+    response.read()  # nothing more: it is what makes the connection ready for others
+    found = response.headers
+    headers = {name.lower(): ", ".join(found.get_all(name, ())) for name in found}
+    is_streamed = headers.get("transfer-encoding", "").lower() == "chunked"
+    return Answer(response.status, b"".join(pieces), headers, took, first, is_streamed)
 
 
 @contextmanager
-def deadline(connection: http.client.HTTPConnection, seconds: float) -> Iterator[None]:
-    """Shut an open connection when the time is over, however much of the answer still comes.
+def _deadline(opened: socket.socket, seconds: float) -> Iterator[None]:
+    """Shut an open socket when the time is over, however much of the answer still comes.
 
     The timeout of a socket begins anew with each byte.
 
     Raises:
         TimeoutError: It was shut.
     """
-    opened, is_over = connection.sock, threading.Event()
+    is_over = threading.Event()
 
     def end() -> None:
         is_over.set()
         with suppress(OSError):
-            opened.shutdown(socket.SHUT_RDWR)
+            # Not the method of ssl, which takes away what another thread is reading from.
+            socket.socket.shutdown(opened, socket.SHUT_RDWR)
 
     timer = threading.Timer(seconds, end)
     timer.daemon = True
@@ -147,23 +206,16 @@ def deadline(connection: http.client.HTTPConnection, seconds: float) -> Iterator
     finally:
         timer.cancel()
     if is_over.is_set():
-        raise TimeoutError("timed out")
+        raise TimeoutError
 
 
-class _UnixConnection(http.client.HTTPConnection):
-    def __init__(self, path: str, timeout: float) -> None:
-        super().__init__("localhost", timeout=timeout)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(self._path)
-
-
-def _reason(error: Exception) -> str:
+def reason(error: Exception, seconds: float) -> str:
+    """Why there is no answer within so many seconds, as a part of a sentence."""
+    if isinstance(error, TimeoutError):
+        return f"no whole answer within {seconds:g} s"
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is not trusted ({error.verify_message})"
     if isinstance(error, OSError):
-        return (error.strerror or str(error) or type(error).__name__).lower()
+        text = error.strerror or str(error) or type(error).__name__
+        return f"{text[:1].lower()}{text[1:]}"
     return f"that is no HTTP ({type(error).__name__})"

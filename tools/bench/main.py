@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from marserve.frontend.terminal import print_text
 from marserve.tools.bench.bench import Bench
 from marserve.tools.bench.errors import BenchError
 from marserve.tools.bench.measurement import Point, Session
@@ -76,7 +77,7 @@ def _validate(bench: Bench, points: Sequence[Point]) -> int:
     """Whether batching changes no answer, at any of the points."""
     status = 0
     for found in bench.validate(points):
-        _print(found.text)
+        print_text(found.text)
         if found.failure:
             _print_error(found.failure)
             status = _FAILED
@@ -116,7 +117,7 @@ def _report(
     reports: Mapping[str, Path],
 ) -> None:
     # The text of a recommendation has the table of what was tried.
-    _print(table(session) if recommendation is None else recommendation.text(model))
+    print_text(table(session) if recommendation is None else recommendation.text(model))
     write_reports(session, recommendation, **reports)
 
 
@@ -145,9 +146,5 @@ def _sentences(error: BaseException | None) -> list[str]:
     return sentences
 
 
-def _print(text: str) -> None:
-    print(text, flush=True)  # noqa: T201  the report
-
-
 def _print_error(sentence: str) -> None:
-    print(f"marserve bench: {sentence}", file=sys.stderr)  # noqa: T201  the answer to a mistake
+    print_text(f"marserve bench: {sentence}", sys.stderr)

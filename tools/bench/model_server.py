@@ -16,6 +16,7 @@ from marserve.tools.bench.client import Answer, Client
 from marserve.tools.bench.errors import BenchError, ServerUnreachable
 
 _NOT_FOUND = 404
+_CHANGE_SECONDS = 600.0  # loading a model, and more workers of it, may take minutes
 _POLICY = "batchPolicy"
 _QUEUE = "jobQueueSize"
 _USUAL_QUEUE = "100"
@@ -219,7 +220,7 @@ class ModelServer:
         changes = ", ".join(f"{name}={value}" for name, value in parameters.items())
         # Scaling is over when the answer comes; batching always is.
         path = f"{self._path()}?{urlencode({**parameters, 'synchronous': 'true'})}"
-        self._checked(self._management.ask("PUT", path), f"set {changes}")
+        self._change("PUT", path, f"set {changes}")
 
     def register(self, url: str, **parameters: str | int) -> None:
         """Register the model, and wait for its workers.
@@ -228,8 +229,7 @@ class ModelServer:
             BenchError: The server does not.
         """
         query = {"url": url, "model_name": self.model, "synchronous": "true", **parameters}
-        answer = self._management.ask("POST", f"/models?{urlencode(query)}")
-        self._checked(answer, f"register {url}")
+        self._change("POST", f"/models?{urlencode(query)}", f"register {url}")
 
     def unregister(self, version: str) -> None:
         """Remove the model.
@@ -237,8 +237,8 @@ class ModelServer:
         Raises:
             BenchError: The server does not.
         """
-        answer = self._management.ask("DELETE", f"/models/{quote(self.model)}/{version}")
-        self._checked(answer, f"unregister {self.model}")
+        path = f"/models/{quote(self.model)}/{version}"
+        self._change("DELETE", path, f"unregister {self.model}")
 
     def past_batches(self) -> list[dict[str, int]] | None:
         """The last batches of the model, the newest last; None where the server does not tell.
@@ -261,7 +261,7 @@ class ModelServer:
             return None
         if not answer.is_success:
             return None
-        for sample in _samples(answer.body.decode(errors="replace")):
+        for sample in _samples(answer.text):
             if sample.name in totals and self._is_ours(sample.labels):
                 totals[sample.name] += sample.value
         requests, batches = totals.values()
@@ -284,6 +284,9 @@ class ModelServer:
         names = ", ".join(str(model.get("modelName")) for model in models)
         return f"It serves: {names}." if names else "It serves no models."
 
+    def _change(self, method: str, path: str, what: str) -> None:
+        self._checked(self._management.ask(method, path, timeout=_CHANGE_SECONDS), what)
+
     def _checked(self, answer: Answer, what: str) -> Answer:
         if answer.is_success:
             return answer
@@ -296,7 +299,7 @@ def _samples(text: str) -> list[Sample]:
         return [
             sample for family in text_string_to_metric_families(text) for sample in family.samples
         ]
-    except ValueError:
+    except (ValueError, LookupError):
         return []
 
 

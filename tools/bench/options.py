@@ -17,6 +17,7 @@ from marserve.tools.bench.generator.destination import Destination
 from marserve.tools.bench.generator.load import Arrivals
 from marserve.tools.bench.payloads import KINDS
 from marserve.tools.bench.points import Sweep
+from marserve.tools.files import read_file
 
 _CLIENTS = (8,)
 _SECONDS = 10.0
@@ -133,7 +134,7 @@ class Options(argparse.Namespace):
         )
 
     def _authorization(self, kind: str, key: str) -> dict[str, str]:
-        key = key or (_key_of(self.key_file, kind) if self.key_file else "")
+        key = key or (key_of(self.key_file, kind) if self.key_file else "")
         return {"Authorization": f"Bearer {key}"} if key else {}
 
 
@@ -510,11 +511,15 @@ def _header(text: str) -> tuple[str, str]:
     return match[1], match[2]
 
 
-def _key_of(path: str, kind: str) -> str:
+def key_of(file: Path | str, kind: str) -> str:
+    """Return a key of a server's key_file.json: ``inference`` or ``management``.
+
+    Raises:
+        BenchError: There is none.
+    """
     try:
-        key = json.loads(Path(path).read_text(encoding="utf-8"))[kind]["key"]
+        return str(json.loads(read_file(Path(file)))[kind]["key"])
     except OSError as error:
-        raise BenchError(f"Cannot read the keys in {path}: {error.strerror}.") from None
-    except (ValueError, TypeError, KeyError):
-        raise BenchError(f"{path} is no key file of the server's.") from None
-    return str(key)
+        raise BenchError(f"Cannot read the keys in {file}: {error.strerror}.") from None
+    except (ValueError, LookupError, TypeError, RecursionError):
+        raise BenchError(f"{file} is no key_file.json of a server.") from None

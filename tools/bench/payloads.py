@@ -12,7 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from marserve.tools.bench.errors import BenchError
+from marserve.tools.files import read_file
 
+#: Bytes of a body that is sent.
+MAX_BODY = 256 << 20
 _UNKNOWN = "application/octet-stream"
 _WORDS = ("the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "and", "is", "seen")
 
@@ -36,7 +39,7 @@ def read_payloads(pattern: str) -> list[Payload]:
     if not paths:
         raise BenchError(f"There is nothing to send: {pattern} is no file, and matches none.")
     try:
-        return [Payload(path.read_bytes(), _type_of(path), path.name) for path in paths]
+        return [Payload(read_file(path, MAX_BODY), _type_of(path), path.name) for path in paths]
     except OSError as error:
         raise BenchError(f"Cannot read {error.filename}: {error.strerror}.") from None
 

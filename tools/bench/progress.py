@@ -5,6 +5,7 @@ import sys
 import time
 from typing import Any
 
+from marserve.frontend.terminal import print_text
 from marserve.tools.bench.generator.load import Load
 from marserve.tools.bench.measurement import Measurement, Point
 from marserve.tools.bench.reports.summary import format_point, number
@@ -39,7 +40,7 @@ class Progress:
     def note(self, sentence: str) -> None:
         """Something that whoever reads the numbers should know."""
         self.close()
-        _say(sentence)
+        print_text(sentence, sys.stderr)  # the report goes to standard output
 
     def close(self) -> None:
         """All is over."""
@@ -57,7 +58,8 @@ class Lines(Progress):
     def end(self, measurement: Measurement) -> None:
         """Say what came of it."""
         failed = f", {measurement.failed} failed" if measurement.failed else ""
-        _say(f"{self._what}: {number(measurement.throughput)} answers/s{failed}")
+        what = f"{self._what}: {number(measurement.throughput)} answers/s{failed}"
+        print_text(what, sys.stderr)
 
 
 class Bar(Progress):
@@ -112,8 +114,3 @@ def progress(total: int | None, *, is_wanted: bool) -> Progress:
     except ImportError:
         return Lines(total)
     return Bar(total, tqdm) if sys.stderr.isatty() else Lines(total)
-
-
-def _say(sentence: str) -> None:
-    # Apart from the report, which goes to standard output.
-    print(sentence, file=sys.stderr, flush=True)  # noqa: T201  the command line's own words

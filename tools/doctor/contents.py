@@ -4,23 +4,33 @@ Weights stay where they are; an archive of many gigabytes is read in a moment, u
 which has to be read from one end to the other.
 """
 
+import math
 import struct
 import tarfile
 import time
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 from marserve.backend.manifest import MANIFEST_PATH
 from marserve.frontend.errors import ServeError
-from marserve.frontend.models.archives.unpack import member_parts
+from marserve.frontend.models.archives.unpack import (
+    MAX_HEADER_BYTES,
+    HeaderGuard,
+    ShortReads,
+    check_zip_member,
+    member_parts,
+)
+from marserve.tools.files import MAX_BYTES, open_regular, read_file
 
 #: Name, size, and what reads it.
 _Member = tuple[str, int, Callable[[], bytes]]
-_MAX_BYTES = 2 << 20
+_CHUNK_BYTES = 1 << 20
 _MAX_TEXT = 64 << 20  # of all such members together
 _MAX_SECONDS = 60.0
 _MAX_MEMBERS = 100_000
@@ -73,56 +83,81 @@ def read_contents(path: Path) -> Contents:
     texts: dict[str, str] = {}
     cut, held, deadline = "", 0, time.monotonic() + _MAX_SECONDS
     try:
-        members = _members(path)
-        for name, size, read in members:
+        for name, size, read in _members(path, deadline):
             names.add(name)
             if len(names) > _MAX_MEMBERS:
                 raise NotAnArchive(f"it has more than {_MAX_MEMBERS} members")
-            if size <= _MAX_BYTES and name.endswith(_READ):
+            if size <= MAX_BYTES and name.endswith(_READ):
                 held += size
                 texts[name] = read().decode("utf-8-sig", errors="replace")
-            if held > _MAX_TEXT:
-                cut = f"it has more than {_MAX_TEXT >> 20} MiB of code and settings"
-            elif time.monotonic() > deadline:
-                cut = f"it takes more than {_MAX_SECONDS:g} s"
-            if cut:
+            if held > _MAX_TEXT or time.monotonic() > deadline:
                 break
     except (*_UNREADABLE, ServeError) as error:
         is_anybodys = path.suffix in (".gz", ".tgz") and MANIFEST_PATH not in names
-        why = str(error) or type(error).__name__
-        raise NotAnArchive(why, is_anybodys=is_anybodys) from error
+        why = (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
+        raise NotAnArchive(why.rstrip("."), is_anybodys=is_anybodys) from error
+    if held > _MAX_TEXT:
+        cut = f"it has more than {_MAX_TEXT >> 20} MiB of code and settings"
+    elif time.monotonic() > deadline:
+        cut = f"it takes more than {_MAX_SECONDS:g} s"
     return Contents(frozenset(names), texts, cut)
 
 
-def _members(path: Path) -> Iterator[_Member]:
+@contextmanager
+def open_zip(path: Path) -> Iterator[zipfile.ZipFile]:
+    """Open a zip file; any error of ``zipfile``, or ServeError for an index that is too large."""
+    with (
+        open_regular(path) as file,
+        ShortReads(file.fileno(), closefd=False) as guard,
+        zipfile.ZipFile(guard) as archive,
+    ):
+        yield archive
+
+
+def _members(path: Path, deadline: float) -> Iterator[_Member]:
     if path.is_dir():
         return _of_directory(path)
     is_zip = path.suffix in (".mar", ".war")
-    return _of_zip(path) if is_zip else _of_tar(path)
+    return _of_zip(path) if is_zip else _of_tar(path, deadline)
 
 
 def _of_directory(path: Path) -> Iterator[_Member]:
-    for each in sorted(path.rglob("*")):
-        if each.is_file():
+    for each in sorted(islice(path.rglob("*"), 2 * _MAX_MEMBERS)):
+        if each.exists() and not each.is_dir():  # no link to nothing
             name = each.relative_to(path).as_posix()
-            yield name, each.stat().st_size, each.read_bytes
+            yield name, each.stat().st_size, partial(read_file, each)
 
 
 def _of_zip(path: Path) -> Iterator[_Member]:
-    with zipfile.ZipFile(path) as archive:
+    with open_zip(path) as archive:
         for member in archive.infolist():
-            name = "/".join(member_parts(member.filename))
+            check_zip_member(member)
             if not member.is_dir():
-                yield name, member.file_size, partial(archive.read, member)
+                name = "/".join(member_parts(member.filename))
+                yield name, member.file_size, partial(_read_zipped, archive, member)
 
 
-def _of_tar(path: Path) -> Iterator[_Member]:
-    with tarfile.open(path, "r|gz") as archive:
+def _read_zipped(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
+    with archive.open(member) as file:  # whatever its header states, no more is unpacked
+        return file.read(MAX_BYTES)
+
+
+def _of_tar(path: Path, deadline: float) -> Iterator[_Member]:
+    with (
+        open_regular(path) as packed,
+        HeaderGuard(fileobj=packed) as guard,
+        tarfile.open(fileobj=guard, mode="r|") as archive,
+    ):
         for member in archive:
             parts = member_parts(member.name)
             name = "/".join(parts[1:] if len(parts) > 1 else parts)
-            if member.issym() or member.islnk():
-                raise ValueError(f"a member is a link: {member.name[:200]}")
-            if member.isreg():
-                file = archive.extractfile(member)
-                yield name, member.size, file.read if file else bytes
+            if member.issym() or member.islnk() or member.issparse():
+                raise ValueError(f"a member is a link or a sparse file: {member.name[:200]}")
+            guard.left = math.inf
+            if (file := archive.extractfile(member)) is not None:
+                yield name, member.size, file.read
+                while file.read(_CHUNK_BYTES) and time.monotonic() < deadline:
+                    pass  # a large member takes long, too
+            if time.monotonic() >= deadline:
+                return
+            guard.left = MAX_HEADER_BYTES

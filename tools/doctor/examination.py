@@ -1,17 +1,14 @@
 """Looks at every source of a setup, each with the checks of its kind."""
 
-import errno
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from marserve.frontend.configuration.model_schema import BY_SPELLING
 from marserve.tools.doctor.checks.archives import check_archive
 from marserve.tools.doctor.checks.containers import check_containers
-from marserve.tools.doctor.checks.handlers import PythonFile, check_imports, no_python
+from marserve.tools.doctor.checks.handlers import parse_files
 from marserve.tools.doctor.checks.images import (
     check_dockerfile,
     check_images,
@@ -25,41 +22,46 @@ from marserve.tools.doctor.commands import check_command
 from marserve.tools.doctor.documents import documents_of, files_in
 from marserve.tools.doctor.findings import Finding, Level, Place, Report
 from marserve.tools.doctor.rules import finding
-from marserve.tools.doctor.sources import Kind, Source, find_sources
-from marserve.tools.doctor.surroundings import Surroundings, read_surroundings
+from marserve.tools.doctor.sources import Kind, Source, embedded_source
+from marserve.tools.doctor.surroundings import Surroundings, read_facts
 
 _METRICS = ("ts_metrics", "model_metrics")
 
 
-def examine(sources: list[Source], around: Surroundings) -> Report:
+def examine(sources: Sequence[Source], around: Surroundings) -> Report:
     """All findings about sources, and about what they say of each other."""
-    with _unpacked_files(sources) as unpacked:
-        return _examine(unpacked, around)
-
-
-def _examine(sources: list[Source], around: Surroundings) -> Report:
-    read_surroundings(around, sources)
-    report = Report(read=[source.name for source in sources])
+    report = Report()
+    sources = [*sources]
+    for source in [each for each in sources if each.kind is Kind.YAML]:
+        with _reported(report, source):
+            sources += _embedded(source)
     for source in sources:
-        try:
-            if source.kind is Kind.UNREADABLE:
-                raise PermissionError(errno.EACCES, "permission denied")
-            found = _of_source(source, around)
-            # What is no file of its own cannot be written.
-            report.findings += (
-                [replace(each, fixes=()) for each in found] if source.holder else found
-            )
-        except OSError as error:
-            why = error.strerror or str(error)
-            place = Place(source.name)
-            report.findings.append(
-                finding("not-read", place, f"{source.name} cannot be read: {why}.")
-            )
+        with _reported(report, source):
+            read_facts(around, source)
+    for source in sources:
+        report.read.append(source.name)
+        with _reported(report, source):
+            for each in _of_source(source, around):
+                # What is no file of its own cannot be written.
+                report.findings.append(replace(each, fixes=()) if source.holder else each)
     for fact in around.commands:
         report.findings += check_command(fact.value)
     report.findings += _together(around, is_moving=bool(report.at(Level.CHANGE)))
     report.findings = list(dict.fromkeys(report.findings))
     return report
+
+
+@contextmanager
+def _reported(report: Report, source: Source) -> Iterator[None]:
+    """Make a finding of a source that cannot be read, or whose parser fails."""
+    try:
+        yield
+    except (OSError, ValueError, RecursionError) as error:
+        why = " ".join(((isinstance(error, OSError) and error.strerror) or str(error)).split())
+        if isinstance(error, RecursionError):
+            why = "it is nested too deeply"
+        what = f"{source.name} cannot be read: {why[:1].lower()}{why[1:]}."
+        report.findings.append(finding("not-read", Place(source.name), what))
 
 
 def _of_source(source: Source, around: Surroundings) -> Iterator[Finding]:
@@ -93,13 +95,10 @@ def _of_source(source: Source, around: Surroundings) -> Iterator[Finding]:
 
 
 def _python(source: Source) -> Iterator[Finding]:
-    try:
-        file = PythonFile(source.name, source.text)
-    except SyntaxError as error:
-        yield no_python(source.name, error)
-        return
-    yield from check_imports(file)
-    yield finding("unchanged", Place(source.name), f"the imports of {source.name}")
+    parsed, found = parse_files("", {source.name: source.text})
+    yield from found
+    if parsed:
+        yield finding("unchanged", Place(source.name), f"the imports of {source.name}")
 
 
 def _yaml(source: Source, around: Surroundings) -> Iterator[Finding]:
@@ -127,25 +126,13 @@ def _is_model_yaml(source: Source, document: Any) -> bool:
     return named or len({str(key) for key in document} & BY_SPELLING.keys()) > 1
 
 
-@contextmanager
-def _unpacked_files(sources: Sequence[Source]) -> Iterator[list[Source]]:
-    """The sources, and the configuration files that ConfigMaps among them hold, in a directory."""
-    with TemporaryDirectory(prefix="marserve-doctor-") as folder:
-        found = [*sources]
-        for number, source in enumerate(each for each in sources if each.kind is Kind.YAML):
-            with suppress(OSError):
-                pages = documents_of(source.text) if "ConfigMap" in source.text else ()
-                files = (file for page in pages for file in files_in(page))
-                for name, text in files:
-                    if name.endswith(".properties") and "/" not in name:
-                        path = Path(folder, str(number), name)
-                        path.parent.mkdir(exist_ok=True)
-                        path.write_text(text, encoding="utf-8")
-                        found += [
-                            replace(each, name=f"{source.name}/{name}", holder=source.path)
-                            for each in find_sources(path)
-                        ]
-        yield found
+def _embedded(source: Source) -> Iterator[Source]:
+    """The configuration files that ConfigMaps in a source hold."""
+    for page in documents_of(source.text) if "ConfigMap" in source.text else ():
+        for name, text in files_in(page):
+            is_config = name.endswith(".properties") and "/" not in name
+            if is_config and (found := embedded_source(source, name, text)):
+                yield found
 
 
 def _together(around: Surroundings, *, is_moving: bool) -> Iterator[Finding]:

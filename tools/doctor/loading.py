@@ -17,6 +17,7 @@ from marserve.tools.doctor.rules import finding
 from marserve.tools.doctor.sources import Kind, Source
 
 _QUOTED = 300
+_MAX_READ = 64 << 10  # bytes, from the end of what it wrote
 
 
 def load_archives(
@@ -68,8 +69,8 @@ def _run(command: Sequence[str], seconds: float) -> tuple[str, str]:
             process.wait()
         if process.returncode == -signal.SIGKILL:
             return failed, ""
-        output.seek(0)
-        return failed, output.read().decode(errors="replace")
+        output.seek(max(0, output.seek(0, os.SEEK_END) - _MAX_READ))
+        return failed, output.read(_MAX_READ).decode(errors="replace")
 
 
 def _reason(output: str) -> str:

@@ -1,7 +1,6 @@
 """``marserve doctor`` from the command line to the exit status."""
 
 import argparse
-import io
 import os
 import sys
 from collections.abc import Sequence
@@ -9,6 +8,8 @@ from pathlib import Path
 
 from marserve.frontend.configuration.config import LOG4J_FILE
 from marserve.frontend.configuration.properties import ConfigError, parse_properties
+from marserve.frontend.terminal import print_text
+from marserve.tools.bench.errors import BenchError
 from marserve.tools.doctor.comparison.main import main as compare
 from marserve.tools.doctor.errors import DoctorError
 from marserve.tools.doctor.examination import examine
@@ -18,8 +19,9 @@ from marserve.tools.doctor.options import read_options
 from marserve.tools.doctor.patches import diff, patches, write
 from marserve.tools.doctor.report import as_json, as_text, exit_status
 from marserve.tools.doctor.running import examine_server
-from marserve.tools.doctor.sources import Kind, Source, find_sources
+from marserve.tools.doctor.sources import Kind, Source, decode, find_sources
 from marserve.tools.doctor.surroundings import Surroundings
+from marserve.tools.files import read_file
 
 _COMPARE = "--compare"  # has a parser of its own: nothing else is asked with it
 _UNUSABLE = 2
@@ -32,17 +34,14 @@ def main(arguments: Sequence[str]) -> int:
     Args:
         arguments: What follows ``doctor``.
     """
-    for stream in (sys.stdout, sys.stderr):  # any file name, in any locale
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
     try:
         if _COMPARE in arguments:
             return compare([each for each in arguments if each != _COMPARE])
         options = read_options(arguments)
         report = _report(options)
         return _tell(report, options)
-    except DoctorError as error:
-        print(f"marserve doctor: {error}", file=sys.stderr)  # noqa: T201  the answer to a mistake
+    except (BenchError, DoctorError) as error:
+        print_text(f"marserve doctor: {error}", sys.stderr)
         return _UNUSABLE
     except KeyboardInterrupt:
         return _INTERRUPTED
@@ -73,7 +72,7 @@ def _sources(options: argparse.Namespace) -> tuple[Path, list[Source]]:
     """
     if options.ts_config is not None:
         path = options.ts_config
-        if not path.is_file():
+        if not os.path.exists(path):  # noqa: PTH110 - raises nothing
             raise DoctorError(f"There is no configuration file {path}.")
         return path.parent, [Source(path, str(path), Kind.PROPERTIES), *_beside(path)]
     root = options.path or Path()
@@ -91,26 +90,30 @@ def _sources(options: argparse.Namespace) -> tuple[Path, list[Source]]:
 def _beside(config: Path) -> list[Source]:
     """What a configuration file names: the archives in its model store, files of logs, metrics."""
     try:
-        values = parse_properties(config.read_text(encoding="utf-8"))
+        values = parse_properties(decode(read_file(config))[0])
     except (OSError, ValueError, ConfigError):
         return []
     store = Path(values.get("model_store") or "-")
-    stored = find_sources(store) if store.is_dir() else ()
+    stored = find_sources(store) if os.path.isdir(store) else ()  # noqa: PTH112 - raises nothing
     found = [source for source in stored if source.kind is Kind.ARCHIVE]
     java = map(LOG4J_FILE.fullmatch, values.get("vmargs", "").split())
     logs = [values.get("log_config", ""), *(match[1] for match in java if match)]
     files = {Kind.YAML: [values.get("metrics_config", "")], Kind.LOG4J: logs}
-    named = ((kind, Path(name)) for kind, names in files.items() for name in names if name)
-    return found + [Source(path, str(path), kind) for kind, path in named if path.is_file()]
+    return found + [
+        Source(Path(name), name, kind)
+        for kind, names in files.items()
+        for name in names
+        if os.path.exists(name)  # noqa: PTH110 - raises nothing
+    ]
 
 
 def _tell(report: Report, options: argparse.Namespace) -> int:
     status = exit_status(report, strict=options.strict)
     if options.json:
-        _print(as_json(report, status))
+        print_text(as_json(report, status))
     else:
         for line in as_text(report, verbose=options.verbose):
-            _print(line)
+            print_text(line)
     if options.write:
         _write(report, options)
     return status
@@ -123,7 +126,7 @@ def _write(report: Report, options: argparse.Namespace) -> None:
         _note("nothing that can be mended by --write", options)
         return
     if not options.json:
-        _print(f"\n{diff(changes, root if root.is_dir() else root.parent)}")
+        print_text(f"\n{diff(changes, root if root.is_dir() else root.parent)}")
     if not options.yes and not _is_wanted(len(changes)):
         _note("nothing was written", options)
         return
@@ -144,9 +147,4 @@ def _is_wanted(count: int) -> bool:
 
 
 def _note(sentence: str, options: argparse.Namespace) -> None:
-    out = sys.stderr if options.json else sys.stdout
-    print(f"{sentence}.", file=out, flush=True)
-
-
-def _print(text: str) -> None:
-    print(text, flush=True)  # noqa: T201  the report
+    print_text(f"{sentence}.", sys.stderr if options.json else sys.stdout)

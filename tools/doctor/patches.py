@@ -10,6 +10,7 @@ from pathlib import Path
 from marserve.tools.doctor.errors import DoctorError
 from marserve.tools.doctor.findings import Finding, Fix
 from marserve.tools.doctor.sources import decode
+from marserve.tools.files import read_file
 
 _BACKUP = ".orig"
 # Not splitlines(), which also splits at characters that are ordinary ones in these files.
@@ -115,6 +116,6 @@ def _free_name(path: Path) -> Path:
 
 def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_file(path)
     except OSError as error:
         raise DoctorError(f"{path} cannot be read: {error.strerror}.") from error

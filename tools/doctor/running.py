@@ -4,24 +4,25 @@ It is asked what it serves and how, and nothing is changed. What only its files 
 """
 
 import argparse
-import json
+import time
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from marserve.tools.bench.client import Answer, Client
+from marserve.tools.bench.client import Client
 from marserve.tools.bench.errors import BenchError
 from marserve.tools.bench.generator.destination import Destination
+from marserve.tools.bench.options import key_of
 from marserve.tools.doctor import compatibility
 from marserve.tools.doctor.checks.gains import tune_command, unbatched
 from marserve.tools.doctor.errors import DoctorError
 from marserve.tools.doctor.findings import Finding, Place, Report
 from marserve.tools.doctor.rules import finding
 
-_TIMEOUT = 20.0
+_TIMEOUT = 20.0  # seconds, of an answer
+_MAX_SECONDS = 300.0  # of all answers
 _PAGE = 100
 _SHOWN = 5  # names in a sentence
 _REFUSED = (401, 403)
@@ -32,26 +33,15 @@ _MIN_REQUESTS = 20  # before averages mean anything
 _METHODS = ("get", "put", "post", "delete", "options", "head", "patch")
 
 
-def examine_server(options: argparse.Namespace) -> Report:
-    """All findings about a server.
-
-    Raises:
-        DoctorError: It does not answer, or not with what a management interface says.
-    """
-    try:
-        return _examine(_Server(options))
-    except BenchError as error:
-        raise DoctorError(str(error)) from None
-
-
 class _Server:
     """Asks one listener, and perhaps another for metrics."""
 
     def __init__(self, options: argparse.Namespace) -> None:
-        key = options.token or _management_key(options.key_file)
+        key = options.token or (options.key_file and key_of(options.key_file, "management"))
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         self.url = options.url.rstrip("/")
         self._is_trusting = options.insecure
+        self._end = time.monotonic() + _MAX_SECONDS
         self._client = self._make(self.url, headers)
         self._metrics = self._make(options.metrics_url, {}) if options.metrics_url else None
 
@@ -60,6 +50,8 @@ class _Server:
 
     def ask(self, path: str, method: str = "GET") -> Any:
         """The document at a path; DoctorError where there is none."""
+        if time.monotonic() > self._end:
+            raise DoctorError(f"{self.url} did not answer everything within {_MAX_SECONDS:g} s.")
         answer = self._client.ask(method, path)
         document = answer.json()
         if answer.status in _REFUSED or _NO_KEY in answer.sentence:
@@ -79,10 +71,10 @@ class _Server:
             client = self._metrics or self._metrics_beside()
             if client is None:
                 return ""
-            answer: Answer = client.ask("GET", "/metrics")
+            answer = client.ask("GET", "/metrics")
         except BenchError:
             return ""
-        return answer.body.decode(errors="replace") if answer.is_success else ""
+        return answer.text if answer.is_success else ""
 
     def _metrics_beside(self) -> Client | None:
         """Where both servers have them by default: at the port behind the management's."""
@@ -90,16 +82,14 @@ class _Server:
         return self._make(f"{head}:{int(port) + 1}", {}) if port.isdigit() else None
 
 
-def _management_key(file: Path | None) -> str:
-    if file is None:
-        return ""
-    try:
-        return str(json.loads(file.read_text(encoding="utf-8"))["management"]["key"])
-    except (OSError, ValueError, LookupError, TypeError):
-        raise DoctorError(f"{file} is no key_file.json of a server.") from None
+def examine_server(options: argparse.Namespace) -> Report:
+    """All findings about a server.
 
-
-def _examine(server: _Server) -> Report:
+    Raises:
+        BenchError: It does not answer.
+        DoctorError: It does not answer as a management interface does.
+    """
+    server = _Server(options)
     report = Report()
     identity, paths = _description(server)
     report.read.append(f"{identity} at {server.url}")
@@ -208,7 +198,7 @@ def _metrics(place: Place, text: str) -> Iterator[Finding]:
     """Which metrics the user has declared, and what the averages say of queues."""
     try:
         families = [*text_string_to_metric_families(text)]
-    except ValueError:  # not the text of metrics
+    except (ValueError, LookupError):  # not the text of metrics
         return
     own = [each.name for each in families if not _is_built_in(each.name)]
     if own:

@@ -9,7 +9,7 @@ import codecs
 import os
 import re
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
 from functools import cached_property
@@ -20,9 +20,12 @@ from marserve.frontend.configuration.config import KEYS
 from marserve.frontend.configuration.model_schema import BY_KEY
 from marserve.frontend.configuration.properties import ConfigError, parse_properties
 from marserve.frontend.configuration.unread_keys import UNREAD
+from marserve.frontend.errors import ServeError
+from marserve.tools.doctor.contents import open_zip
+from marserve.tools.files import open_regular, read_beginning, read_file
 
-_MAX_BYTES = 2 << 20
-_MAX_FILES = 50_000
+_MAX_FILES = 50_000  # and directories
+_MAX_TEXT = 64 << 20  # bytes of all sources that are text
 _SKIPPED = {
     *("node_modules", "__pycache__", "site-packages", "dist-packages", "third_party"),
     *("venv", ".venv", "build", "dist"),
@@ -45,7 +48,7 @@ class Kind(Enum):
     REQUIREMENTS = auto()
     PYTHON = auto()
     PLUGIN = auto()  # a .jar
-    UNREADABLE = auto()  # a file or a directory that this user may not read
+    UNREADABLE = auto()  # `Source.content` raises the reason
 
 
 @dataclass(frozen=True)
@@ -55,12 +58,16 @@ class Source:
     Attributes:
         name: As it is shown.
         holder: The file that holds it, where it is no file of its own.
+        embedded: Its content in that file.
+        problem: Why it cannot be read, where the system does not say.
     """
 
     path: Path
     name: str
     kind: Kind
     holder: Path | None = None
+    embedded: bytes | None = None
+    problem: str = ""
 
     @property
     def folder(self) -> Path:
@@ -68,13 +75,16 @@ class Source:
         return (self.holder or self.path).parent
 
     @cached_property
-    def text(self) -> str:
-        """What stands in it, however it is encoded.
+    def content(self) -> bytes:
+        """Its bytes; OSError where it cannot be read, or is too long."""
+        if self.problem:
+            raise OSError(0, self.problem)
+        return read_file(self.path) if self.embedded is None else self.embedded
 
-        Raises:
-            OSError: It cannot be read.
-        """
-        return decode(self.path.read_bytes())[0]
+    @cached_property
+    def text(self) -> str:
+        """Its content, decoded; raises as `content`."""
+        return decode(self.content)[0]
 
     @cached_property
     def lines(self) -> list[str]:
@@ -97,9 +107,9 @@ def decode(content: bytes) -> tuple[str, str]:
 
 def find_sources(root: Path) -> Iterator[Source]:
     """The sources of a file or directory, in order of their names."""
-    if root.is_file():
-        if kind := _kind_of(root):
-            yield Source(root, root.name, kind)
+    if not os.path.isdir(root):  # noqa: PTH112 - raises nothing
+        if source := _source_of(root, root.name):
+            yield source
         return
     if is_unpacked(root):
         yield Source(root, root.name, Kind.ARCHIVE)
@@ -107,14 +117,21 @@ def find_sources(root: Path) -> Iterator[Source]:
     yield from _in_directory(root)
 
 
+def embedded_source(holder: Source, name: str, text: str) -> Source | None:
+    """The source that a file within another is; None for none."""
+    kind, content = _kind_of_text(name.lower(), lambda: text), text.encode(errors="replace")
+    return kind and Source(Path(name), f"{holder.name}/{name}", kind, holder.path, content)
+
+
 def _in_directory(root: Path) -> Iterator[Source]:
-    count = 0
+    count = size = 0
     closed: list[OSError] = []
     for folder, folders, files in os.walk(root, onerror=closed.append):
         here = Path(folder)
         for name in sorted(folders):
             if is_unpacked(here / name):
                 yield Source(here / name, str((here / name).relative_to(root)), Kind.ARCHIVE)
+        count += len(folders)
         folders[:] = sorted(
             name
             for name in folders
@@ -122,11 +139,15 @@ def _in_directory(root: Path) -> Iterator[Source]:
         )
         for name in sorted(files):
             count += 1
-            if count > _MAX_FILES:
+            if count > _MAX_FILES or size > _MAX_TEXT:
+                what = f"{_MAX_FILES} files" if count > _MAX_FILES else f"{_MAX_TEXT >> 20} MiB"
+                problem = f"only its first {what} are looked at"
+                yield Source(root, ".", Kind.UNREADABLE, problem=problem)
                 return
-            path = here / name
-            if kind := _kind_of(path):
-                yield Source(path, str(path.relative_to(root)), kind)
+            if source := _source_of(here / name, str((here / name).relative_to(root))):
+                yield source
+                if source.kind not in (Kind.ARCHIVE, Kind.PLUGIN, Kind.UNREADABLE):
+                    size += source.path.stat().st_size
     for path in (Path(error.filename) for error in closed):
         yield Source(path, str(path.relative_to(root)), Kind.UNREADABLE)
 
@@ -134,80 +155,77 @@ def _in_directory(root: Path) -> Iterator[Source]:
 def is_unpacked(directory: Path) -> bool:
     """Whether a directory is a model or a workflow that is not packed."""
     names = (MANIFEST_PATH, WORKFLOW_MANIFEST_PATH)
-    # Not Path.is_file(), which raises an error where nobody may look.
-    return any(os.path.isfile(directory / name) for name in names)  # noqa: PTH113
+    # Not Path.exists(), which raises an error where nobody may look.
+    return any(os.path.exists(directory / name) for name in names)  # noqa: PTH110
+
+
+def _source_of(path: Path, name: str) -> Source | None:
+    try:
+        kind = _kind_of(path)
+    except FileNotFoundError:  # a link to nothing
+        return None
+    except OSError:
+        kind = Kind.UNREADABLE
+    return kind and Source(path, name, kind)
 
 
 def _kind_of(path: Path) -> Kind | None:
-    try:
-        if not path.is_file():
-            return None
-        name = path.name.lower()
-        if re.search(r"\.orig(\.\d+)?$", name):  # what --write has left
-            return None
-        if name.endswith(_ARCHIVES):
-            return Kind.ARCHIVE
-        if name.endswith(".jar"):
-            return Kind.PLUGIN if _is_plugin(path) else None
-        if path.stat().st_size > _MAX_BYTES:
-            return None
-        return _kind_of_text(path, name)
-    except PermissionError:
-        return Kind.UNREADABLE
-    except OSError:
+    name = path.name.lower()
+    if re.search(r"\.orig(\.\d+)?$", name):  # what --write has left
         return None
+    if name.endswith(_ARCHIVES):
+        open_regular(path).close()
+        return Kind.ARCHIVE
+    if name.endswith(".jar"):
+        return Kind.PLUGIN if _is_plugin(path) else None
+    return _kind_of_text(name, lambda: read_beginning(path).decode(errors="replace"))
 
 
 def _is_plugin(path: Path) -> bool:
     """Whether a .jar announces something to TorchServe, by the names that Java looks for."""
     try:
-        with zipfile.ZipFile(path) as jar:
+        with open_zip(path) as jar:
             return any("services/org.pytorch.serve." in name for name in jar.namelist())
-    except (zipfile.BadZipFile, ValueError, NotImplementedError):
+    except (zipfile.BadZipFile, ValueError, NotImplementedError, ServeError):
         return False
 
 
-def _kind_of_text(path: Path, name: str) -> Kind | None:
+def _kind_of_text(name: str, read: Callable[[], str]) -> Kind | None:
+    """The kind by the name, in small letters, and by the beginning of the text."""
     if name.endswith((".properties", ".cfg")) or name == "config.properties.template":
-        return _kind_of_properties(path)
+        return _kind_of_properties(name, read())
     if re.search(r"log4j.*\.xml$", name):
-        return Kind.LOG4J if _LOGGERS.search(_read(path)) else None
+        return Kind.LOG4J if _LOGGERS.search(read()) else None
     if re.search(r"dockerfile|containerfile", name) and not name.endswith((".md", ".sh", ".py")):
-        return Kind.DOCKERFILE if re.search(r"(?mi)^FROM\s", _read(path)) else None
+        return Kind.DOCKERFILE if re.search(r"(?mi)^FROM\s", read()) else None
     if name.endswith((".yaml", ".yml")):
-        return Kind.YAML if _is_ours_in_yaml(path) else None
-    if name.endswith((".sh", ".bash")) or (not path.suffix and _read(path)[:2] == "#!"):
-        return Kind.SHELL if _SERVERS.search(_read(path)) else None
+        return Kind.YAML if _is_ours_in_yaml(name, read()) else None
+    if name.endswith((".sh", ".bash")) or ("." not in name[1:] and read()[:2] == "#!"):
+        return Kind.SHELL if _SERVERS.search(read()) else None
     if re.fullmatch(r".*requirements.*\.(txt|in)", name):
         return Kind.REQUIREMENTS
     if name.endswith(".py"):
-        return Kind.PYTHON if _IMPORTS.search(_read(path)) else None
+        return Kind.PYTHON if _IMPORTS.search(read()) else None
     return None
 
 
-def _kind_of_properties(path: Path) -> Kind | None:
-    text = _read(path)
+def _kind_of_properties(name: str, text: str) -> Kind | None:
     if re.search(r"(?m)^[ \t]*(?:log4j\.|appender\.|rootLogger)", text):
         return Kind.LOG4J if _LOGGERS.search(text) else None
     try:
         keys = parse_properties(text).keys()
     except ConfigError:
-        return Kind.PROPERTIES if path.name.startswith("config") else None
+        return Kind.PROPERTIES if name.startswith("config") else None
     known = keys & (KEYS.keys() | UNREAD) - {"version", "debug", "python", "models"}
     return Kind.PROPERTIES if known else None
 
 
-def _is_ours_in_yaml(path: Path) -> bool:
-    text = _read(path)
+def _is_ours_in_yaml(name: str, text: str) -> bool:
     if _SERVERS.search(text) or re.search(r"(?m)^(?:ts_metrics|model_metrics|dag)\s*:", text):
         return True
-    if re.search(r"serving\.kserve\.io|modelFormat|model[-_]config", f"{text} {path.name}"):
+    if re.search(r"serving\.kserve\.io|modelFormat|model[-_]config", f"{text} {name}"):
         return True
     if re.search(r"(?m)^[ \t]+(?:inference_address|management_address|model_store)\s*=", text):
         return True  # a file within a ConfigMap
     keys = re.findall(r"(?m)^(\w+)\s*:", text)
     return any(key in BY_KEY for key in keys)
-
-
-def _read(path: Path) -> str:
-    return path.read_text(encoding="utf-8", errors="replace")

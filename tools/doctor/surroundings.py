@@ -4,7 +4,6 @@ A line of config.properties means something else beside an image that sets a var
 with a flag. So these are collected before anything is judged.
 """
 
-import contextlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -125,12 +124,10 @@ def _are_near(one: Path, other: Path) -> bool:
     return one.is_relative_to(other) or other.is_relative_to(one)
 
 
-def read_surroundings(surroundings: Surroundings, sources: Sequence[Source]) -> None:
-    """Collect what the sources say."""
-    for source in sources:
-        if source.kind is not Kind.ARCHIVE:
-            with contextlib.suppress(OSError):  # is told when the source itself is looked at
-                _Reader(surroundings, source).read()
+def read_facts(surroundings: Surroundings, source: Source) -> None:
+    """Collect what a source says; OSError, ValueError or RecursionError where that fails."""
+    if source.kind not in (Kind.ARCHIVE, Kind.PLUGIN):
+        _Reader(surroundings, source).read()
 
 
 class _Reader:

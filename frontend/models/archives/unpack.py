@@ -15,8 +15,8 @@ bound the damage: the disk (never more than `ArchiveLimits.disk_share` of what i
 compression ratio (trained weights hardly compress, text does tenfold, 200 is no model; judged per
 zip member and over all, which also catches members that overlap), and the number of entries,
 which costs inodes. Memory is guarded apart: both libraries read index and extended headers in one
-piece, as long as the archive says, so the streams under them refuse such reads (`_ShortReads`,
-`_HeaderGuard`).
+piece, as long as the archive says, so the streams under them refuse such reads (`ShortReads`,
+`HeaderGuard`).
 """
 
 import contextlib
@@ -41,7 +41,7 @@ from marserve.frontend.errors import ArchiveRefused
 _CHUNK_BYTES = 1 << 20
 _TAR_BLOCK_BYTES = 64 << 10
 _MAX_INDEX_BYTES = 64 << 20  # a zip's central directory: 100,000 members of 600 bytes
-_MAX_HEADER_BYTES = 256 << 10  # all that may stand between the data of two tar members
+MAX_HEADER_BYTES = 256 << 10  # all that may stand between the data of two tar members
 _MAX_NAME_BYTES = 1024
 _MAX_COMPONENT_BYTES = 255  # NAME_MAX of every file system in use
 _MAX_DEPTH = 64
@@ -234,7 +234,7 @@ def member_parts(name: str) -> tuple[str, ...]:
 # Zip ------------------------------------------------------------------------------------------
 
 
-class _ShortReads(io.FileIO):
+class ShortReads(io.FileIO):
     """A file that refuses to be read in one enormous piece, as zipfile reads an index."""
 
     def read(self, size: int | None = -1, /) -> bytes:
@@ -245,11 +245,11 @@ class _ShortReads(io.FileIO):
 
 
 def _unpack_zip(path: Path, target: _Target) -> None:
-    with _ShortReads(path) as file, zipfile.ZipFile(file) as archive:
+    with ShortReads(path) as file, zipfile.ZipFile(file) as archive:
         for member in archive.infolist():
             # orig_filename: the library's own `filename` is already cut off at a NUL.
             parts = member_parts(member.orig_filename)
-            _check_zip_member(member)
+            check_zip_member(member)
             if member.is_dir():
                 target.add_folder(parts)
                 continue
@@ -259,7 +259,8 @@ def _unpack_zip(path: Path, target: _Target) -> None:
                 raise ArchiveRefused(f"Archive member is cut short: {_printable(member.filename)}")
 
 
-def _check_zip_member(member: zipfile.ZipInfo) -> None:
+def check_zip_member(member: zipfile.ZipInfo) -> None:
+    """Raise ArchiveRefused for a member that is no plain file, or packed in an unsafe way."""
     name = _printable(member.filename)
     if member.flag_bits & 0x41:
         raise ArchiveRefused(f"Archive member is encrypted: {name}")
@@ -273,29 +274,29 @@ def _check_zip_member(member: zipfile.ZipInfo) -> None:
 # Tar ------------------------------------------------------------------------------------------
 
 
-class _HeaderGuard(gzip.GzipFile):
+class HeaderGuard(gzip.GzipFile):
     """The stream under a tar reader; between two members it runs dry before memory does."""
 
-    left: float = _MAX_HEADER_BYTES  # bytes that may be read before the guard objects
+    left: float = MAX_HEADER_BYTES  # bytes that may be read before the guard objects
 
     def read(self, size: int | None = -1) -> bytes:
         """Up to ``size`` decompressed bytes."""
         data = super().read(size)
         self.left -= len(data)
         if self.left < 0:
-            raise ArchiveRefused(f"Archive has a header of more than {_MAX_HEADER_BYTES} bytes.")
+            raise ArchiveRefused(f"Archive has a header of more than {MAX_HEADER_BYTES} bytes.")
         return data
 
 
 def _unpack_tar(path: Path, target: _Target) -> None:
     with (
-        _HeaderGuard(path) as guard,
+        HeaderGuard(path) as guard,
         tarfile.open(fileobj=guard, mode="r|", bufsize=_TAR_BLOCK_BYTES) as archive,
     ):
         for member in archive:
             guard.left = math.inf
             _unpack_tar_member(archive, member, target)
-            guard.left = _MAX_HEADER_BYTES
+            guard.left = MAX_HEADER_BYTES
         _check_tar_end(archive)
 
 

@@ -54,7 +54,9 @@ class FakeClient:
         self.answers[what] = (status, body)
         return self
 
-    def ask(self, method: str, path: str, body: bytes | None = None) -> Answer:
+    def ask(
+        self, method: str, path: str, body: bytes | None = None, timeout: float | None = None
+    ) -> Answer:
         if not self.answers:
             raise ServerUnreachable("Nothing answers.")
         key = f"{method} {path.partition('?')[0]}"

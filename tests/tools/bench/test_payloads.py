@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -49,10 +50,10 @@ def test_nothing_to_send_is_told(folder: Path, name: str) -> None:
 
 
 def test_a_file_that_cannot_be_read_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(path: Path) -> bytes:
+    def refuse(path: Path, _flags: int) -> int:
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr(Path, "read_bytes", refuse)  # root, who runs tests, may read everything
+    monkeypatch.setattr(os, "open", refuse)  # root, who runs tests, may read everything
     with pytest.raises(BenchError, match=r"Cannot read .*b\.jpg: Permission denied"):
         read_payloads(str(folder / "b.jpg"))
 

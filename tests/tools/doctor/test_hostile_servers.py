@@ -1,5 +1,6 @@
 """Servers that stop, drip, or say what no server says: a sentence, within the time."""
 
+import gzip
 import json
 import socket
 import threading
@@ -10,7 +11,6 @@ import pytest
 
 from marserve.tools.bench import client
 from marserve.tools.doctor import running
-from marserve.tools.doctor.comparison import exchange
 from marserve.tools.doctor.main import main
 
 DESCRIPTION = {"info": {"title": "TorchServe APIs"}, "paths": {"/models": {"get": {}}}}
@@ -64,8 +64,9 @@ def server(answer):
             except OSError:
                 return
             with connection:
+                connection.settimeout(2)  # of a client that no longer reads
                 try:
-                    answer(connection, connection.recv(65536).decode())
+                    answer(connection, connection.recv(65536).decode("latin-1"))
                 except OSError:
                     continue
 
@@ -86,14 +87,121 @@ def test_a_server_that_drips_is_left_in_time(answer, monkeypatch, capsys):
     with server(answer) as url:
         assert main(["--url", url]) == 2
     assert time.monotonic() - began < 5
-    assert capsys.readouterr().err == f"marserve doctor: Nothing answers at {url}: timed out.\n"
+    assert (
+        capsys.readouterr().err
+        == f"marserve doctor: Nothing answers at {url}: no whole answer within 0.5 s.\n"
+    )
 
 
 def test_a_server_that_floods_is_read_to_a_bound(monkeypatch, capsys):
     monkeypatch.setattr(client, "MAX_ANSWER", 1 << 20)
     with server(flood) as url:
         assert main(["--url", url]) == 2
-    assert "is no management interface" in capsys.readouterr().err
+    assert "an answer of more than 1 MiB" in capsys.readouterr().err
+
+
+def raw(content):
+    """Bytes, whatever is asked."""
+    return lambda connection, _: connection.sendall(content)
+
+
+def stall(_, __):
+    time.sleep(1)
+
+
+def repeat(start, piece):
+    def answer(connection, _):
+        connection.sendall(start)
+        while True:
+            connection.sendall(piece * 2000)
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (repeat(b"HTTP/1.1 200 OK\r\n", b"X: y\r\n"), "that is no HTTP"),
+        (repeat(b"HTTP/1.1 200 OK\r\nX: ", b"yyyyyyyyyy"), "that is no HTTP"),
+        (repeat(b"", b"HTTP/1.1 100 Continue\r\n\r\n"), "no whole answer within 0.5 s"),
+        (
+            repeat(
+                b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n",
+                b"X: y\r\n",
+            ),
+            "no whole answer within 0.5 s",
+        ),
+        (raw(b"\0\xff\x1b[31m\r\n\r\n"), "that is no HTTP"),
+        (raw(b"HTTP/1.1 abc \x1b[31m\r\n\r\n"), "that is no HTTP"),
+        (raw(b""), "remote end closed connection"),
+        (stall, "no whole answer within 0.5 s"),
+        (raw(whole(b"\xff\xfe{")), "is no management interface"),
+        (raw(whole(b"9" * 1_000_000)), "is no management interface"),
+        (raw(whole(b"[" * 1_000_000)), "is no management interface"),
+        (raw(whole(gzip.compress(bytes(64 << 20)))), "is no management interface"),
+        (raw(b"HTTP/1.1 302 Found\r\nLocation: /\r\nContent-Length: 0\r\n\r\n"), "302"),
+        (raw(b"HTTP/1.1 302 Found\r\nLocation: file:///etc/passwd\r\n\r\n"), "302"),
+    ],
+)
+def test_an_answer_that_is_none_is_told_in_a_line(answer, reason, monkeypatch, capsys):
+    monkeypatch.setattr(running, "_TIMEOUT", 0.5)
+    began = time.monotonic()
+    with server(answer) as url:
+        assert main(["--url", url]) == 2
+    assert time.monotonic() - began < 10
+    err = capsys.readouterr().err
+    assert reason in err
+    assert err.count("\n") == 1
+    assert err.rstrip("\n").isprintable()
+
+
+def test_a_handshake_that_drips_has_an_end(monkeypatch, capsys):
+    monkeypatch.setattr(running, "_TIMEOUT", 0.5)
+
+    def drip(connection, _):
+        connection.sendall(
+            b"\x16\x03\x03\x01\x00\x02\x00\x00\xfc"
+        )  # the first bytes of a ServerHello
+        while True:
+            connection.sendall(b"\x03")
+            time.sleep(0.05)
+
+    began = time.monotonic()
+    with server(drip) as url:
+        assert main(["--url", url.replace("http:", "https:"), "--insecure"]) == 2
+    assert time.monotonic() - began < 5
+    assert "no whole answer within 0.5 s" in capsys.readouterr().err
+
+
+def test_a_server_with_answers_without_number_is_left_in_time(monkeypatch, capsys):
+    monkeypatch.setattr(running, "_MAX_SECONDS", 0.5)
+    pages = {"models": [], "nextPageToken": "1"}
+    with server(saying([("OPTIONS", DESCRIPTION), ("", pages)])) as url:
+        assert main(["--url", url]) == 2
+    assert "did not answer everything within 0.5 s" in capsys.readouterr().err
+
+
+def test_what_servers_say_cannot_control_the_terminal(capsys, tmp_path):
+    controls = "\x1b]0;x\x07\x1b[31m\x9b2J\x7f\u202e"
+    described = {"info": {"title": controls, "version": controls}, "paths": {controls: {"get": 1}}}
+    models = {"models": [{"modelName": controls}]}
+    version = [{"minWorkers": 1, "modelVersion": controls, "modelUrl": controls}]
+    answers = [("OPTIONS", described), ("GET /models?", models), ("GET /models/", version)]
+    (tmp_path / "a.json").write_text("{}")
+    sent = ["--model", "m", "--input", str(tmp_path / "a.json"), "--repeat", "1"]
+    error = f"HTTP/1.1 503 {controls[:3]}\r\nX: {controls[:3]}\r\n\r\n{controls}".encode()
+    with server(saying([*answers, ("", "")])) as url, server(raw(error)) as bad:
+        for arguments in (
+            ["--url", url],
+            ["--url", url, "--verbose"],
+            ["--url", bad],
+            ["--compare", url, bad, *sent],
+            ["--compare", bad, url, *sent],
+        ):
+            main(arguments)
+            told = "".join(capsys.readouterr())
+            assert "\\u001b]0;x" in told, arguments
+            assert told.replace("\n", "").isprintable()
 
 
 @pytest.mark.parametrize(
@@ -113,7 +221,7 @@ def test_a_server_that_describes_models_strangely(versions, capsys):
 
 @pytest.mark.parametrize("answer", [drip_headers, drip_body, flood])
 def test_a_comparison_with_a_server_that_never_ends(answer, monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(exchange, "MAX_ANSWER", 1 << 20)
+    monkeypatch.setattr(client, "MAX_ANSWER", 1 << 20)
     (tmp_path / "a.json").write_text("{}")
     sent = ["--model", "m", "--input", str(tmp_path / "a.json"), "--timeout", "0.1"]
 

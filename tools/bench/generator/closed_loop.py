@@ -32,6 +32,7 @@ class ClosedLoop(Traffic):
     def answered(self, connection: Connection, due: float, status: int) -> None:
         """Count it, and send the next."""
         now = self._clock()
+        self._silent_since = math.inf
         if status in _SUCCESS:
             self.record.ended.append(now)
             self.record.latencies.append(now - due)

@@ -16,6 +16,8 @@ from marserve.frontend.configuration.addresses import UnixAddress
 from marserve.tools.bench.generator.destination import Destination
 
 _FRAMING = (b"content-length", b"transfer-encoding")
+_MAX_HEAD = 256 << 10  # bytes; the parser keeps a header until its end
+_MAX_ANSWER = 256 << 20  # bytes
 
 
 class Answers(Protocol):
@@ -47,6 +49,7 @@ class Connection(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._is_framed = False  # the answer says itself where it ends
         self._is_body = False
+        self._size = 0  # bytes of the answer so far
         self.due = 0.0
         self.is_closed = False
 
@@ -73,12 +76,15 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """A piece of an answer."""
+        self._size += len(data)
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             if isinstance(error, httptools.HttpParserCallbackError):
                 raise  # a defect of our own
             self.abort("malformed answer")
+        if self._size > (_MAX_ANSWER if self._is_body else _MAX_HEAD):
+            self.abort("answer too large")
 
     def connection_lost(self, error: Exception | None) -> None:
         """It is closed, by whichever side."""
@@ -110,6 +116,7 @@ class Connection(asyncio.Protocol):
 
     def _complete(self) -> None:
         self._is_body = self._is_framed = False
+        self._size = 0
         due, self.due = self.due, 0.0
         if due:  # else nobody asked
             self._answers.answered(self, due, self._parser.get_status_code())

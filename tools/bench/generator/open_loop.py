@@ -39,6 +39,7 @@ class OpenLoop(Traffic):
     def answered(self, connection: Connection, due: float, status: int) -> None:
         """Count it; the connection is for whoever is due next."""
         now = self._clock()
+        self._silent_since = math.inf
         if due >= self._measured_from:
             if status in _SUCCESS:
                 self.record.ended.append(now)

@@ -1,6 +1,7 @@
 """What closed and open loops have in common: connections, patience, and an end in order."""
 
 import asyncio
+import math
 import socket
 import time
 from abc import ABC, abstractmethod
@@ -15,6 +16,7 @@ from marserve.tools.bench.generator.record import Record
 #: The server is gone: whoever goes on measures nothing but that.
 _GONE = (ConnectionRefusedError, FileNotFoundError, socket.gaierror)
 _RETRY_SECONDS = 0.05
+_SILENCE = 2  # times the timeout of a request: without any answer for so long, the load ends
 _LONGEST_CHECK = 0.5  # seconds between looks at who has waited too long
 
 
@@ -49,6 +51,7 @@ class Traffic(ABC):
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_over = False
         self._ended = asyncio.Event()
+        self._silent_since = math.inf  # when the first request was due that got no answer in time
 
     @abstractmethod
     async def connect(self) -> None:
@@ -93,7 +96,11 @@ class Traffic(ABC):
     def _give_up_waiting(self, before: float) -> None:
         """Requests that were due before that moment have waited too long."""
         for connection in [item for item in self._connections if 0 < item.due < before]:
+            self._silent_since = min(self._silent_since, connection.due)
             connection.abort("timeout")
+        seconds = _SILENCE * self._load.timeout
+        if self._clock() > self._silent_since + seconds:
+            self._stop(f"it gave no answer for {seconds:g} s")
 
     def _soon(self, work: Awaitable[None]) -> None:
         task = asyncio.ensure_future(work)

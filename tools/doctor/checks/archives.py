@@ -11,13 +11,11 @@ from marserve.backend.manifest import (
     WorkflowManifest,
 )
 from marserve.tools.doctor.checks.handlers import (
-    PythonFile,
     base_handler_in,
     built_in_handler,
     check_entry,
-    check_imports,
     check_requirements_of,
-    no_python,
+    parse_files,
 )
 from marserve.tools.doctor.checks.model_yaml import check_model_yaml, check_workflow
 from marserve.tools.doctor.contents import Contents, NotAnArchive, read_contents
@@ -39,7 +37,10 @@ def check_archive(source: Source, around: Surroundings) -> Iterator[Finding]:
         if error.is_anybodys and source.path.parent != around.root:
             return
         yield finding(
-            "archive-unusable", place, f"{source.name} cannot be opened: {error}.", "Pack it anew."
+            "archive-unusable",
+            place,
+            f"{source.name} cannot be opened: {error}.",
+            "Pack it anew.",
         )
         return
     if contents.cut:
@@ -134,20 +135,12 @@ def _handler(
     required, found = _requirements(source, manifest, contents, around)
     yield from found
     modules = {PurePosixPath(name).parts[0].removesuffix(".py") for name in contents.names}
-    parsed: dict[str, PythonFile] = {}
+    parsed, wrong = parse_files(f"{source.name}/", contents.texts)
+    yield from wrong
     module, _, function = manifest.handler.partition(":")
     file = PurePosixPath(module.removesuffix(".py") + ".py").name if module else ""
-    for name, text in contents.texts.items():
-        if not name.endswith(".py"):
-            continue
-        try:
-            parsed[name] = PythonFile(f"{source.name}/{name}", text)
-        except SyntaxError as error:
-            yield no_python(f"{source.name}/{name}", error)
-    for name, python in parsed.items():
-        yield from check_imports(python)
-        if name in (file, manifest.model_file):
-            yield from check_requirements_of(python, modules, required)
+    for name in sorted({file, manifest.model_file} & parsed.keys()):
+        yield from check_requirements_of(parsed[name], modules, required)
     if file in parsed:
         yield from check_entry(parsed[file], function)
     elif file not in contents.names and module and not built_in_handler(module):
@@ -162,15 +155,13 @@ def _handler(
 def _is_base(manifest: Manifest, contents: Contents) -> bool:
     """Whether its handler reads `optimization`: a built-in one, or derived from one."""
     module = manifest.handler.partition(":")[0].removesuffix(".py")
-    text = contents.texts.get(f"{module}.py")
+    name = f"{module}.py"
     if not manifest.model_file:
         return False  # what was traced or exported has the precision that it was saved with
-    if text is None:
+    if name not in contents.texts:
         return built_in_handler(module)
-    try:
-        return base_handler_in(PythonFile(module, text))
-    except SyntaxError:
-        return False
+    parsed, _ = parse_files("", {name: contents.texts[name]})
+    return name in parsed and base_handler_in(parsed[name])
 
 
 def _requirements(
@@ -223,9 +214,4 @@ def _workflow(source: Source, contents: Contents) -> Iterator[Finding]:
         )
     else:
         yield from check_workflow(Place(f"{source.name}/{manifest.specification_file}"), text)
-    for name, code in contents.texts.items():
-        if name.endswith(".py"):
-            try:
-                yield from check_imports(PythonFile(f"{source.name}/{name}", code))
-            except SyntaxError as error:
-                yield no_python(f"{source.name}/{name}", error)
+    yield from parse_files(f"{source.name}/", contents.texts)[1]

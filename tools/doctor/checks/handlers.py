@@ -3,7 +3,7 @@
 import ast
 import re
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
@@ -91,12 +91,23 @@ class PythonFile:
         return _top_level(self.tree.body)
 
 
-def no_python(name: str, error: SyntaxError) -> Finding:
-    """The finding about a file that cannot be parsed."""
-    what = f"{name} is not Python of this version: {error.msg}."
-    return finding(
-        "handler-syntax", Place(name, error.lineno or 0), what, "Mend it; Python 2 is not run."
-    )
+def parse_files(
+    prefix: str, texts: Mapping[str, str]
+) -> tuple[dict[str, PythonFile], list[Finding]]:
+    """The Python files among some, by their names, and findings about those that are no Python."""
+    parsed: dict[str, PythonFile] = {}
+    found = []
+    for name in (each for each in texts if each.endswith(".py")):
+        full = f"{prefix}{name}"
+        try:
+            parsed[name] = PythonFile(full, texts[name])
+        except SyntaxError as error:
+            what, place = f"{full} is not Python of this version: {error.msg}.", error.lineno or 0
+            do = "Mend it; Python 2 is not run."
+            found.append(finding("handler-syntax", Place(full, place), what, do))
+        else:
+            found += check_imports(parsed[name])
+    return parsed, found
 
 
 def check_imports(file: PythonFile) -> Iterator[Finding]:

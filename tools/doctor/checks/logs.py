@@ -24,7 +24,7 @@ def check_log4j(source: Source) -> Iterator[Finding]:
     """A configuration of log4j: what of it has no counterpart."""
     place = Place(source.name)
     try:
-        config = read_log_config(source.path, _PLACES)
+        config = read_log_config(source.path, _PLACES, content=source.content)
     except ConfigError as error:
         yield finding("not-read", place, str(error), "Mend the file, or leave it out.")
         return
@@ -51,7 +51,7 @@ def check_metrics(source: Source) -> Iterator[Finding]:
     """A metrics.yaml."""
     place = Place(source.name)
     try:
-        config = parse_metrics_config(source.text.encode())
+        config = parse_metrics_config(source.content)
     except MetricsConfigError as error:
         yield finding(
             "metrics-file",

@@ -33,7 +33,7 @@ def check_properties(source: Source, around: Surroundings) -> Iterator[Finding]:
     here = os.environ if around.is_here else {}
     environ = _Environment({**here, **around.environment(source)})
     try:
-        file = read_config_file(source.path, environ)
+        file = read_config_file(source.path, environ, source.content)
     except ConfigError as error:
         yield finding("config-file", Place(source.name), str(error))
         return

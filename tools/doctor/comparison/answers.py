@@ -1,11 +1,10 @@
 """What of two answers to the same request differs, as findings."""
 
-import json
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
+from marserve.tools.bench.client import Answer
 from marserve.tools.doctor.comparison.bodies import compare_bodies
-from marserve.tools.doctor.comparison.exchange import Answer
 from marserve.tools.doctor.findings import Level
 
 #: Rules of a comparison: how much each weighs, and what it is about.
@@ -66,7 +65,7 @@ def differences(old: Answer, new: Answer, rules: Rules) -> tuple[list[Mismatch],
         return [Mismatch(rule, f"no answer: {old.problem or new.problem}", "answer")], 0.0
     if old.is_success != new.is_success:
         what = f"status {old.status} and {new.status}"
-        what += _quoted(old if new.is_success else new)
+        what += f' "{(old if new.is_success else new).sentence}"'
         return [Mismatch("status", what, "status")], 0.0
     if not old.is_success:
         return [*_errors(old, new)], 0.0
@@ -84,25 +83,11 @@ def differences(old: Answer, new: Answer, rules: Rules) -> tuple[list[Mismatch],
 
 def _errors(old: Answer, new: Answer) -> Iterator[Mismatch]:
     if old.status != new.status:
-        what = f"status {old.status} and {new.status}{_quoted(new)}"
+        what = f'status {old.status} and {new.status} "{new.sentence}"'
         yield Mismatch("other-error", what, "error")
-    elif _words(old) != _words(new):
-        what = f"status {old.status} with{_quoted(old)} and{_quoted(new)}"
+    elif (old.json() or old.body) != (new.json() or new.body):
+        what = f'status {old.status} with "{old.sentence}" and "{new.sentence}"'
         yield Mismatch("other-error", what, "error")
-
-
-def _words(answer: Answer) -> object:
-    try:
-        return json.loads(answer.body)
-    except (ValueError, RecursionError):
-        return answer.body
-
-
-def _quoted(answer: Answer) -> str:
-    words = _words(answer)
-    message = words.get("message") if isinstance(words, dict) else None
-    text = message if isinstance(message, str) else answer.body.decode(errors="replace")
-    return f' "{" ".join(text.split())[:100]}"'
 
 
 def _headers(old: Answer, new: Answer, rules: Rules) -> Iterator[Mismatch]:

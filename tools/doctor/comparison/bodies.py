@@ -7,7 +7,7 @@ from collections.abc import Container, Sequence
 from typing import Any
 
 from marserve.backend.profiling.comparison import Difference, compare
-from marserve.tools.doctor.comparison.exchange import Answer
+from marserve.tools.bench.client import MAX_PARSED, Answer
 from marserve.tools.doctor.comparison.forms import parts
 
 # Python refuses to read thousands of digits.
@@ -28,6 +28,8 @@ def compare_bodies(
     """
     if old.body == new.body:
         return Difference()
+    if max(len(old.body), len(new.body)) > MAX_PARSED:
+        return Difference(what=_first_byte(old.body, new.body))
     types = (old.headers.get("content-type", ""), new.headers.get("content-type", ""))
     several = parts(old.body, types[0]), parts(new.body, types[1])
     if several[0] is not None and several[1] is not None:

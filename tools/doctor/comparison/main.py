@@ -1,20 +1,19 @@
 """``marserve doctor --compare`` from the command line to the exit status."""
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from urllib.parse import quote
 
-from marserve.tools.bench.errors import BenchError
+from marserve.frontend.terminal import print_text
 from marserve.tools.bench.generator.destination import Destination
+from marserve.tools.bench.options import key_of
 from marserve.tools.doctor.comparison.answers import Rules
 from marserve.tools.doctor.comparison.exchange import Request, Server
 from marserve.tools.doctor.comparison.options import read_options
 from marserve.tools.doctor.comparison.pairs import compare_servers, slower
 from marserve.tools.doctor.comparison.report import as_text, comparison_json
-from marserve.tools.doctor.comparison.requests import Recorded, read_requests
+from marserve.tools.doctor.comparison.requests import read_requests
 from marserve.tools.doctor.errors import DoctorError
 from marserve.tools.doctor.findings import Report
 from marserve.tools.doctor.report import exit_status
@@ -27,7 +26,7 @@ def main(arguments: Sequence[str]) -> int:
         arguments: What follows ``doctor``, without ``--compare``.
 
     Raises:
-        DoctorError: Nothing can be compared.
+        BenchError, DoctorError: Nothing can be compared.
     """
     options = read_options(arguments)
     path = f"/predictions/{quote(options.model, safe='')}" if options.model else options.path
@@ -35,16 +34,15 @@ def main(arguments: Sequence[str]) -> int:
         options.requests, options.input, path, options.content_type, options.limit
     )
     if recorded.left_out:
-        _note(f"{recorded.left_out} requests are left out: they may change what is served")
+        print_text(
+            f"{recorded.left_out} requests are left out: they may change what is served.",
+            sys.stderr,
+        )
     if recorded.sampled_from > len(recorded.requests):
-        _note(f"{len(recorded.requests)} of {recorded.sampled_from} requests are sent (--limit)")
-    try:
-        return _compare(options, recorded)
-    except BenchError as error:
-        raise DoctorError(str(error)) from None
-
-
-def _compare(options: argparse.Namespace, recorded: Recorded) -> int:
+        print_text(
+            f"{len(recorded.requests)} of {recorded.sampled_from} requests are sent (--limit).",
+            sys.stderr,
+        )
     old, new = (_server(options, which) for which in ("old", "new"))
     try:
         for server in (old, new):
@@ -65,10 +63,10 @@ def _compare(options: argparse.Namespace, recorded: Recorded) -> int:
     report.ignored = len(compared.findings) - len(kept)
     status = exit_status(report, strict=options.strict)
     if options.json:
-        _print(comparison_json(report, compared, (old.url, new.url), status))
+        print_text(comparison_json(report, compared, (old.url, new.url), status))
     else:
         for line in as_text(report, compared, verbose=options.verbose):
-            _print(line)
+            print_text(line)
     return status
 
 
@@ -77,20 +75,11 @@ def _server(options: argparse.Namespace, which: str) -> Server:
     for each in options.header:
         name, _, value = each.partition(":")
         headers[name.strip()] = value.strip()
-    key = getattr(options, f"{which}_token") or _key(getattr(options, f"{which}_key_file"))
-    if key:
+    key, file = (getattr(options, f"{which}_{name}") for name in ("token", "key_file"))
+    if key := key or (file and key_of(file, "inference")):
         headers["Authorization"] = f"Bearer {key}"
     destination = Destination(getattr(options, which), verify=not options.insecure)
     return Server(destination, headers, options.timeout)
-
-
-def _key(file: Path | None) -> str:
-    if file is None:
-        return ""
-    try:
-        return str(json.loads(file.read_text(encoding="utf-8"))["inference"]["key"])
-    except (OSError, ValueError, LookupError, TypeError):
-        raise DoctorError(f"{file} is no key_file.json of a server.") from None
 
 
 def _check(server: Server) -> None:
@@ -98,11 +87,3 @@ def _check(server: Server) -> None:
     answer = server.ask(Request("GET", "/ping"))
     if answer.problem:
         raise DoctorError(f"Nothing answers at {server.url}: {answer.problem}.")
-
-
-def _note(sentence: str) -> None:
-    print(f"{sentence}.", file=sys.stderr)  # noqa: T201  beside the report
-
-
-def _print(text: str) -> None:
-    print(text, flush=True)  # noqa: T201  the report

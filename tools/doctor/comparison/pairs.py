@@ -4,8 +4,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 
+from marserve.tools.bench.client import Answer
 from marserve.tools.doctor.comparison.answers import RULES, Mismatch, Rules, differences
-from marserve.tools.doctor.comparison.exchange import Answer, Request, Server
+from marserve.tools.doctor.comparison.exchange import Request, Server
 from marserve.tools.doctor.comparison.latency import Latencies
 from marserve.tools.doctor.findings import Finding, Place
 

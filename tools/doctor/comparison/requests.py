@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
-import yaml
-
-from marserve.tools.bench.errors import BenchError
-from marserve.tools.bench.payloads import Payload, read_payloads
+from marserve.frontend.configuration.bounded_yaml import load_yaml
+from marserve.tools.bench.payloads import MAX_BODY, Payload, read_payloads
 from marserve.tools.doctor.comparison.exchange import Request
 from marserve.tools.doctor.comparison.forms import multipart
 from marserve.tools.doctor.errors import DoctorError
+from marserve.tools.files import read_file
 
 #: `... "POST /predictions/m HTTP/1.1" 200 ...`: TorchServe's log of accesses, and many others.
 _LOGGED = re.compile(r'"([A-Z]+) (/\S*) HTTP/[\d.]+"')
@@ -33,6 +32,7 @@ _ASKING = re.compile(
 _SAFE = ("GET", "HEAD", "OPTIONS")
 _MEMBERS = {"method", "path", "headers", "body", "base64", "file", "form"}
 _WITH_BODY = ("POST", "PUT")
+_MAX_BYTES = 64 << 20
 
 
 @dataclass
@@ -67,6 +67,7 @@ def read_requests(
         limit: How many requests are taken at most, evenly.
 
     Raises:
+        BenchError: An input is not there, or cannot be read.
         DoctorError: A file is not there or not understood, or nothing is left to send.
     """
     payloads = [each for pattern in inputs for each in _payloads(pattern, content_type)]
@@ -84,10 +85,7 @@ def read_requests(
 
 
 def _payloads(pattern: str, content_type: str) -> list[Payload]:
-    try:
-        found = read_payloads(pattern)
-    except BenchError as error:
-        raise DoctorError(str(error)) from None
+    found = read_payloads(pattern)
     return [replace(each, content_type=content_type or each.content_type) for each in found]
 
 
@@ -102,12 +100,13 @@ def _only_asks(request: Request) -> bool:
 
 def _read(file: Path, payloads: Sequence[Payload]) -> list[Request]:
     try:
-        text = file.read_text(encoding="utf-8-sig")
+        text = read_file(file, _MAX_BYTES).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise DoctorError(f"Cannot read {file}: {error}.") from None
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        raise DoctorError(f"Cannot read {file}: {why}.") from None
     try:
         document = _document(file, text)
-    except (ValueError, RecursionError, yaml.YAMLError) as error:
+    except Exception as error:  # noqa: BLE001 - the parser of yaml has many corners
         why = " ".join(str(error).split())
         raise DoctorError(f"{file} is not what its form promises: {why}.") from None
     if document is None:
@@ -131,7 +130,7 @@ def _read(file: Path, payloads: Sequence[Payload]) -> list[Request]:
 def _document(file: Path, text: str) -> Any:
     """What a file in JSON or yaml has; None for an access log."""
     if file.suffix in (".yaml", ".yml"):
-        return yaml.safe_load(text)
+        return load_yaml(text)
     if not text.lstrip().startswith(("{", "[")):
         return None
     try:
@@ -209,7 +208,7 @@ def _field(value: Any, folder: Path) -> tuple[bytes, str, str]:
 
 def _file(path: Path) -> tuple[bytes, str]:
     try:
-        content = path.read_bytes()
+        content = read_file(path, MAX_BODY)
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror}") from None
     return content, mimetypes.guess_type(path.name)[0] or "application/octet-stream"

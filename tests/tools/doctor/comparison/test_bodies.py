@@ -4,15 +4,15 @@ import json
 
 import pytest
 
+from marserve.tools.bench.client import Answer
 from marserve.tools.doctor.comparison.bodies import compare_bodies
-from marserve.tools.doctor.comparison.exchange import Answer
 from marserve.tools.doctor.comparison.forms import multipart
 
 
 def what(old: bytes | str, new: bytes | str, tolerance: float = 1e-4, ignored=(), types=("", "")):
     bodies = [each.encode() if isinstance(each, str) else each for each in (old, new)]
     answers = [
-        Answer(200, {"content-type": kind} if kind else {}, body)
+        Answer(200, body, {"content-type": kind} if kind else {})
         for body, kind in zip(bodies, types, strict=True)
     ]
     return compare_bodies(*answers, tolerance, ignored).what

@@ -6,9 +6,9 @@ from contextlib import contextmanager
 
 import pytest
 
+from marserve.tools.bench.errors import BenchError
 from marserve.tools.bench.generator.destination import Destination
 from marserve.tools.doctor.comparison.exchange import Request, Server
-from marserve.tools.doctor.errors import DoctorError
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
@@ -99,5 +99,5 @@ def test_a_server_that_says_nothing():
 
 
 def test_what_cannot_be_written():
-    with serving([OK]) as (server, _), pytest.raises(DoctorError, match="cannot be sent"):
+    with serving([OK]) as (server, _), pytest.raises(BenchError, match="cannot be written"):
         server.ask(Request("GET", "/a b"))

@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from marserve.tools.bench.errors import BenchError
 from marserve.tools.doctor.comparison.requests import read_requests
 from marserve.tools.doctor.errors import DoctorError
 
@@ -184,5 +185,5 @@ def test_what_is_wrong_is_said_in_a_sentence(write, name, content, words):
 def test_files_that_are_not_there(tmp_path):
     with pytest.raises(DoctorError, match="Cannot read"):
         read_requests([tmp_path / "none.har"], [], "")
-    with pytest.raises(DoctorError, match="nothing to send"):
+    with pytest.raises(BenchError, match="nothing to send"):
         read_requests([], [str(tmp_path / "none")], "/predictions/m")
