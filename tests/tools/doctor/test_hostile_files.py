@@ -213,7 +213,7 @@ def test_what_files_say_cannot_control_the_terminal(tmp_path, capsys):
     for arguments in ([], ["--verbose"], ["--write", "--yes"], ["--json"]):
         main([str(tmp_path), *arguments])
         told = "".join(capsys.readouterr())
-        assert told.replace("\n", "").isprintable()
+        assert told.replace("\r\n", "").replace("\n", "").isprintable()
         assert "\\u001b]0;x" in told
     assert json.loads(told)["findings"]
 
