@@ -15,7 +15,7 @@ traceback.
     ├── GraphRefused              400  a workflow's nodes do not make a directed acyclic graph
     ├── DefaultVersionInUse       403
     ├── CatalogReadOnly           403  the models are those of a catalog, which is only read
-    ├── ForeignOrigin             403  a web page asks an unguarded management listener
+    ├── ForeignOrigin             403  without a key, and not from a program on this machine
     ├── RouteNotFound             404
     ├── ModelNotFound             404
     ├── VersionNotFound           404
@@ -127,13 +127,14 @@ class CatalogReadOnly(ServeError, status=403, wire_type="CatalogException"):
 
 
 class ForeignOrigin(ServeError, status=403, wire_type="ForbiddenException"):
-    """A web page, or an unknown host name, asks a management listener without tokens."""
+    """A request without a key that a web page, a proxy or an unknown host name has sent."""
 
     def __init__(self, found: str) -> None:
         super().__init__(
-            f"Refused because of {found}: without tokens only programs on this machine may manage "
-            "models, or ask one whose handler is debugged. Set disable_token_authorization in "
-            "config.properties to decide about the former yourself."
+            f"Refused because of {found}: without a key only programs on this machine may manage "
+            "models, or use one whose handler is debugged. To manage models from elsewhere, send "
+            "the management key of key_file.json, or set disable_token_authorization=true in "
+            "config.properties and have a proxy decide who may."
         )
 
 

@@ -445,7 +445,7 @@ def _make_snapshot_writer(config: Config) -> SnapshotWriter | None:
 
 
 def _make_tokens(config: Config, opened: AsyncExitStack) -> Tokens | None:
-    if not config.token_authorization:
+    if not (config.token_authorization or config.local_management):
         return None
     if config.token_directory is not None:
         logger.warning("Token authorization is on; the keys are in %s.", config.token_directory)
@@ -456,10 +456,17 @@ def _make_tokens(config: Config, opened: AsyncExitStack) -> Tokens | None:
     try:
         tokens = TokenStore(_KEY_FILE, config.token_expiration_min * 60)
     except OSError as error:
+        if config.local_management:
+            logger.warning("There are no keys, which local requests do not need: %s.", error)
+            return None
         raise OSError(
             f"The keys cannot be written: {error}. Start in a directory in which this user may "
             "write, or set token_directory."
         ) from error
     opened.callback(tokens.close)
-    logger.warning("Token authorization is on; the keys are in %s.", tokens.path.resolve())
+    path = tokens.path.resolve()
+    if config.local_management:
+        logger.info("Requests through a proxy need the management key in %s.", path)
+    else:
+        logger.warning("Token authorization is on; the keys are in %s.", path)
     return tokens

@@ -22,7 +22,7 @@ from marserve.backend.protocol import CallReply, Input, Load, Part, Predict, Pre
 from marserve.frontend.access_log import AccessLog
 from marserve.frontend.batching.jobs import Answer, Job
 from marserve.frontend.errors import ServeError
-from marserve.frontend.http.authentication import Guard
+from marserve.frontend.guard import Guard
 from marserve.frontend.http.connections import Connection
 from marserve.frontend.http.fast_path import FastConnection
 from marserve.frontend.http.http_server import HttpServer

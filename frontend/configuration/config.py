@@ -278,7 +278,7 @@ class Config:
 
     @property
     def local_management(self) -> bool:
-        """Whether only programs of this machine may manage: tokens are off by default."""
+        """Whether programs on this machine may manage without a key: the default."""
         return not self.token_authorization and self.disable_token_authorization is None
 
     @property

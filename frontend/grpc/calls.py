@@ -41,9 +41,10 @@ from marserve.frontend.grpc.call_limits import CallKind, Limits
 from marserve.frontend.grpc.message_reads import Context, next_message
 from marserve.frontend.grpc.messages import Answers, Message, message_class
 from marserve.frontend.grpc.statuses import Failure, failure_of, http_status_of, number_of
+from marserve.frontend.guard import Guard
 from marserve.frontend.models.predict_request import RequestOptions
 from marserve.frontend.operations.request_options import read_request_options
-from marserve.frontend.tokens import Kind, Tokens
+from marserve.frontend.tokens import Kind
 from marserve.frontend.usage import ClientUsage
 
 logger = logging.getLogger(__name__)
@@ -173,7 +174,7 @@ class CallRouter(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # the stubs
 
     Args:
         services: What it offers.
-        tokens: Checks keys; None where clients need none.
+        guard: Checks keys, and where calls come from.
         access_log: Logs every call.
         limits: What its clients may use.
     """
@@ -181,11 +182,11 @@ class CallRouter(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # the stubs
     def __init__(
         self,
         services: Sequence[Service],
-        tokens: Tokens | None,
+        guard: Guard,
         access_log: AccessLog,
         limits: Limits,
     ) -> None:
-        self._tokens = tokens
+        self._guard = guard
         self._access_log = access_log
         self._limits = limits
         keyless, unary, streams = limits.kinds()
@@ -220,8 +221,9 @@ class CallRouter(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # the stubs
             if method is None:
                 failure = Failure(StatusCode.UNIMPLEMENTED, f"There is no method {name[:200]}.", "")
                 return self._refusal(call, failure)
-            if method.key is not None and self._tokens is not None:
-                self._tokens.authorize(method.key, call.metadata("authorization"))
+            if method.key is not None:
+                headers = {key: value for key, value in metadata if isinstance(value, str)}
+                self._guard.admit(method.key, headers)
         except ServeError as error:
             # The text of TorchServe has no class here.
             failure = Failure(StatusCode.PERMISSION_DENIED, error.message, "")

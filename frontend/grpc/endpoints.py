@@ -5,7 +5,7 @@ To add a service, put it into the list of its listener in `GrpcEndpoints._servic
 grpc.aio runs in the frontend's event loop. TLS, keepalive, flow control and compression are those
 of grpc. What a listener promises:
 
-* A web page cannot ask it, so there is no rule about origins as for HTTP (`http.authentication`):
+* Web pages cannot send requests to it, so Host and Origin are not checked as for HTTP (`guard`):
   browsers neither speak HTTP/2 without TLS nor send the headers that gRPC requires.
 * A port in use ends the start, also where its owner would share it (``SO_REUSEPORT``).
 * At the stop no new connections and calls are taken; calls that are open are answered while the
@@ -40,6 +40,7 @@ from marserve.frontend.grpc.inference import inference_service
 from marserve.frontend.grpc.management import management_service
 from marserve.frontend.grpc.open_inference import open_inference_services, repository_service
 from marserve.frontend.grpc.reflection import reflection_services
+from marserve.frontend.guard import Guard
 from marserve.frontend.http.descriptors import grpc_descriptors
 from marserve.frontend.models.registry import ModelRegistry
 from marserve.frontend.operations.management import ModelManagement
@@ -119,7 +120,7 @@ class GrpcEndpoints:
     management: ModelManagement
     metrics: Metrics
     access_log: AccessLog
-    tokens: Tokens | None  # None: clients need none
+    tokens: Tokens | None  # None: there are none
     tls: TlsIdentity | None  # None: the listeners do not speak it
 
     async def bind(self, opened: AsyncExitStack) -> list[GrpcListener]:
@@ -176,7 +177,8 @@ class GrpcEndpoints:
         when_ready: bool = False,
     ) -> GrpcListener:
         config, is_inference = self.config, name != _MANAGEMENT
-        router = CallRouter(services, self.tokens, self.access_log, self._limits(name))
+        guard = Guard.of(config, self.tokens, browsers=False)
+        router = CallRouter(services, guard, self.access_log, self._limits(name))
         server = grpc.aio.server(
             handlers=(router,),
             options=_options(config, is_inference=is_inference),

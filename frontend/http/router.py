@@ -16,7 +16,7 @@ from aiohttp import web
 from marserve.frontend.access_log import AccessLog
 from marserve.frontend.batching.jobs import OnAnswer
 from marserve.frontend.errors import RouteNotFound, ServeError
-from marserve.frontend.http.authentication import Guard
+from marserve.frontend.guard import Guard
 from marserve.frontend.http.connections import Connection
 from marserve.frontend.http.responses import HttpResponse, error_response
 from marserve.frontend.models.predict_request import Ticket

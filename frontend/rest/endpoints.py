@@ -9,7 +9,7 @@ from marserve.frontend.access_log import AccessLog
 from marserve.frontend.configuration.addresses import Address
 from marserve.frontend.configuration.config import Config
 from marserve.frontend.configuration.memory import bytes_in_flight
-from marserve.frontend.http.authentication import Guard
+from marserve.frontend.guard import Guard
 from marserve.frontend.http.fast_path import FastConnection
 from marserve.frontend.http.forms import FormLimits
 from marserve.frontend.http.http_server import ConnectionLimits, HttpServer
@@ -40,7 +40,7 @@ from marserve.frontend.rest.workflows import (
 )
 from marserve.frontend.telemetry.metrics import Metrics
 from marserve.frontend.telemetry.series import WatchedGauge
-from marserve.frontend.tokens import KINDS, Kind, Tokens
+from marserve.frontend.tokens import Tokens
 from marserve.frontend.usage import Usage
 
 # For connections that still write when every request has been answered.
@@ -57,7 +57,7 @@ class HttpEndpoints:
     workflows: WorkflowManagement
     metrics: Metrics
     access_log: AccessLog
-    tokens: Tokens | None  # None: clients need none
+    tokens: Tokens | None  # None: there are none
     tls: ssl.SSLContext | None  # None: no listener speaks https
 
     async def bind(self, opened: AsyncExitStack) -> list[tuple[str, BoundListener]]:
@@ -135,13 +135,8 @@ class HttpEndpoints:
         return replace(listener, routes={**about, **listener.routes})
 
     def _guard(self, listener: Listener) -> Guard:
-        # No web page has a way to a unix socket.
-        if not isinstance(listener.address, Address):
-            return Guard(self.tokens)
-        if self.config.debugged:
-            return Guard(self.tokens, local=KINDS)
-        local: Sequence[Kind] = ("management",) if self.config.local_management else ()
-        return Guard(self.tokens, local=local)
+        # Web pages cannot connect to a unix socket.
+        return Guard.of(self.config, self.tokens, browsers=isinstance(listener.address, Address))
 
     async def _bind(
         self,

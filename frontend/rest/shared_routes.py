@@ -15,7 +15,7 @@ Each keeps its own key: to manage models on a shared address takes the managemen
 
 from collections.abc import Awaitable, Mapping
 
-from marserve.frontend.http.authentication import Guard
+from marserve.frontend.guard import Guard
 from marserve.frontend.http.responses import HttpResponse
 from marserve.frontend.http.router import HttpRequest, Route
 from marserve.frontend.models.registry import ModelRegistry

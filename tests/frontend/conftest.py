@@ -12,7 +12,7 @@ import pytest
 from marserve.backend.protocol import Prediction
 from marserve.frontend.access_log import AccessLog
 from marserve.frontend.batching.options import Batching
-from marserve.frontend.http.authentication import Guard
+from marserve.frontend.guard import Guard
 from marserve.frontend.http.connections import Connection
 from marserve.frontend.http.fast_path import FastConnection
 from marserve.frontend.http.http_server import ConnectionLimits, HttpServer

@@ -16,7 +16,7 @@ from unittest import mock
 from fakes import VirtualLoop, drain_loop
 
 from marserve.frontend.access_log import AccessLog
-from marserve.frontend.http.authentication import Guard
+from marserve.frontend.guard import Guard
 from marserve.frontend.http.connections import Connection
 from marserve.frontend.http.fast_path import FastConnection
 from marserve.frontend.http.http_server import ConnectionLimits, HttpServer

@@ -169,8 +169,17 @@ def test_there_is_one_worker_however_many_are_asked_for(server: Server) -> None:
     assert len(server.describe("m")["workers"]) == 1
 
 
-@pytest.mark.parametrize("headers", [{"Host": "evil.example"}, {"Origin": "http://evil.example"}])
-def test_web_pages_are_kept_from_tracebacks(server: Server, headers: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Host": "evil.example"},
+        {"Origin": "http://evil.example"},
+        {"X-Forwarded-For": "203.0.113.9"},
+    ],
+)
+def test_web_pages_and_proxies_are_kept_from_tracebacks(
+    server: Server, headers: dict[str, str]
+) -> None:
     answer = server.predict("m", data="raise", headers=headers)
     assert answer.status_code == 403
     assert "traceback" not in answer.text

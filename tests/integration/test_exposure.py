@@ -5,8 +5,16 @@ import socket
 import stat
 
 import pytest
+from grpc_client import connected, failure
 
 pytestmark = pytest.mark.integration
+
+FORWARDED = {"X-Forwarded-For": "203.0.113.9"}
+SAYS_AUTHORIZATION = """
+def handle(data, context):
+    headers = context.get_all_request_header(0) if data else {}
+    return data and [headers["Authorization"]]
+"""
 
 REFUSED = {
     "code": 400,
@@ -115,16 +123,60 @@ def test_keys_expire(start_server, wait_for):
         assert server.inference("GET", "/ping", headers=inference).status_code == 200
 
 
-def test_on_loopback_everything_is_open(start_server):
+def test_on_loopback_local_requests_need_no_key(start_server):
     with start_server() as server:
-        assert server.management("GET", "/token?type=inference").status_code == 404
         assert server.register("no.mar").json()["type"] == "ModelNotFoundException"
-        assert not (server.directory / "key_file.json").exists()
         console = server.console_text()
         assert "Token authorization is off: disable_token_authorization is not set" in console
         with socket.socket() as outside:
             address = (own_address(), server.ports["management"])
             assert outside.connect_ex(address) != 0
+
+
+def test_on_loopback_keys_are_written_checked_and_renewed(server):
+    before = keys(server)
+    assert stat.S_IMODE((server.directory / "key_file.json").stat().st_mode) == 0o600
+    for kind in ("inference", "management"):
+        url = f"/token?type={kind}"
+        assert server.management("GET", url).status_code == 400
+        assert server.management("GET", url, headers=bearer(before["API"])).status_code == 200
+    after = keys(server)
+    for key, status in ((before["management"], 400), (after["management"], 200)):
+        answer = server.management("GET", "/models", headers=bearer(key))
+        assert answer.status_code == status
+
+
+def test_on_loopback_it_starts_where_keys_cannot_be_written(prepare_server):
+    with prepare_server() as server:
+        (server.directory / "key_file.json").mkdir()
+        server.start()
+        assert "There are no keys, which local requests do not need" in server.console_text()
+        assert server.management("GET", "/models").status_code == 200
+        assert server.management("GET", "/models", headers=FORWARDED).status_code == 403
+        server.stop()
+
+
+@pytest.mark.parametrize("scheme", ["Bearer", "bearer"])
+def test_an_application_may_send_handlers_its_own_authorization(server, install, scheme):
+    name = install(handler=SAYS_AUTHORIZATION)
+    authorization = f"{scheme} of-an-application"
+    answer = server.predict(name, headers={"Authorization": authorization})
+    assert answer.text == authorization
+    query = {"Authorization": "Basic bmV0cmM6bmV0cmM="}  # as requests sends from ~/.netrc
+    assert server.management("GET", "/models", headers=query).status_code == 200
+
+
+@pytest.mark.parametrize("name", ["Forwarded", "x-forwarded-for", "X-Forwarded-Any", "Via"])
+def test_what_a_proxy_forwards_is_not_from_this_machine(server, make_archive, name):
+    make_archive(server.store, "def handle(d, c):\n    return d\n", "forwarded")
+    answer = server.management("POST", "/models?url=forwarded.mar", headers={name: "203.0.113.9"})
+    assert (answer.status_code, answer.json()["type"]) == (403, "ForbiddenException")
+    assert f"the header {name}".lower() in answer.json()["message"].lower()
+    assert not server.is_known("forwarded")
+    with connected(server, "management") as client:
+        metadata = [(name.lower(), "203.0.113.9")]
+        code, text = failure(lambda: client.call("management", "ListModels", metadata=metadata))
+        assert (code, name.lower() in text) == ("PERMISSION_DENIED", True)
 
 
 def own_address():

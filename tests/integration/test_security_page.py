@@ -4,7 +4,9 @@ import json
 import re
 from pathlib import Path
 
+import grpc
 import pytest
+from grpc_client import connected
 
 from marserve.frontend.rest.api_description import describe_listener
 
@@ -36,6 +38,79 @@ def is_open(rules, key, name):
     if any(f"`{name}`" in rule for rule in rules.values()):
         return f"`{name}`" in rules["nobody"] + rules[key]
     return any(rule.startswith("everything") for rule in (rules["nobody"], rules[key]))
+
+
+def rows(header):
+    """The rows of the table with this header line, each as its cells without emphasis."""
+    lines = PAGE.partition(f"\n| {header} |")[2].partition("\n\n")[0].splitlines()[2:]
+    return [[cell.strip(" *") for cell in line.strip("|").split("|")] for line in lines]
+
+
+# Servers for each row of "which requests need a key", but for the last one, which needs a terminal:
+# `test_debugging`. The number of the row, properties, arguments.
+SITUATIONS = (
+    (0, {"disable_token_authorization": "false"}, ()),
+    (1, {"metrics_address": "http://0.0.0.0:{metrics}"}, ()),
+    (2, {"token_directory": "keys"}, ()),
+    (3, {}, ()),
+    (4, {"disable_token_authorization": "true"}, ()),
+    (4, {}, ("--platform", "sagemaker")),
+)
+# The headers of each row of "a request", given the key.
+REQUESTS = (
+    lambda _: {},
+    lambda key: {"Authorization": f"Bearer {key}", "Via": "1.1 proxy"},
+    lambda _: {"Authorization": "Bearer wrong"},
+    lambda _: {"X-Forwarded-For": "203.0.113.9"},
+    lambda _: {"Origin": "https://page.example"},
+)
+
+
+def key_of(server, kind, properties):
+    if "token_directory" in properties:
+        return f"the-key-for-{kind}"
+    file = server.directory / "key_file.json"
+    return json.loads(file.read_text())[kind]["key"] if file.exists() else "any"
+
+
+@pytest.mark.parametrize(("row", "properties", "arguments"), SITUATIONS)
+def test_which_requests_need_a_key(prepare_server, row, properties, arguments):
+    _, _, *rules = rows("`disable_token_authorization` | Listeners")[row]
+    verdicts = {}  # by rule, of each request
+    for _, *verdict in rows("A request"):
+        for rule, each in zip(("key", "local", "open"), verdict, strict=True):
+            verdicts.setdefault(rule, []).append(each)
+    with prepare_server() as server:
+        for name, value in properties.items():
+            server.write_property(name, value.format(**server.ports))
+        (server.directory / "keys").mkdir()
+        for kind in ("inference", "management"):
+            (server.directory / "keys" / kind).write_text(f"the-key-for-{kind}")
+        server.start(*arguments)
+        is_written = "open" not in rules[1] and "token_directory" not in properties
+        assert (server.directory / "key_file.json").exists() == is_written
+        for kind, rule in zip(("inference", "management"), rules, strict=True):
+            for verdict, make in zip(verdicts[rule], REQUESTS, strict=True):
+                headers = make(key_of(server, kind, properties))
+                status = int(verdict[:3]) if verdict[0].isdigit() else 200
+                path = {"inference": "/ping", "management": "/models"}[kind]
+                answer = server._request(kind, "GET", path, {"headers": headers})
+                assert answer.status_code == status, (kind, headers)
+                if "Origin" not in headers and "--platform" not in arguments:
+                    code = "OK" if status == 200 else "PERMISSION_DENIED"
+                    assert code_over_grpc(server, kind, headers) == code, headers
+        server.stop()
+
+
+def code_over_grpc(server, kind, headers):
+    method = {"inference": "Ping", "management": "ListModels"}[kind]
+    metadata = [(name.lower(), value) for name, value in headers.items()]
+    with connected(server, kind) as client:
+        try:
+            client.call(kind, method, metadata=metadata)
+        except grpc.RpcError as error:
+            return error.code().name
+        return "OK"
 
 
 @pytest.fixture(scope="module")

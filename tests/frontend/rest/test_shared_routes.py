@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from marserve.frontend.http.authentication import Guard
+from marserve.frontend.guard import Guard
 from marserve.frontend.http.responses import HttpResponse, json_response
 from marserve.frontend.http.router import ANY_OTHER, HttpRequest, Route
 from marserve.frontend.models.registry import ModelRegistry
