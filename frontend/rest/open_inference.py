@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from marserve.backend.protocol import Input
-from marserve.frontend.errors import BadRequest, RouteNotFound, ServeError
+from marserve.frontend.errors import BadRequest, MethodNotAllowed, RouteNotFound, ServeError
 from marserve.frontend.http.request_bodies import read_body
 from marserve.frontend.http.responses import HttpResponse, error_response, json_response
 from marserve.frontend.http.router import HttpRequest, Route
@@ -135,6 +135,8 @@ async def _repository(models: OpenInferenceModels, request: HttpRequest) -> Http
         case [_, "repository", "index"]:
             document = await _read_document(request)
             return json_response(models.index(only_ready=document.get("ready") is True))
+        case [_, "repository", "models", _, "load" | "unload"] if request.method != "POST":
+            raise MethodNotAllowed
         case [_, "repository", "models", name, "load"]:
             document = await _read_document(request)
             parameters = document.get("parameters") or {}

@@ -132,6 +132,8 @@ class _Management:
                 return json_response(describe_workflow_management(name))
             case "GET", [name, "runs"]:
                 return json_response(self.operations.runs(name))
+            case _, [_, "runs"]:  # not a segment that TorchServe ignores
+                raise MethodNotAllowed
             case "GET", [name] | [name, _]:
                 return json_response(self.operations.describe(name))
             case "DELETE", [name] | [name, _]:
