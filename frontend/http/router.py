@@ -87,12 +87,15 @@ class Route:
         refuse: Makes the response to a failure, in the format that the route's clients know.
         accept: Given the head of a plain request, returns the function that submits it on the fast
             path. None, or a `ServeError`, leaves the request to ``serve``.
+        choose: Returns the route of a request where the first segment alone does not determine it;
+            the other attributes are then those of the chosen route. It raises nothing.
     """
 
     serve: Callable[[HttpRequest], Awaitable[HttpResponse]]
     guard: Kind | None = None
     refuse: Callable[[ServeError], HttpResponse] = error_response
     accept: Callable[[PlainRequest], Submit | None] | None = None
+    choose: "Callable[[HttpRequest | PlainRequest], Route] | None" = None
 
 
 class Router:
@@ -123,6 +126,8 @@ class Router:
         """Answer a request, whatever happens, and log it."""
         segments = request.segments
         route = self._routes.get(segments[0] if segments else "", self._any_other)
+        while route.choose is not None:
+            route = route.choose(request)
         try:
             self._guard.admit(route.guard, request.headers)
             answer = await route.serve(request)
@@ -143,6 +148,8 @@ class Router:
         """
         segments = request.segments
         route = self._routes.get(segments[0]) if segments else None
+        while route is not None and route.choose is not None:
+            route = route.choose(request)
         if route is None or route.accept is None:
             return None
         try:

@@ -113,8 +113,7 @@ class HttpEndpoints:
             ]
 
         def join(first: Listener, second: Listener) -> Mapping[str, Route]:
-            guard = self._guard(first)
-            return shared_routes(first.routes, second.routes, self.registry, guard)
+            return shared_routes(first.routes, second.routes, self.registry)
 
         shared = [self._described(listener) for listener in share_addresses(listeners, join)]
         return [*shared, *self._of_platform(inference)]

@@ -13,11 +13,9 @@ paths that end in its verbs:
 Each keeps its own key: to manage models on a shared address takes the management key only.
 """
 
-from collections.abc import Awaitable, Mapping
+from collections.abc import Mapping
 
-from marserve.frontend.guard import Guard
-from marserve.frontend.http.responses import HttpResponse
-from marserve.frontend.http.router import HttpRequest, Route
+from marserve.frontend.http.router import HttpRequest, PlainRequest, Route
 from marserve.frontend.models.registry import ModelRegistry
 
 
@@ -25,31 +23,27 @@ def shared_routes(
     inference: Mapping[str, Route],
     other: Mapping[str, Route],
     registry: ModelRegistry,
-    guard: Guard,
 ) -> Mapping[str, Route]:
     """The routes of two listeners that share an address.
 
     Args:
         inference: Of the inference listener, or of whatever already answers there.
         other: Of the listener that joins it; has no first segment in common but with inference.
-        registry: Knows which versions there are.
-        guard: Checks the keys where a first segment alone does not tell which is needed.
+        registry: Contains the versions that there are.
     """
     both = inference.keys() & other.keys()
-    split = {first: _split(inference[first], other[first], registry, guard) for first in both}
+    split = {first: _split(inference[first], other[first], registry) for first in both}
     return {**inference, **other, **split}
 
 
-def _split(inference: Route, other: Route, registry: ModelRegistry, guard: Guard) -> Route:
-    def serve(request: HttpRequest) -> Awaitable[HttpResponse]:
-        chosen = inference if _is_inference(request, registry) else other
-        guard.admit(chosen.guard, request.headers)
-        return chosen.serve(request)
+def _split(inference: Route, other: Route, registry: ModelRegistry) -> Route:
+    def choose(request: HttpRequest | PlainRequest) -> Route:
+        return inference if _is_inference(request, registry) else other
 
-    return Route(serve, refuse=inference.refuse)
+    return Route(inference.serve, choose=choose)
 
 
-def _is_inference(request: HttpRequest, registry: ModelRegistry) -> bool:
+def _is_inference(request: HttpRequest | PlainRequest, registry: ModelRegistry) -> bool:
     match request.segments:
         case ["models", name, "invoke"]:
             return request.method == "POST" or not has_version(registry, name, "invoke")

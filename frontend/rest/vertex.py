@@ -58,18 +58,11 @@ def _with(
         return routes
     other = routes.get(first, routes[ANY_OTHER])
 
-    def chosen(request: HttpRequest | PlainRequest) -> Route:
+    def choose(request: HttpRequest | PlainRequest) -> Route:
         is_asked = request.method == method and list(request.segments) == list(path)
         return route if is_asked else other
 
-    def serve(request: HttpRequest) -> Awaitable[HttpResponse]:
-        return chosen(request).serve(request)
-
-    def accept(request: PlainRequest) -> Submit | None:
-        accepts = chosen(request).accept
-        return accepts(request) if accepts else None
-
-    return {**routes, first: Route(serve, route.guard, other.refuse, accept)}
+    return {**routes, first: Route(other.serve, choose=choose)}
 
 
 @dataclass(frozen=True)

@@ -112,6 +112,20 @@ def test_an_uploaded_model_is_fetched_and_asked_by_the_routes_that_vertex_made_u
         server.stop()
 
 
+def test_with_tokens_only_the_health_route_needs_no_key(prepare_server: StartServer) -> None:
+    with prepare_server(enable_envvars_config="true") as server:
+        on_vertex(server, PREDICT, HEALTH, TS_DISABLE_TOKEN_AUTHORIZATION="false")
+        make_archive(server.store, LENGTHS, "m")
+        server.start("--models", "m=m.mar")
+        wait_for(lambda: server.inference("GET", HEALTH).ok, what=server.console_text)
+        key = json.loads((server.directory / "key_file.json").read_text())["inference"]["key"]
+        headers = {"Authorization": f"Bearer {key}"}
+        for path in (PREDICT, "/v1/models/m:predict"):  # the same first segment as the health route
+            assert server.inference("POST", path, data={"data": "ab"}).status_code == 400
+            assert server.inference("POST", path, data={"data": "ab"}, headers=headers).ok
+        server.stop()
+
+
 def test_the_image_without_a_command_serves_what_lies_in_a_directory(tmp_path: Path) -> None:
     container = Container(tmp_path)
     try:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from marserve.frontend.guard import Guard
 from marserve.frontend.http.responses import HttpResponse, json_response
 from marserve.frontend.http.router import ANY_OTHER, HttpRequest, Route
 from marserve.frontend.models.registry import ModelRegistry
@@ -61,20 +60,16 @@ CASES = [
 
 
 @pytest.fixture
-def shared(registry: ModelRegistry, make_model: Callable[..., Any]) -> Callable[[Guard], Any]:
+def shared(registry: ModelRegistry, make_model: Callable[..., Any]) -> Mapping[str, Route]:
     registry.add(make_model("odd", "invoke"))
-
-    def make(guard: Guard) -> Mapping[str, Route]:
-        return shared_routes(INFERENCE, MANAGEMENT, registry, guard)
-
-    return make
+    return shared_routes(INFERENCE, MANAGEMENT, registry)
 
 
 @pytest.mark.parametrize(("method", "path", "whose"), CASES)
 def test_each_path_finds_its_side(
-    method: str, path: str, whose: str, shared: Callable[[Guard], Any], fakes: ModuleType
+    method: str, path: str, whose: str, shared: Mapping[str, Route], fakes: ModuleType
 ) -> None:
-    answer = fakes.exchange(shared(Guard(None)), fakes.request(path, method))
+    answer = fakes.exchange(shared, fakes.request(path, method))
     assert answer.document == whose
 
 
@@ -83,7 +78,7 @@ def test_each_side_keeps_its_own_key(
     method: str,
     path: str,
     whose: str,
-    shared: Callable[[Guard], Any],
+    shared: Mapping[str, Route],
     fakes: ModuleType,
     tmp_path: Path,
 ) -> None:
@@ -92,7 +87,7 @@ def test_each_side_keeps_its_own_key(
     for kind in ("inference", "management"):
         header = f"Authorization: Bearer {keys[kind]['key']}"
         sent = fakes.request(path, method, b"", header)
-        answer = fakes.exchange(shared(Guard(tokens)), sent, tokens=tokens)
+        answer = fakes.exchange(shared, sent, tokens=tokens)
         assert answer.status == (200 if kind == whose else 400)
 
 
@@ -100,11 +95,10 @@ def test_each_side_keeps_its_own_key(
     ("path", "status"), [("/models/m/1", 403), ("/models/m/invoke", 200), ("/v1/models/m", 403)]
 )
 def test_web_pages_are_kept_from_management_only(
-    path: str, status: int, shared: Callable[[Guard], Any], fakes: ModuleType
+    path: str, status: int, shared: Mapping[str, Route], fakes: ModuleType
 ) -> None:
-    routes = shared(Guard(None, local=("management",)))
     sent = fakes.request(path, "GET", b"", "Origin: http://evil.example")
-    assert fakes.exchange(routes, sent, local_management=True).status == status
+    assert fakes.exchange(shared, sent, local_management=True).status == status
 
 
 def test_without_a_route_for_all_others_they_are_not_found(fakes: ModuleType) -> None:
