@@ -8,13 +8,21 @@ The other steps are for those who go them one by one. Our own archiver needs no 
 files and the archive (`handlers.archiver`).
 """
 
+import glob  # noqa: F401 - patched by tests of other projects
+import logging  # noqa: F401 - patched by tests of other projects
+import os  # noqa: F401 - patched by tests of other projects
+import re  # noqa: F401 - patched by tests of other projects
 import shutil
 import sys
+import tarfile  # noqa: F401 - patched by tests of other projects
 import tempfile
+import zipfile  # noqa: F401 - patched by tests of other projects
 from collections.abc import Container, Iterable
+from io import BytesIO  # noqa: F401 - likewise
 from pathlib import Path
 from typing import Any
 
+from marserve.backend.manifest import MANIFEST_PATH
 from marserve.tools.archiver import archiver
 from marserve.tools.archiver.archiver import (
     ARCHIVE_SUFFIXES,
@@ -42,6 +50,9 @@ __all__ = [
     "model_handlers",
     "package_model",
 ]
+
+MODEL_SERVER_VERSION = MODEL_ARCHIVE_VERSION = "1.0"
+MAR_INF, MANIFEST_FILE_NAME = MANIFEST_PATH.split("/")
 
 archiving_options = dict(ARCHIVE_SUFFIXES)
 """Format to what the name of an archive ends with."""

@@ -5,6 +5,7 @@ import json
 import sys
 import zipfile
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from model_archiver.manifest_components.manifest import Manifest, RuntimeType
@@ -17,6 +18,7 @@ from model_archiver.model_packaging import (
 )
 
 import model_archiver
+from model_archiver import model_packaging_utils as utils
 
 
 @pytest.fixture(autouse=True)
@@ -147,3 +149,12 @@ def test_the_small_helpers() -> None:
     names = ["a.py", "a.pyc", "old.mar", ".DS_Store", "MANIFEST.json", "notes"]
     kept = [name for name in names if ModelExportUtils.file_filter(name, {"notes"})]
     assert kept == ["a.py"]
+
+
+def test_the_module_has_the_names_that_tests_of_other_projects_patch() -> None:
+    names = "BytesIO MANIFEST_FILE_NAME MAR_INF MODEL_ARCHIVE_VERSION MODEL_SERVER_VERSION Manifest"
+    names += " Model ModelArchiverError ModelExportUtils Path archiving_options glob logging os re"
+    for name in f"{names} model_handlers shutil tarfile tempfile zipfile".split():
+        assert hasattr(utils, name)
+    with mock.patch("model_archiver.model_packaging_utils.zipfile") as patched:
+        assert utils.zipfile is patched
