@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from functools import partial
 from typing import Any, Self, TypeVar
 
-from marserve.frontend.errors import ServerBusy
+from marserve.frontend.errors import ServerBusy, ServerStopping
 
 T = TypeVar("T")
 
@@ -112,6 +112,17 @@ async def _keep_running(name: str, work: Callable[[], Coroutine[Any, Any, None]]
             pause = doubled or _FIRST_PAUSE_SECONDS
             logger.exception("%s failed; it goes on in %g s.", name, pause)
         await asyncio.sleep(pause)
+
+
+async def outcome_of(outcome: "asyncio.Future[T]") -> T:
+    """Wait for a change; raises ServerStopping where the stop of the server cancelled it."""
+    try:
+        return await outcome
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        raise ServerStopping from None  # the change was cancelled by the stop, not by the caller
 
 
 async def unless(event: asyncio.Event, work: Coroutine[Any, Any, object]) -> bool:

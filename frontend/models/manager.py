@@ -16,7 +16,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from marserve.frontend.background import BackgroundTasks, in_abandonable_thread, unless
+from marserve.frontend.background import BackgroundTasks, in_abandonable_thread, outcome_of, unless
 from marserve.frontend.configuration.setting import Fields
 from marserve.frontend.errors import (
     BadRequest,
@@ -53,7 +53,7 @@ def _shielded(
 
     @functools.wraps(change)
     async def run(self: "ModelManager", /, *arguments: P.args, **named: P.kwargs) -> T:
-        return await _wait_for(self._start(change(self, *arguments, **named)))
+        return await outcome_of(self._start(change(self, *arguments, **named)))
 
     return run
 
@@ -199,7 +199,7 @@ class ModelManager:
         model = self._registry.find(name, version)
         outcome = self._start(self._workers.scale(model, version, min_workers, max_workers))
         if synchronous:
-            await _wait_for(outcome)
+            await outcome_of(outcome)
         return model
 
     @_shielded
@@ -355,16 +355,6 @@ class ModelManager:
             change.close()
             raise ServerStopping
         return self._background.start(change, _log_failure)
-
-
-async def _wait_for(outcome: "asyncio.Future[T]") -> T:
-    try:
-        return await outcome
-    except asyncio.CancelledError:
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():
-            raise
-        raise ServerStopping from None  # the change was cancelled by the stop, not by the caller
 
 
 def _log_loaded(model: ModelVersion) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from marserve.backend.manifest import ManifestError, WorkflowManifest
-from marserve.frontend.background import BackgroundTasks
+from marserve.frontend.background import BackgroundTasks, outcome_of
 from marserve.frontend.errors import (
     ModelNotFound,
     ServeError,
@@ -229,13 +229,7 @@ class WorkflowRegistrar:
         if self._is_stopping:
             change.close()
             raise ServerStopping
-        try:
-            return await self._background.start(change, _log_failure)
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise
-            raise ServerStopping from None  # the change was cancelled, not the caller
+        return await outcome_of(self._background.start(change, _log_failure))
 
 
 def _named(manifest: WorkflowManifest, name: str) -> WorkflowManifest:

@@ -7,13 +7,13 @@ way this server is as the catalog wants it before the client has an answer, and 
 Nodes of workflows are not in the catalog: they are this server's own, and changed here.
 """
 
-import asyncio
 from collections.abc import Coroutine
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from marserve.frontend.background import outcome_of
 from marserve.frontend.configuration.setting import Fields
-from marserve.frontend.errors import BadRequest, ServerStopping
+from marserve.frontend.errors import BadRequest
 from marserve.frontend.models.catalog.document import CatalogEntry, as_read
 from marserve.frontend.models.catalog.edits import (
     Edit,
@@ -65,7 +65,7 @@ class CatalogChanges:
         await self._to_its_end(self._synchroniser.change(edit))
         following = self._synchroniser.start(self._follow(name, version))
         if synchronous:
-            await _outcome(following)
+            await outcome_of(following)
         return self._registry.find(name, version)
 
     async def reconfigure(self, name: str, version: str | None, changes: Fields) -> ModelVersion:
@@ -154,14 +154,4 @@ class CatalogChanges:
 
     async def _to_its_end(self, work: Coroutine[Any, Any, T]) -> T:
         """Do something even if the client hangs up meanwhile."""
-        return await _outcome(self._synchroniser.start(work))
-
-
-async def _outcome(future: "asyncio.Future[T]") -> T:
-    try:
-        return await future
-    except asyncio.CancelledError:
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():
-            raise
-        raise ServerStopping from None  # the server stops, not the caller
+        return await outcome_of(self._synchroniser.start(work))
