@@ -69,10 +69,7 @@ def check_allowed(url: str, allowed_urls: Sequence[re.Pattern[str]]) -> None:
     for pattern in allowed_urls:
         if re.compile(pattern.pattern, pattern.flags | re.IGNORECASE).fullmatch(url):
             return
-    if urlsplit(url).scheme in (
-        "s3",
-        "gs",
-    ):  # TorchServe did not know them: its words, and the reason
+    if url.lower().startswith(("s3:", "gs:")):  # unknown to TorchServe: its words, and the reason
         raise ModelNotFound(f"Model not found at: {url}: allowed_urls has no pattern for it.")
     raise ModelNotFound(f"Given URL {url} does not match any allowed URL(s)")
 
@@ -162,10 +159,15 @@ class Downloader:
 
 
 def _file_name(url: str) -> str:
+    malformed = DownloadFailed(f"Failed to download archive from: {url}")
     try:
-        name = urlsplit(url).path.rpartition("/")[2]
-    except ValueError as error:  # brackets that hold no address
-        raise DownloadFailed(f"Failed to download archive from: {url}") from error
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError as error:  # brackets without an address, or a port that is no number
+        raise malformed from error
+    if parts.scheme in ("http", "https") and not parts.hostname:
+        raise malformed
+    name = parts.path.rpartition("/")[2]
     if name in ("", ".", ".."):
         raise ModelNotFound(f"Model not found at: {url}")
     return name
