@@ -17,6 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from marserve.frontend.configuration.config import KEYS, Config
+from marserve.frontend.configuration.values import without_secrets
 from marserve.frontend.logs.setup import log_directories
 from marserve.frontend.version import __version__
 
@@ -54,7 +55,8 @@ def banner(config: Config, *, gpus: int, cores: int, workdir: Path) -> str:
     for key in KEYS.values():
         text = texts.get(key.name, key.default)
         if text is not None:
-            line = " ".join(text.split())
+            is_pattern = key.name == "allowed_urls"  # in which "?" begins no query
+            line = " ".join((text if is_pattern else without_secrets(text)).split())
             shortened = line if len(line) <= _MAX_LENGTH else f"{line[:_MAX_LENGTH]}..."
             facts[key.name] = "***" if key.name in _SECRETS else shortened
     lines = [f"{name}: {value}" for name, value in facts.items()]

@@ -36,6 +36,7 @@ from marserve.frontend.configuration.platforms.choice import choose_platform
 from marserve.frontend.configuration.platforms.platform import Surroundings
 from marserve.frontend.configuration.properties import ConfigError
 from marserve.frontend.configuration.unread_keys import HARMLESS, RECORDS, UNREAD, unread_key
+from marserve.frontend.configuration.values import without_secrets
 
 _WITHOUT_ENV_NAME = {
     *("models", "model_snapshot", "enable_envvars_config", "use_env_allowed_urls"),
@@ -155,7 +156,8 @@ def _value(key: Key, setting: Assignment, tolerated: list[str]) -> object:
     try:
         return key.parse(setting.text)
     except ValueError as error:
-        entry = f"{key.name}={_shortened(setting.text)} ({setting.place})"
+        text = setting.text if key.name == "allowed_urls" else without_secrets(setting.text)
+        entry = f"{key.name}={_shortened(text)} ({setting.place})"
         if key.instead is None:
             raise ConfigError(f"Invalid configuration: {entry}: expected {error}") from error
         tolerated.append(f"{entry} is not {error}; it counts as {key.instead or 'not set'}.")

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 _WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
+_URL = re.compile(r"(?<=://)(?:[^/?#]*@)?([^\s?#]*)(?:[?#]\S*)?")
 _DECIMAL = re.compile(r"[0-9]{1,12}(\.[0-9]{1,12})?")
 
 
@@ -150,6 +151,11 @@ def path_or_url(*schemes: str) -> Callable[[str], str]:
         return f"{scheme.lower()}://{rest}"
 
     return parse
+
+
+def without_secrets(text: str) -> str:
+    """Remove users, passwords, queries (which may be signatures) and fragments of URLs."""
+    return _URL.sub(r"\1", text)
 
 
 def plain_number(value: object) -> object:

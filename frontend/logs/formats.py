@@ -12,8 +12,11 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Protocol
 
+from marserve.frontend.configuration.values import without_secrets
+
 _LEVEL_WORDS = {"WARNING": "WARN", "CRITICAL": "FATAL"}  # log4j's words, five letters at most
 _THREAD_WORDS = {"MainThread": "main"}
+_MAX_EXCERPT = 300  # characters
 
 
 class Entry(Protocol):
@@ -53,8 +56,15 @@ def timestamp(epoch: float) -> str:
 
 
 def one_line(text: object) -> str:
-    """Makes text from outside fit for a log line: it cannot begin another, or ring a bell."""
-    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in str(text))
+    """Make text from outside fit for a log line: printable, and no URL with secrets."""
+    shown = without_secrets(str(text))
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in shown)
+
+
+def excerpt(text: object) -> str:
+    """Return the beginning of a text as one line, at most 300 characters."""
+    line = one_line(without_secrets(str(text))[: _MAX_EXCERPT + 1])
+    return line if len(line) <= _MAX_EXCERPT else f"{line[: _MAX_EXCERPT - 3]}..."
 
 
 def level_and_thread(record: logging.LogRecord) -> tuple[str, str]:

@@ -90,7 +90,7 @@ async def _try_to_register(manager: ModelManager, registration: Registration) ->
         await manager.register(registration)
     except Exception as error:  # an archive is foreign: the others are served
         traceback = None if isinstance(error, ServeError | OSError) else error
-        url, sentence = registration.url, one_line(error)
+        url, sentence = one_line(registration.url), one_line(error)
         logger.error("Failed to load model: %s: %s", url, sentence, exc_info=traceback)  # noqa: TRY400 - a traceback only where the sentence is not enough
         return error
     return None

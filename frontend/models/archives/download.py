@@ -36,6 +36,7 @@ from marserve.frontend.models.archives.google_storage import authorised_request
 from marserve.frontend.models.archives.helper_process import HelperProcesses
 from marserve.frontend.models.archives.http_client import (
     HEADERS,
+    failure_of,
     http_client,
     proxy_of,
     reason_of,
@@ -114,8 +115,8 @@ class Downloader:
             await self._disk.run(part.publish)
         except (_Broken, OSError, aiohttp.ClientError, ValueError) as error:
             is_late = isinstance(error, TimeoutError)
-            reason = str(error) or ("it takes too long" if is_late else type(error).__name__)
-            logger.warning("Download of %s failed: %s", one_line(url), one_line(reason))
+            reason = "it takes too long" if is_late and not str(error) else failure_of(error)
+            logger.warning("Download of %s failed: %s", one_line(url), reason)
             raise DownloadFailed(f"Failed to download archive from: {url}") from error
         finally:
             await self._discard(part)

@@ -14,6 +14,7 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
 from marserve.frontend.background import in_abandonable_thread
+from marserve.frontend.logs.formats import excerpt
 
 _ERROR_BYTES = 4096
 _S3_ERROR_CODE = re.compile(rb"<Code>(\w+)</Code>")
@@ -85,9 +86,18 @@ def proxy_of(url: str) -> str | None:
 
 async def reason_of(response: aiohttp.ClientResponse) -> str:
     """The status, with S3's error code and region."""
-    reason = f"HTTP Error {response.status}: {response.reason}"
+    reason = excerpt(f"HTTP Error {response.status}: {response.reason}")
     if code := _S3_ERROR_CODE.search(await response.content.read(_ERROR_BYTES)):
         reason += f", {code[1].decode()}"
     if region := response.headers.get("x-amz-bucket-region"):
-        reason += f"; the bucket lies in {region}"
+        reason += f"; the bucket lies in {excerpt(region)}"
     return reason
+
+
+def failure_of(error: Exception) -> str:
+    """Why a request failed, without its URL and what came for an answer: they may have secrets."""
+    if isinstance(error, aiohttp.ClientResponseError):
+        return f"no usable answer ({type(error.__cause__ or error).__name__} {error.status})"
+    if isinstance(error, ValueError) and not isinstance(error, OSError):
+        return "the URL is malformed"
+    return excerpt(error) or type(error).__name__

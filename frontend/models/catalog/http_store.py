@@ -11,14 +11,15 @@ bucket's policy to say; that they may not is told in S3's words.
 
 from collections.abc import Mapping
 from http import HTTPStatus
-from urllib.parse import urlsplit
 
 import aiohttp
 
 from marserve.frontend.background import in_abandonable_thread
 from marserve.frontend.errors import ServeError
+from marserve.frontend.logs.formats import one_line
 from marserve.frontend.models.archives.http_client import (
     HEADERS,
+    failure_of,
     http_client,
     proxy_of,
     reason_of,
@@ -45,11 +46,11 @@ class HttpStore:
 
     def __init__(self, url: str, timeout: float, *, may_write: bool) -> None:
         self._url = url
-        self._is_s3 = urlsplit(url).scheme == "s3"
+        self._is_s3 = url.startswith("s3://")
         self._timeout = timeout
         self._may_write = may_write
         self._signer = Signer()
-        self.place = _without_secrets(url)
+        self.place = one_line(url)
 
     async def why_read_only(self) -> str:
         """See `CatalogStore`."""
@@ -70,7 +71,7 @@ class HttpStore:
                     text = await _whole(response)
                     revision = response.headers.get("etag", "")
             except (aiohttp.ClientError, ValueError, OSError) as error:
-                raise _failed(error) from error
+                raise StoreFailed(failure_of(error)) from error
         if not revision:
             raise StoreFailed("the server gives no ETag, by which a new catalog would be known")
         return Document(text, revision)
@@ -89,7 +90,7 @@ class HttpStore:
                         raise StoreFailed(await reason_of(response))
                     return response.headers.get("etag", "")
             except (aiohttp.ClientError, ValueError, OSError) as error:
-                raise _failed(error) from error
+                raise StoreFailed(failure_of(error)) from error
 
     def _client(self) -> aiohttp.ClientSession:
         return http_client(self._timeout, read_bytes=_READ_BYTES)
@@ -104,7 +105,7 @@ class HttpStore:
                     self._signer.sign, url, method, body, headers
                 )
             except ServeError as error:
-                raise StoreFailed(error.message) from error
+                raise StoreFailed(error.message.replace(self._url, self.place)) from error
             sent |= signature
         return await client.request(
             method,
@@ -125,13 +126,3 @@ async def _whole(response: aiohttp.ClientResponse) -> bytes:
         if length > MAX_BYTES:
             raise StoreFailed(f"it is longer than {MAX_BYTES} bytes")
     return b"".join(pieces)
-
-
-def _failed(error: Exception) -> StoreFailed:
-    return StoreFailed(str(error) or type(error).__name__)
-
-
-def _without_secrets(url: str) -> str:
-    """A URL for people: without a password, and without a query, which may sign it."""
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"

@@ -82,6 +82,8 @@ def test_a_worker_is_named_in_the_place_of_the_thread(console: io.StringIO, tmp_
         ("x\n2026-11-20T21:30:00,000 [ERROR]", r"x\n2026-11-20T21:30:00,000 [ERROR]"),
         ("\x1b[2J\x07\0\r\x85\u2028\ud800", r"\x1b[2J\x07\x00\r\x85\u2028\ud800"),
         (ValueError("a\tb"), r"a\tb"),
+        ("GET https://u:pass@h:1/a@b?sig=x#y failed", "GET https://h:1/a@b failed"),
+        ("url='s3://KEY:SECRET@b/m.mar?X-Amz-Signature=x', ...", "url='s3://b/m.mar ..."),
     ],
 )
 def test_what_comes_from_outside_stays_in_its_line(sent: object, text: str) -> None:

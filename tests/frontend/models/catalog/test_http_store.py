@@ -1,12 +1,17 @@
 """A catalog behind a URL: of a web server, and of what speaks the protocol of S3."""
 
 import asyncio
+import contextlib
+import gzip
+import socket
+import threading
+import tracemalloc
 from collections.abc import Iterator
 
 import pytest
 from object_store import ObjectStore
 
-from marserve.frontend.models.catalog.document import MAX_BYTES
+from marserve.frontend.models.catalog.document import MAX_BYTES, WrongCatalog, read_catalog
 from marserve.frontend.models.catalog.http_store import HttpStore
 from marserve.frontend.models.catalog.store import StoreConflict, StoreFailed
 
@@ -86,6 +91,93 @@ def test_a_web_server_is_written_only_if_that_is_asked_for() -> None:
         HttpStore("http://h/c", 1.0, may_write=False).why_read_only()
     )
     assert asyncio.run(HttpStore("s3://b/c", 1.0, may_write=False).why_read_only()) == ""
+
+
+@pytest.fixture
+def raw() -> Iterator[list]:
+    """A server whose answer is the bytes that are put into the list; its port comes first."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        answers: list = [listener.getsockname()[1]]
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    client, _ = listener.accept()
+                    with client:
+                        request = client.recv(65536)
+                        client.sendall(answers[1].replace(b"REQUEST", request))
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield answers
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"REQUEST",
+        b"HTTP/1.1 200 OK\r\nREQUEST\r\n\r\n",
+        b"HTTP/1.1 200 REQUEST" + b"x" * 7000 + b"\r\n\r\n",
+        b"HTTP/1.1 404 " + b"secret" * 1000 + b"\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/1.1 403 No\r\nx-amz-bucket-region: " + b"x" * 7000 + b"\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: none\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n",
+        b"",
+    ],
+)
+def test_a_malformed_answer_is_neither_quoted_whole_nor_are_secrets(
+    raw: list, answer: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("no_proxy", "*")
+    raw.append(answer)
+    url = f"http://user:pass@127.0.0.1:{raw[0]}/c.json?X-Amz-Signature=topsecret&token=t0ken"
+    store = HttpStore(url, 2.0, may_write=True)
+    with pytest.raises(StoreFailed) as caught:
+        asyncio.run(store.read())
+    text = str(caught.value)
+    assert len(text) < 700
+    assert not any(word in text for word in ("pass", "topsecret", "t0ken", "dXNlcjpwYXNz"))
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("http://user:pass@h:port/c", "http://user:pass@[zz]/c", "http://user:pass@\u2100/c"),
+        *("http://user:pass@?topsecret", "http://user:pass@127.0.0.1:1/c?topsecret"),
+        *("s3://user:pass@bucket/c?topsecret", "s3://user:pass@/c"),
+    ],
+)
+def test_no_failure_names_secrets_of_the_url(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("no_proxy", "*")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "key")
+    store = HttpStore(url, 2.0, may_write=False)
+    with pytest.raises(StoreFailed) as caught:
+        asyncio.run(store.read())
+    for text in (str(caught.value), store.place):
+        assert "pass" not in text
+        assert "topsecret" not in text
+
+
+def test_a_gzip_bomb_is_not_decoded(raw: list, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("no_proxy", "*")
+    bomb = gzip.compress(bytes(256 << 20), 9)
+    assert len(bomb) < MAX_BYTES
+    headers = b"ETag: x\r\nContent-Encoding: gzip\r\nContent-Length: %d" % len(bomb)
+    raw.append(b"HTTP/1.1 200 OK\r\n" + headers + b"\r\n\r\n" + bomb)
+    store = HttpStore(f"http://127.0.0.1:{raw[0]}/c.json", 10.0, may_write=False)
+    tracemalloc.start()
+    try:
+        document = asyncio.run(store.read())
+        assert document is not None
+        assert document.text == bomb
+        with pytest.raises(WrongCatalog, match="no JSON"):
+            read_catalog(document.text)
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_no_secret_of_a_url_is_told() -> None:
