@@ -68,7 +68,7 @@ def watch_models(metrics: Metrics, registry: ModelRegistry) -> None:
         return model.batcher.isolation.rate.share
 
     def failed() -> Iterable[tuple[Sequence[str], float]]:
-        models = {(load.name, load.version) for load in registry.failed}
+        models = {(load.name, load.version) for load in registry.failed.listed()}
         return [((*model, metrics.hostname), 1) for model in models]
 
     watch("marserve_queued_requests", "Requests that wait for a worker", lambda m: m.queued)

@@ -3,8 +3,10 @@
 Only `ModelManager` changes the register; transports look models up in it.
 """
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain, islice
 
 from marserve.frontend.configuration.saved_models import SavedModel
 from marserve.frontend.errors import (
@@ -14,6 +16,7 @@ from marserve.frontend.errors import (
     VersionConflict,
     VersionNotFound,
 )
+from marserve.frontend.models.archives.archive import implied_model_name
 from marserve.frontend.models.model_version import ModelVersion
 
 
@@ -34,37 +37,56 @@ class FailedLoad:
         return self.name == name and (not version or self.version in ("", version))
 
 
-class FailedLoads(list[FailedLoad]):
-    """Models that could not be loaded, at start or from a catalog.
+class FailedLoads:
+    """Models that could not be loaded, at start or from a catalog; there may be thousands.
 
     Each stays until it is registered, from whatever archive, or unregistered.
     """
 
+    def __init__(self) -> None:
+        self._by_name: defaultdict[str, list[FailedLoad]] = defaultdict(list)
+
+    def __iter__(self) -> Iterator[FailedLoad]:
+        return chain.from_iterable(self._by_name.values())
+
+    def listed(self) -> Iterable[FailedLoad]:
+        """Return those for lists and metrics, at most 1000."""
+        return islice(self, 1000)
+
+    def append(self, load: FailedLoad) -> None:
+        """Add one."""
+        self._by_name[load.name].append(load)
+
+    def replace(self, name: str, loads: Iterable[FailedLoad]) -> None:
+        """Put others in the place of those of a name."""
+        self._by_name.pop(name, None)
+        if kept := [*loads]:
+            self._by_name[name] = kept
+
     def find(self, name: str, version: str | None = None) -> list[FailedLoad]:
-        """Those of a name, or of one of its versions."""
-        return [load for load in self if load.matches(name, version)]
+        """Return those of a name, or of one of its versions."""
+        return [load for load in self._by_name.get(name, ()) if load.matches(name, version)]
 
     def registered(self, name: str, version: str, url: str) -> None:
         """Remove the failed loads that a newly registered model makes good."""
-        self[:] = [
-            load
-            for load in self
-            if not load.matches(name, version) and not (load.is_name_implied and load.url == url)
-        ]
+        self.forget(name, version)
+        implied = implied_model_name(url)
+        others = (x for x in self.find(implied) if not x.is_name_implied or x.url != url)
+        self.replace(implied, others)
 
     def forget(self, name: str, version: str | None) -> bool:
         """Remove the failed loads of a name or version; returns whether there were any."""
         found = self.find(name, version)
-        self[:] = [load for load in self if load not in found]
+        self.replace(name, [load for load in self.find(name) if load not in found])
         return bool(found)
 
 
-@dataclass(frozen=True)
+@dataclass
 class CatalogProgress:
     """How far the models are those of a catalog, where there is one; see `catalog`."""
 
     is_known: bool = True  # whether the catalog has been read; else the server is not ready
-    awaited: frozenset[str] = frozenset()  # models without which the server is not ready yet
+    awaited: set[str] = field(default_factory=set)  # models without which it is not ready
     trouble: str = ""  # what is not as the catalog wants it, for people
 
 
@@ -93,6 +115,10 @@ class ModelRegistry:
     def defaults(self) -> list[ModelVersion]:
         """The default version of every model, sorted by name."""
         return [each.by_version[each.default] for _, each in sorted(self._models.items())]
+
+    def has(self, name: str, version: str) -> bool:
+        """Whether this version, by its name, is registered."""
+        return name in self._models and version in self._models[name].by_version
 
     def find(self, name: str, version: str | None = None) -> ModelVersion:
         """Return the version asked for, or the default version.

@@ -129,7 +129,7 @@ class OpenInferenceModels:
             found.append(_entry(model.name, model.version, state, reason))
         found += [
             _entry(load.name, load.version, "UNAVAILABLE", load.reason)
-            for load in self.registry.failed
+            for load in self.registry.failed.listed()
         ]
         return [entry for entry in found if entry["state"] == "READY" or not only_ready]
 

@@ -145,14 +145,15 @@ def inference_routes(registry: ModelRegistry, max_request_bytes: int) -> Mapping
 
 
 def server_readiness(registry: ModelRegistry) -> HttpResponse:
-    """Whether every model can answer, for probes: 200, or 503 with the names of the others."""
+    """Whether every model can answer, for probes: 200, or 503 with 100 names at most."""
     if registry.is_leaving:
         return json_response({"status": "Stopping"}, status=503)
-    waiting, progress = unready(registry), registry.catalog_progress
+    progress = registry.catalog_progress
     catalog = {"catalog": progress.trouble} if progress.trouble else {}
     if is_server_ready(registry):
         return json_response({"status": "Ready", **catalog})
-    return json_response({"status": "Not ready", "models": waiting, **catalog}, status=503)
+    waiting = {"models": unready(registry)[:100]}
+    return json_response({"status": "Not ready", **waiting, **catalog}, status=503)
 
 
 class _Inference(Predictor):

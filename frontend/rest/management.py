@@ -13,7 +13,6 @@ from marserve.frontend.operations.management import MAX_LISTED, ModelManagement,
 from marserve.frontend.rest.api_description import describe_listener, describe_model_management
 from marserve.frontend.rest.model_parameters import change_parameters, registration_parameters
 from marserve.frontend.rest.parameters import query_parameters
-from marserve.frontend.rest.shared_routes import has_version
 from marserve.frontend.tokens import Tokens
 
 Serve = Callable[[HttpRequest], Awaitable[HttpResponse]]
@@ -64,7 +63,7 @@ class _Management:
                 return await self._dispatch(request, PUT=self._set_default)
             case [_, _, "batches"]:
                 return await self._dispatch(request, GET=self._batches)
-            case [name, "batches"] if not has_version(self.registry, name, "batches"):
+            case [name, "batches"] if not self.registry.has(name, "batches"):
                 request.segments = [*request.segments[:2], *request.segments[3:]]
                 return await self._dispatch(request, GET=self._batches)
             case [_] | [_, _]:

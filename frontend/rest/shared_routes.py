@@ -46,14 +46,9 @@ def _split(inference: Route, other: Route, registry: ModelRegistry) -> Route:
 def _is_inference(request: HttpRequest | PlainRequest, registry: ModelRegistry) -> bool:
     match request.segments:
         case ["models", name, "invoke"]:
-            return request.method == "POST" or not has_version(registry, name, "invoke")
+            return request.method == "POST" or not registry.has(name, "invoke")
         case ["v1", "models", target]:
             return target.endswith((":predict", ":explain"))
         case ["v2", *rest]:
             return rest[:2] != ["repository", "models"]
     return False
-
-
-def has_version(registry: ModelRegistry, name: str, version: str) -> bool:
-    """Whether this version, by its name, is served."""
-    return any((model.name, model.version) == (name, version) for model in registry)

@@ -28,7 +28,7 @@ class CatalogMetrics:
             family = metrics.registry.add(Declared("counter", name, "", _LABELS, text=text))
             series.append(family.join(*self._host))
             series[-1].show()
-        self._read_failures, self._write_failures, self._failures = series
+        self.read_failures, self.write_failures, self._failures = series
         self._last_read = 0.0
         self._watch(
             "marserve_catalog_last_read_timestamp_seconds",
@@ -44,14 +44,6 @@ class CatalogMetrics:
     def was_read(self, moment: float) -> None:
         """The catalog was read, or is known to be unchanged."""
         self._last_read = moment
-
-    def read_failed(self) -> None:
-        """Count a look that failed."""
-        self._read_failures.update(1)
-
-    def write_failed(self) -> None:
-        """Count a change that could not be written."""
-        self._write_failures.update(1)
 
     def failed(self) -> None:
         """Count a model that could not be brought to what is wanted."""

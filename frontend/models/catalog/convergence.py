@@ -6,10 +6,14 @@ after a while, or as soon as the catalog wants something else for the model.
 """
 
 import asyncio
+import heapq
 import logging
-from collections import defaultdict
-from collections.abc import Callable, Iterator
+import math
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import chain, islice
+from weakref import WeakValueDictionary
 
 from marserve.frontend.background import BackgroundTasks
 from marserve.frontend.errors import (
@@ -17,9 +21,9 @@ from marserve.frontend.errors import (
     ServeError,
     ServerStopping,
     VersionConflict,
-    VersionNotFound,
 )
 from marserve.frontend.logs.formats import one_line
+from marserve.frontend.long_work import Steps
 from marserve.frontend.models.catalog.document import Catalog, CatalogEntry, CatalogModel
 from marserve.frontend.models.catalog.failures import Failure, Failures
 from marserve.frontend.models.catalog.plan import (
@@ -40,7 +44,8 @@ from marserve.frontend.models.resolver import Registration
 
 logger = logging.getLogger(__name__)
 
-_KEPT = "what was read of it before stays"
+_MAX_LISTED = 5  # names or reasons in a line
+_PAUSE_SECONDS = 1.0  # before the next try, where it is not known what failed
 
 
 class Convergence:
@@ -48,6 +53,7 @@ class Convergence:
 
     Attributes:
         wanted: The catalog; None until it is known, and then nothing is done.
+        wrong: Models whose text cannot be applied, and why.
         failures: What of it could not be brought about.
     """
 
@@ -55,71 +61,85 @@ class Convergence:
         self, manager: ModelManager, registry: ModelRegistry, on_failure: Callable[[], object]
     ) -> None:
         self.wanted: Catalog | None = None
-        self.failures = Failures(asyncio.get_running_loop().time)
+        self.wrong: Mapping[str, str] = {}
+        self._clock = asyncio.get_running_loop().time
+        self.failures = Failures(self._clock)
         self._manager = manager
         self._registry = registry
         self._on_failure = on_failure
-        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         #: What is being registered now, by name.
         self._registering: dict[str, Register] = {}
-        self._awaited: frozenset[str] = frozenset()
-        registry.catalog_progress = CatalogProgress(
+        #: Models that are not as wanted, and when each is due; infinite while it is converged.
+        self._due_at: dict[str, float] = {}
+        self._schedule: list[tuple[float, str]] = []  # a heap; entries may be obsolete
+        self._progress = registry.catalog_progress = CatalogProgress(
             is_known=False, trouble="the catalog has not been read yet"
         )
 
-    def want(self, catalog: Catalog, background: BackgroundTasks) -> None:
-        """Take another catalog; who calls it starts what is `due`."""
+    def want(self, catalog: Catalog, background: BackgroundTasks) -> Steps[None]:
+        """Take another catalog, one at a time; the caller starts what is `due` then."""
+        before, wanted, wrong = self.wanted or {}, dict(catalog), dict[str, str]()
+        changed = [*(before.keys() - catalog.keys())]
+        for name, model in catalog.items():
+            old = before.get(name)
+            if model.wrong:
+                wrong[name] = model.wrong
+                if old is not None:  # what was read of it before stays
+                    wanted[name] = replace(model, default=old.default, versions=old.versions)
+            if wanted[name] != old:
+                changed.append(name)
+            yield
         if self.wanted is None:
-            self._awaited = frozenset(catalog)
-        before = self.wanted or {}
-        catalog = {name: _or_before(model, before.get(name)) for name, model in catalog.items()}
-        self.wanted = catalog
-        changed = {name for name in {*catalog, *before} if before.get(name) != catalog.get(name)}
-        for name in changed & self.wrong.keys():
-            self._on_failure()
-            logger.warning("The catalog: %s (%s)", one_line(self.wrong[name]), _KEPT)
+            self._progress = self._registry.catalog_progress = CatalogProgress(awaited=set(wanted))
+        self.wanted, self.wrong = wanted, wrong
+        if newly_wrong := [wrong[name] for name in changed if name in wrong]:
+            logger.warning(
+                "The catalog: %d models cannot be read (what was read of them before stays): %s",
+                len(newly_wrong),
+                "; ".join(newly_wrong[:_MAX_LISTED]),
+            )
+        self._supersede(wanted, background)
         for name in changed:
+            if name in wrong:
+                self._on_failure()
             self.failures.forget(name)
-        for name, step in self._registering.items():
-            model = catalog.get(name)
-            entry = model.versions.get(step.version) if model else None
-            # What can be changed afterwards is no reason to load it once more.
-            if entry is None or not can_become(step.entry, entry):
-                background.start(self._supersede(name, step.version), _note)
-        self._report()
+            self._report(name, self._clock())
+            yield
 
-    def due(self, now: float) -> list[str]:
-        """Names of models that are to be converged now: not those that are, or wait for a retry."""
-        waiting = self.failures.waiting(now)
-        return [
-            name
-            for name in self._unconverged()
-            if name not in waiting and not self._locks[name].locked()
-        ]
+    def due(self, now: float, most: int = sys.maxsize) -> list[str]:
+        """Take names of models that are to be converged now; the caller converges them."""
+        found: list[str] = []
+        while len(found) < most and self.next_due() <= now:
+            moment, name = heapq.heappop(self._schedule)
+            if self._due_at.get(name) == moment:
+                found.append(name)
+        return found
 
-    @property
-    def wrong(self) -> dict[str, str]:
-        """Models whose text cannot be applied, and why."""
-        return {name: model.wrong for name, model in (self.wanted or {}).items() if model.wrong}
+    def next_due(self) -> float:
+        """Return the next moment at which a model may be due; infinite for none."""
+        return self._schedule[0][0] if self._schedule else math.inf
 
-    def unconverged(self) -> list[str]:
-        """Names of the models that are not as the catalog wants them."""
-        return sorted({*self._unconverged(), *self.wrong})
+    def unconverged(self) -> set[str]:
+        """Return the names of the models that are not as the catalog wants them."""
+        return self._due_at.keys() | self.wrong.keys()
 
     async def converge(self, name: str) -> list[Failure]:
         """Bring a model to what is wanted; returns what of it failed."""
-        async with self._locks[name]:
-            while True:
-                if self.wanted is None:
-                    return []
-                wanted = self.wanted.get(name)
-                steps = plan(wanted, self._registered(name))
-                # What needs no step any more, a client has brought about.
-                self.failures.forget(name, but={step.version for step in steps})
-                is_whole = await self._apply(name, wanted, steps)
-                self._report()
-                if is_whole:
-                    return self.failures.of(name)
+        async with self._locks.setdefault(name, asyncio.Lock()):
+            self._due_at[name] = math.inf
+            try:
+                is_whole = self.wanted is None
+                while not is_whole:
+                    wanted = (self.wanted or {}).get(name)
+                    steps = plan(wanted, self._registered(name))
+                    # What needs no step any more, a client has brought about.
+                    self.failures.forget(name, but={step.version for step in steps})
+                    is_whole = await self._apply(name, wanted, steps)
+                return self.failures.of(name)
+            finally:
+                retries = [failure.retry_at for failure in self.failures.of(name)]
+                self._report(name, max(retries, default=self._clock() + _PAUSE_SECONDS))
 
     async def _apply(self, name: str, wanted: CatalogModel | None, steps: list[Step]) -> bool:
         """Take the steps as far as possible; False where something else is wanted meanwhile."""
@@ -141,14 +161,15 @@ class Convergence:
                 failed.add(step.version)
                 self._note_failure(name, step, error)
             else:
-                self.failures.pop((name, step.version), None)
+                others = self.failures.get(name, {}).keys() - {step.version}
+                self.failures.forget(name, but=others)
         return (self.wanted or {}).get(name) == wanted
 
     async def _take(self, name: str, step: Step) -> None:
         manager = self._manager
         match step:
             case Register(version, entry):
-                if self._has(name, version):
+                if self._registry.has(name, version):
                     raise VersionConflict("A client is registering it here.")
                 self._registering[name] = step
                 try:
@@ -184,9 +205,14 @@ class Convergence:
             await self._manager.set_current_workers(model, max(low, len(model.workers)))
         return await self._manager.scale(name, version, low, high, synchronous=True)
 
-    async def _supersede(self, name: str, version: str) -> None:
-        """End a registration that is not wanted any more, if its workers are being waited for."""
-        await self._manager.unregister(name, version)
+    def _supersede(self, wanted: Catalog, background: BackgroundTasks) -> None:
+        """End registrations that are not wanted any more, if their workers are being waited for."""
+        for name, step in self._registering.items():
+            model = wanted.get(name)
+            entry = model.versions.get(step.version) if model else None
+            # What can be changed afterwards is no reason to load it once more.
+            if entry is None or not can_become(step.entry, entry):
+                background.start(self._manager.unregister(name, step.version), _note)
 
     def _registered(self, name: str) -> CatalogModel | None:
         try:
@@ -198,14 +224,6 @@ class Convergence:
             return None
         return CatalogModel(self._registry.find(name).version, entries)
 
-    def _unconverged(self) -> Iterator[str]:
-        if self.wanted is None:
-            return
-        registered = {model.name for model in self._registry if model.catalog_entry is not None}
-        for name in {*self.wanted, *registered}:
-            if plan(self.wanted.get(name), self._registered(name)):
-                yield name
-
     def _note_failure(self, name: str, step: Step, error: Exception) -> None:
         pause = self.failures.note(name, step, error)
         self._on_failure()
@@ -215,44 +233,33 @@ class Convergence:
             one_line(step.version),
             type(step).__name__,
             pause,
-            self.failures[name, step.version].reason,
+            self.failures[name][step.version].reason,
             exc_info=None if isinstance(error, ServeError | OSError) else error,
         )
 
-    def _report(self) -> None:
-        """Tell the registry what it shall say to probes, and to who asks for a model."""
-        missing = {name for name in self._awaited if self._is_missing(name)}
-        self._awaited = frozenset(missing)
-        self._registry.failed[:] = [
-            FailedLoad(each.name, each.url, each.reason, each.version, is_awaited=False)
-            for each in self.failures.values()
-            if not self._has(each.name, each.version)
+    def _report(self, name: str, due: float) -> None:
+        """Schedule a model where it is not as wanted, and tell the registry what is known of it."""
+        wanted, registered = (self.wanted or {}).get(name), self._registered(name)
+        if not plan(wanted, registered):
+            self._due_at.pop(name, None)
+        elif due < self._due_at.get(name, math.inf):
+            self._due_at[name] = due
+            heapq.heappush(self._schedule, (due, name))
+        is_whole = registered and wanted and wanted.versions.keys() <= registered.versions.keys()
+        if is_whole or wanted is None:
+            self._progress.awaited.discard(name)
+        loads = [
+            FailedLoad(name, each.url, each.reason, each.version, is_awaited=False)
+            for each in self.failures.of(name)
+            if not self._registry.has(name, each.version)
         ]
-        self._registry.failed += [
-            FailedLoad(name, "", reason, is_awaited=False)
-            for name, reason in self.wrong.items()
-            if self._registered(name) is None
-        ]
-        names = sorted({*self.wrong, *self.failures.names})
-        trouble = f"not as the catalog wants them: {', '.join(names)}" if names else ""
-        self._registry.catalog_progress = CatalogProgress(
-            is_known=self.wanted is not None, awaited=self._awaited, trouble=trouble
-        )
-
-    def _is_missing(self, name: str) -> bool:
-        """Whether a model that the first catalog wanted is still not there."""
-        wanted = (self.wanted or {}).get(name)
-        if wanted is None:
-            return False
-        registered = self._registered(name)
-        return registered is None or bool(wanted.versions.keys() - registered.versions.keys())
-
-    def _has(self, name: str, version: str) -> bool:
-        try:
-            self._registry.find(name, version)
-        except (ModelNotFound, VersionNotFound):
-            return False
-        return True
+        if name in self.wrong and registered is None:
+            shown = name.encode("utf-8", "backslashreplace").decode()  # lone surrogates
+            loads.append(FailedLoad(shown, "", self.wrong[name], is_awaited=False))
+        self._registry.failed.replace(name, loads)
+        names = ", ".join(dict.fromkeys(islice(chain(self.wrong, self.failures), _MAX_LISTED)))
+        more = ", ..." if len(self.wrong) + len(self.failures) > _MAX_LISTED else ""
+        self._progress.trouble = f"not as the catalog wants them: {names}{more}" if names else ""
 
 
 def registration_of(name: str, version: str, entry: CatalogEntry) -> Registration:
@@ -267,13 +274,6 @@ def registration_of(name: str, version: str, entry: CatalogEntry) -> Registratio
         catalog=entry.all_settings,
         is_private=True,
     )
-
-
-def _or_before(model: CatalogModel, before: CatalogModel | None) -> CatalogModel:
-    """A model, with the versions from before where they cannot be read."""
-    if model.wrong and before is not None:
-        return replace(model, default=before.default, versions=before.versions)
-    return model
 
 
 def _note(error: Exception) -> None:

@@ -1,6 +1,5 @@
 """What a catalog wants and could not be brought about: it is tried again less and less often."""
 
-import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
@@ -40,8 +39,8 @@ class Failure:
         }
 
 
-class Failures(dict[tuple[str, str], Failure]):
-    """By name and version, until it succeeds or is no longer wanted; ``clock`` tells seconds."""
+class Failures(dict[str, dict[str, Failure]]):
+    """By name and version, until it succeeds or is no longer wanted; ``clock`` returns seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         super().__init__()
@@ -49,35 +48,23 @@ class Failures(dict[tuple[str, str], Failure]):
 
     def note(self, name: str, step: Step, error: Exception) -> float:
         """Note that a step failed; returns the seconds until it is tried again."""
-        earlier = self.get((name, step.version))
+        failures = self.setdefault(name, {})
+        earlier = failures.get(step.version)
         attempts = earlier.attempts + 1 if earlier else 1
         pause = _PAUSES[min(attempts, len(_PAUSES)) - 1]
         entry = getattr(step, "entry", None)
         url = entry.url if isinstance(entry, CatalogEntry) else ""
-        self[name, step.version] = Failure(
+        failures[step.version] = Failure(
             name, step.version, url, error, attempts, self._clock() + pause
         )
         return pause
 
     def forget(self, name: str, but: Collection[str] = ()) -> None:
         """Forget those of a model, but of some versions."""
-        for key in [key for key in self if key[0] == name and key[1] not in but]:
-            del self[key]
+        failures = self.pop(name, {})
+        if kept := {version: each for version, each in failures.items() if version in but}:
+            self[name] = kept
 
     def of(self, name: str) -> list[Failure]:
-        """Those of a model."""
-        return [each for each in self.values() if each.name == name]
-
-    @property
-    def names(self) -> set[str]:
-        """Of which models there are any."""
-        return {each.name for each in self.values()}
-
-    def waiting(self, now: float) -> set[str]:
-        """Models that are not tried again yet."""
-        return {each.name for each in self.values() if each.retry_at > now}
-
-    def next_retry(self, now: float) -> float:
-        """The next moment when something is due again; what is due already is under way."""
-        moments = (each.retry_at for each in self.values() if each.retry_at > now)
-        return min(moments, default=math.inf)
+        """Return those of a model."""
+        return [*self.get(name, {}).values()]

@@ -9,12 +9,14 @@ import asyncio
 import contextlib
 import datetime as dt
 import logging
+import math
 import random
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import Any, TypeVar
 
-from marserve.frontend.background import BackgroundTasks
+from marserve.frontend.background import BackgroundTasks, in_abandonable_thread
 from marserve.frontend.errors import (
     CatalogConflict,
     CatalogReadOnly,
@@ -23,6 +25,7 @@ from marserve.frontend.errors import (
     ServerStopping,
 )
 from marserve.frontend.logs.formats import one_line
+from marserve.frontend.long_work import LongWork
 from marserve.frontend.models.catalog.convergence import Convergence
 from marserve.frontend.models.catalog.document import (
     Catalog,
@@ -54,6 +57,9 @@ _TURNS = 3
 # Models that are brought to what is wanted at a time: archives are unpacked by fewer processes, and
 # more than a hundred that wait for one would be refused.
 _MAX_CONVERGING = 32
+_MAX_LISTED = 100  # models in each list of a description
+# Longer documents are read in a thread: a model that cannot be read takes up to 0.3 ms.
+_SHORT_BYTES = 4096
 _CONFLICT_PAUSE_SECONDS = 0.05
 
 
@@ -88,10 +94,9 @@ class Synchroniser:
         # Looks and changes follow each other, so that what is wanted never goes back.
         self._turn = asyncio.Lock()
         self._background = BackgroundTasks()
+        self._long_work = LongWork()
         self._is_stopping = False
-        self._slots = asyncio.Semaphore(_MAX_CONVERGING)
-        #: Models that have a slot, or wait for one.
-        self._in_line: set[str] = set()
+        self._converging = 0  # models, of at most `_MAX_CONVERGING`
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -160,8 +165,12 @@ class Synchroniser:
     def describe(self) -> dict[str, Any]:
         """What is known of the catalog and of how far it is applied, for operators."""
         now = asyncio.get_running_loop().time()
-        failures = self._convergence.failures
-        unconverged, wrong = self._convergence.unconverged(), self._convergence.wrong
+        failures, wrong = self._convergence.failures, self._convergence.wrong
+        unconverged = self._convergence.unconverged()
+        pending = chain(
+            ({"modelName": name, "reason": reason} for name, reason in wrong.items()),
+            (each.described(now) for name in failures for each in failures.of(name)),
+        )
         return {
             "catalog": self._store.place,
             "mode": READ_ONLY if self._why_read_only else READ_WRITE,
@@ -169,9 +178,9 @@ class Synchroniser:
             "lastRead": self._read_at and self._read_at.isoformat(timespec="milliseconds"),
             "failure": self._trouble or None,
             "models": len(self._convergence.wanted or ()),
-            "pending": [{"modelName": name, "reason": reason} for name, reason in wrong.items()]
-            + [each.described(now) for each in failures.values()],
-            "underWay": sorted({*unconverged} - failures.names - wrong.keys()),
+            "unconverged": len(unconverged),
+            "pending": [*islice(pending, _MAX_LISTED)],
+            "underWay": sorted(unconverged - failures.keys() - wrong.keys())[:_MAX_LISTED],
             "converged": self._convergence.wanted is not None and not unconverged,
         }
 
@@ -197,25 +206,25 @@ class Synchroniser:
         next_look = loop.time() + self._pause()
         while True:
             now = loop.time()
-            for name in self._convergence.due(now):
-                if name not in self._in_line:
-                    self._in_line.add(name)
-                    self._background.start(self._converge_in_turn(name), _note)
+            for name in self._convergence.due(now, _MAX_CONVERGING - self._converging):
+                self._converging += 1
+                self._background.start(self._converge_counted(name), _note)
+            is_full = self._converging == _MAX_CONVERGING  # then one that ends wakes this loop
+            next_due = math.inf if is_full else self._convergence.next_due()
             with contextlib.suppress(TimeoutError):
-                next_retry = self._convergence.failures.next_retry(now)
-                async with asyncio.timeout_at(min(next_look, next_retry)):
+                async with asyncio.timeout_at(min(next_look, next_due)):
                     await self._wake.wait()
             self._wake.clear()
             if loop.time() >= next_look:
                 await self._look()
                 next_look = loop.time() + self._pause()
 
-    async def _converge_in_turn(self, name: str) -> None:
+    async def _converge_counted(self, name: str) -> None:
         try:
-            async with self._slots:  # no deadline: whatever has one has deadlines of its own
-                await self.converge(name)
+            await self.converge(name)
         finally:
-            self._in_line.discard(name)
+            self._converging -= 1
+            self._wake.set()
 
     def _pause(self) -> float:
         return self._options.interval * random.uniform(1 - _JITTER, 1 + _JITTER)  # noqa: S311 - no secret
@@ -226,9 +235,9 @@ class Synchroniser:
             try:
                 document = await self._read(self._revision)
                 if document is not None:
-                    catalog = read_catalog(document.text)
+                    catalog = await _aside(document, read_catalog, document.text)
             except (StoreFailed, WrongCatalog) as error:
-                self._metrics.read_failed()
+                self._metrics.read_failures.update(1)
                 reason = one_line(error)
                 if reason != self._trouble:
                     known = "the last one that could be read stays" if self._revision else "waiting"
@@ -236,7 +245,7 @@ class Synchroniser:
                 self._trouble = reason
             else:
                 if document is not None:
-                    self._take(catalog, document.revision)
+                    await self._take(catalog, document.revision)
                 self._has_been_read()
 
     @contextlib.asynccontextmanager
@@ -256,15 +265,11 @@ class Synchroniser:
     async def _edit(self, edit: Edit) -> None:
         document = await self._read("")
         assert document is not None, "no revision is empty"
-        catalog, revision = read_catalog(document.text), document.revision
-        text = catalog_text(edit(catalog))
-        edited = read_catalog(text)  # as all will read it, who could not mend it either
-        for name, model in edited.items():
-            if model.wrong and model != catalog.get(name):
-                raise WrongCatalog(model.wrong)
+        catalog, edited, text = await _aside(document, _edited, document.text, edit)
+        revision = document.revision
         if edited != catalog:
             revision = await self._write(text, revision)
-        self._take(edited, revision)
+        await self._take(edited, revision)
         self._has_been_read()
 
     async def _write(self, text: bytes, revision: str) -> str:
@@ -295,12 +300,12 @@ class Synchroniser:
         try:
             yield
         except (StoreFailed, WrongCatalog) as error:
-            self._metrics.write_failed()
+            self._metrics.write_failures.update(1)
             raise CatalogUnavailable(
                 f"The catalog {self._store.place} cannot be changed now: {error}"
             ) from error
 
-    def _take(self, catalog: Catalog, revision: str) -> None:
+    async def _take(self, catalog: Catalog, revision: str) -> None:
         if revision != self._revision:
             logger.info(
                 "The catalog %s is of revision %s: %d models.",
@@ -309,7 +314,7 @@ class Synchroniser:
                 len(catalog),
             )
         self._revision = revision
-        self._convergence.want(catalog, self._background)
+        await self._long_work.run(self._convergence.want(catalog, self._background))
         self._wake.set()
 
     def _has_been_read(self) -> None:
@@ -318,6 +323,24 @@ class Synchroniser:
         self._trouble = ""
         self._read_at = dt.datetime.now(dt.UTC)
         self._metrics.was_read(self._read_at.timestamp())
+
+
+async def _aside(document: Document, work: Callable[..., T], *arguments: object) -> T:
+    """Call a function of a document, in a thread where that may take long."""
+    if len(document.text) <= _SHORT_BYTES:
+        return work(*arguments)
+    return await in_abandonable_thread(work, *arguments)
+
+
+def _edited(text: bytes, edit: Edit) -> tuple[Catalog, Catalog, bytes]:
+    """Return a catalog, the edited one as all will read it, and its text; raises WrongCatalog."""
+    catalog = read_catalog(text)
+    text = catalog_text(edit(catalog))
+    edited = read_catalog(text)
+    for name, model in edited.items():
+        if model.wrong and model != catalog.get(name):
+            raise WrongCatalog(model.wrong)
+    return catalog, edited, text
 
 
 def _note(error: Exception) -> None:

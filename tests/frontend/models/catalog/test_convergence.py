@@ -1,6 +1,7 @@
 """How a server follows a catalog: what fails is tried again, and what serves is kept meanwhile."""
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from marserve.frontend.background import BackgroundTasks
 from marserve.frontend.errors import ArchiveRefused, ChangeSuperseded, WorkersFailed
+from marserve.frontend.long_work import LongWork
 from marserve.frontend.models.catalog.convergence import Convergence
 from marserve.frontend.models.catalog.document import Catalog, CatalogEntry, CatalogModel
 from marserve.frontend.models.registry import ModelRegistry
@@ -108,7 +110,7 @@ class World:
     async def want(self, catalog: Catalog) -> None:
         """Another catalog, followed as far as that goes."""
         async with BackgroundTasks() as background:
-            self.convergence.want(catalog, background)
+            await LongWork().run(self.convergence.want(catalog, background))
             for name in self.convergence.due(asyncio.get_running_loop().time()):
                 await self.convergence.converge(name)
 
@@ -170,7 +172,7 @@ def test_whatever_fails_what_is_wanted_is_served_and_in_the_end_all_of_it(
             for name, model in served.items():
                 wanted = catalog[name]
                 if model.default not in wanted.versions:  # the old one, as the new one fails
-                    assert (name, wanted.default) in world.convergence.failures
+                    assert wanted.default in world.convergence.failures[name]
             is_whole = served == catalog
             assert is_whole is not bool(world.convergence.failures)
             assert is_whole is not bool(world.registry.catalog_progress.trouble)
@@ -178,7 +180,7 @@ def test_whatever_fails_what_is_wanted_is_served_and_in_the_end_all_of_it(
         for name in {*catalog, *world.served}:
             assert await world.convergence.converge(name) == []
         assert world.served == catalog
-        assert world.convergence.unconverged() == []
+        assert world.convergence.unconverged() == set()
 
     asyncio.run(scenario())
 
@@ -191,7 +193,7 @@ def test_what_fails_is_tried_again_less_and_less_often(run: Call) -> None:
         pauses = []
         for _ in range(11):
             assert world.convergence.due(loop.time()) == []
-            pauses.append(world.convergence.failures.next_retry(loop.time()) - loop.time())
+            pauses.append(world.convergence.next_due() - loop.time())
             await asyncio.sleep(pauses[-1])
             assert world.convergence.due(loop.time()) == ["m"]
             await world.convergence.converge("m")
@@ -252,12 +254,12 @@ def test_a_registration_that_is_not_wanted_any_more_is_given_up(run: Call) -> No
         world = World()
         world.manager.seconds = 60.0
         async with BackgroundTasks() as background:
-            world.convergence.want(one("1", "a"), background)
+            await LongWork().run(world.convergence.want(one("1", "a"), background))
             loading = background.start(world.convergence.converge("m"))
             await asyncio.sleep(1)
             now = asyncio.get_running_loop().time()
             assert world.convergence.due(now) == []  # it is under way
-            world.convergence.want(one("2", "b"), background)
+            await LongWork().run(world.convergence.want(one("2", "b"), background))
             assert await loading == []
         assert world.served == one("2", "b")
         assert world.failures == 0
@@ -270,11 +272,11 @@ def test_what_changes_while_a_model_loads_is_no_reason_to_load_it_again(run: Cal
         world = World()
         world.manager.seconds = 60.0
         async with BackgroundTasks() as background:
-            world.convergence.want(one("1", "a", workers=(1, 1)), background)
+            await LongWork().run(world.convergence.want(one("1", "a", workers=(1, 1)), background))
             loading = background.start(world.convergence.converge("m"))
             await asyncio.sleep(1)
             wanted = one("1", "a", workers=(2, 2), settings={"size": 4})
-            world.convergence.want(wanted, background)
+            await LongWork().run(world.convergence.want(wanted, background))
             assert await loading == []
         assert world.served == wanted
         assert world.manager.calls == ["register 1 a", "scale 1 2", "have 2", "scale 2 2"]
@@ -292,7 +294,7 @@ def test_what_is_not_of_the_catalog_is_left_alone(run: Call) -> None:
         await world.want({})
         assert list(world.registry) == [foreign, registering]
         await world.want(one("1", "a"))
-        (failure,) = world.convergence.failures.values()
+        (failure,) = world.convergence.failures.of("m")
         assert failure.reason == "A client is registering it here."
         assert world.manager.calls == []
         # The client has registered it, just as the catalog has it.
@@ -314,7 +316,7 @@ def test_a_retry_that_is_under_way_is_no_reason_to_wake(run: Call) -> None:
         retry = asyncio.create_task(world.convergence.converge("m"))
         await asyncio.sleep(1)
         assert world.convergence.due(loop.time()) == []
-        assert world.convergence.failures.next_retry(loop.time()) > loop.time()
+        assert world.convergence.next_due() > loop.time()
         assert await retry == []
 
     run(scenario())
@@ -328,7 +330,7 @@ def test_a_model_that_cannot_be_read_is_told_and_stays_as_it_is(run: Call) -> No
         wrong = CatalogModel("", {}, wrong="m 1: why", text={})
         await world.want({"m": wrong, "new": wrong})
         assert world.served == one("1", "a")
-        assert world.convergence.unconverged() == ["m", "new"]
+        assert world.convergence.unconverged() == {"m", "new"}
         assert [(each.name, each.reason) for each in world.registry.failed] == [("new", "m 1: why")]
         assert world.registry.catalog_progress.trouble == "not as the catalog wants them: m, new"
         assert world.failures == 2
@@ -339,10 +341,48 @@ def test_a_model_that_cannot_be_read_is_told_and_stays_as_it_is(run: Call) -> No
         await world.want({"m": wrong})
         assert world.registry.catalog_progress.awaited == {"m"}
         await world.want(one("1", "a"))
-        assert (world.served, world.convergence.unconverged()) == (one("1", "a"), [])
+        assert (world.served, world.convergence.unconverged()) == (one("1", "a"), set())
         assert not world.registry.catalog_progress.awaited
 
     run(scenario())
+
+
+@pytest.mark.parametrize("kind", ["cannot be read", "cannot be loaded"])
+def test_the_work_for_models_that_fail_is_linear(
+    kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    wrong, entry = "of an unknown word", CatalogEntry("a")
+
+    def seconds(count: int) -> float:
+        """Processor time for a catalog of so many models, all of which fail."""
+
+        async def scenario() -> World:
+            world = World()
+            world.manager.broken = {"a"}
+            await world.want({f"m{number}": model for number in range(count)})
+            return world
+
+        if kind == "cannot be read":
+            model = CatalogModel("", {}, wrong=wrong, text={})
+        else:
+            model = CatalogModel("1", {"1": entry})
+        began = time.process_time()
+        world = asyncio.run(scenario())
+        spent = time.process_time() - began
+        assert world.failures == len(world.convergence.unconverged()) == count
+        assert len(list(world.registry.failed)) == count
+        assert len(list(world.registry.failed.listed())) <= 1000
+        assert len(world.registry.catalog_progress.trouble) < 200
+        return spent
+
+    few = max(seconds(300), 0.01)
+    caplog.clear()
+    assert seconds(6000) < 5 * 20 * few  # 400 times as much were it quadratic
+    lines = [record.getMessage() for record in caplog.records]
+    if kind == "cannot be read":
+        (line,) = lines
+        assert line.startswith("The catalog: 6000 models cannot be read")
+        assert len(line) < 500
 
 
 def test_a_setting_that_cannot_be_changed_is_told_and_the_model_serves_on(run: Call) -> None:
@@ -352,7 +392,7 @@ def test_a_setting_that_cannot_be_changed_is_told_and_the_model_serves_on(run: C
         world.manager.broken = {"reconfigure"}
         await world.want(one("1", "a", settings={"size": 4}))
         assert world.served == one("1", "a", settings={"size": 2})
-        assert world.convergence.unconverged() == ["m"]
+        assert world.convergence.unconverged() == {"m"}
 
     run(scenario())
 

@@ -8,14 +8,15 @@ def test_what_has_failed_for_days_is_still_tried_again() -> None:
     failures = Failures(lambda: 7.0)
     pauses = [failures.note("m", Unregister("1"), ValueError()) for _ in range(1100)]
     assert (pauses[0], pauses[-1]) == (1, 300)
-    assert failures.waiting(7.0) == failures.names == {"m"}
-    assert failures.next_retry(7.0) == 307
+    assert [each.retry_at for each in failures.of("m")] == [307]
 
 
-def test_what_is_due_is_no_next_moment() -> None:
+def test_failures_of_other_versions_are_kept() -> None:
     failures = Failures(lambda: 0.0)
     for version in ("1", "2", "2"):
         failures.note("m", Unregister(version), ValueError())
-    assert [failures.next_retry(now) for now in (0.0, 1.0, 2.0)] == [1, 2, float("inf")]
+    assert [each.retry_at for each in failures.of("m")] == [1, 2]
     failures.forget("m", but={"1"})
     assert [each.version for each in failures.of("m")] == ["1"]
+    failures.forget("m")
+    assert failures == {}

@@ -296,6 +296,7 @@ def test_what_is_told_of_it(run: Call) -> None:
                 "revision": place.revision,
                 "failure": None,
                 "models": 1,
+                "unconverged": 1,
                 "pending": [],
                 "underWay": ["m"],
                 "converged": False,
