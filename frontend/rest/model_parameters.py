@@ -54,6 +54,7 @@ def _from_json(body: bytes, request: HttpRequest) -> Parameters:
         raise BadRequest(f"The JSON of a registration is longer than {_MAX_JSON_BYTES} bytes.")
     try:
         document = json.loads(body)
+        json.dumps(document, ensure_ascii=False).encode()  # raises for a lone surrogate
     except (ValueError, RecursionError) as error:
         raise BadRequest(f"The body is not JSON: {error}") from error
     if not isinstance(document, dict):

@@ -300,12 +300,35 @@ def test_a_client_that_sends_slowly_does_not_hold_the_others(server):
             "DownloadArchiveException",
             "Failed to download archive from: http://127.0.0.1:1/no.mar",
         ),
+        *(
+            (
+                {"url": url},
+                400,
+                "DownloadArchiveException",
+                f"Failed to download archive from: {url}",
+            )
+            for url in (
+                *("http://localhost:aaaa", "https://localhost:99999/m.mar", "http://[zz]/m.mar"),
+                *("http://[::1/m.mar", "http:///m.mar", "http://:80", "http://h/\0m.mar"),
+            )
+        ),
     ],
 )
 def test_a_registration_that_cannot_be(server, query, status, kind, message):
     answer = error(server.management("POST", "/models", params=query))
     assert answer[:2] == (status, kind)
     assert message is None or answer[2] == message
+    if kind == "DownloadArchiveException":
+        assert error(server.management("POST", "/workflows", params=query)) == answer
+
+
+@pytest.mark.parametrize("member", ["url", "model_name", "handler", "nobodys", "batch_size"])
+def test_half_a_surrogate_pair_in_a_body_is_refused(server, member):
+    for document in ({member: "\ud800"}, {"url": "no.mar", member: [{"\udfff": 1}]}):
+        for path in ("/models", "/workflows"):
+            answer = error(server.management("POST", path, json=document))
+            assert answer[:2] == (400, "BadRequestException")
+            assert "surrogates not allowed" in answer[2]
 
 
 def test_nobody_writes_lines_of_their_own_into_the_log(server):

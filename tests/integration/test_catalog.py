@@ -5,6 +5,8 @@ import contextlib
 import itertools
 import json
 import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Self
 
@@ -460,6 +462,120 @@ def test_a_mounted_config_map_is_only_read(replicas, wait_for, prepare_server):
     process = server.launch()
     assert process.wait(20) == 1
     assert "it is a mounted ConfigMap or Secret" in server.console_text()
+
+
+def test_thousands_of_models_that_cannot_be_read_do_not_freeze_the_server(
+    replicas, wait_for, background
+):
+    (server,) = all_one = replicas(1)
+    url = all_one.pack("m")
+    taken, worst = threading.Event(), [0.0]
+
+    def ping() -> None:
+        while not taken.is_set():
+            began = time.perf_counter()
+            assert server.inference("GET", "/ping").status_code == 200
+            worst.append(time.perf_counter() - began)
+
+    pinging = background(ping)
+    unread = {f"m{number}": {"1.0": {"url": url, "newWord": 1}} for number in range(6000)}
+    write(all_one.catalog, {**unread, "good": {"1.0": {"url": url, "minWorkers": 1}}})
+    all_one.wait_served(wait_for, "good", "m 1.0")
+    assert server.management("PUT", "/models/good?batch_size=2").status_code == 200
+    for _ in range(3):
+        server.inference("GET", "/ready")
+        server.metrics()
+    taken.set()
+    pinging.result()
+    assert max(worst) < 3  # 30 s were it quadratic; 0.03 s on an idle machine
+    described = status(server)
+    assert (described["unconverged"], len(described["pending"])) == (6000, 100)
+    assert (
+        server.console_text().count("models cannot be read (what was read of them before stays)")
+        == 1
+    )
+    assert server.console_text().count("newWord") < 20
+    assert read(all_one.catalog)["m0"] == unread["m0"]
+    server.stop()
+
+
+def test_thousands_of_models_that_cannot_be_loaded_hold_up_no_other(replicas, wait_for):
+    (server,) = all_one = replicas(1)
+    url = all_one.pack("m")
+    missing = {f"a{number}": {"1.0": {"url": "missing.mar"}} for number in range(3000)}
+    write(all_one.catalog, missing)
+    wait_for(lambda: status(server)["pending"])
+    write(all_one.catalog, {**missing, "good": {"1.0": {"url": url, "minWorkers": 1}}})
+    answer = server.register(url, model_name="other", initial_workers=1)
+    assert answer.status_code == 200, answer.text
+    assert server.predict("other").text == "m 1.0"
+    described = status(server)
+    assert len(described["pending"]) + len(described["underWay"]) <= 200
+    write(all_one.catalog, {"good": {"1.0": {"url": url, "minWorkers": 1}}})
+    all_one.wait_served(wait_for, "good", "m 1.0")
+    wait_for(lambda: status(server)["converged"])
+    server.stop()
+
+
+def test_half_a_surrogate_pair_stops_only_its_own_model(replicas, wait_for):
+    (server,) = all_one = replicas(1, ts_open_inference_protocol="true")
+    url = all_one.pack("m")
+    entry, half = {"url": url, "minWorkers": 1}, "\ud800"
+    wrong = {
+        f"name{half}": {"1.0": entry},
+        "version": {f"1{half}": entry},
+        "url": {"1.0": {**entry, "url": f"https://host/{half}.mar"}},
+        "handler": {"1.0": {**entry, "handler": half}},
+        "unknown": {"1.0": {**entry, "newWord": {half: [half]}}},
+        "list": [half],
+    }
+    write(all_one.catalog, {**wrong, "good": {"1.0": entry}})
+    all_one.wait_served(wait_for, "good", "m 1.0")
+    assert len(status(server)["pending"]) == len(wrong)
+    answer = server.register(url, model_name="other", initial_workers=1)
+    assert answer.status_code == 200, answer.text
+    assert server.management("PUT", "/models/good?batch_size=2").status_code == 200
+    written = read(all_one.catalog)
+    assert written.keys() == {*wrong, "good", "other"}
+    assert {name: written[name] for name in wrong} == wrong
+    assert server.management("GET", "/models").status_code == 200
+    assert any("failed_loads" in name for name in server.metrics())
+    assert server.inference("POST", "/v2/repository/index", data=b"{}").status_code == 200
+    assert server.inference("GET", "/ready").status_code == 200
+    server.stop()
+
+
+class Secretive(BaseHTTPRequestHandler):
+    """Answers with a status line that is none, and that has the request in it."""
+
+    def do_GET(self) -> None:
+        self.wfile.write(b"HTTP/1.1 " + self.raw_requestline + b"leaked " * 1000 + b"\r\n\r\n")
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_no_secret_of_a_url_stands_in_the_log(replicas, wait_for):
+    with ThreadingHTTPServer(("127.0.0.1", 0), Secretive) as site:
+        threading.Thread(target=site.serve_forever, args=(0.02,), daemon=True).start()
+        place = f"127.0.0.1:{site.server_port}/c.json"
+        url = f"http://user:pa55@{place}?X-Amz-Signature=t0psecret&token=t0ken"
+        (server,) = replicas(1, model_catalog=url, model_catalog_mode="read-write")
+        failure = wait_for(lambda: status(server).get("failure"))
+        # In the body: the access log has the queries, as in TorchServe.
+        archive = {"url": url.replace("c.json", "m.mar"), "model_name": "m"}
+        refused = server.management("POST", "/models", json=archive)
+        assert (refused.status_code, refused.json()["type"]) == (400, "DownloadArchiveException")
+        refused = server.management("DELETE", "/models/m")
+        assert refused.status_code == 503
+        site.shutdown()
+    log = server.console_text() + server.log("ts_log.log")
+    assert f"The catalog http://{place}: no usable answer (" in log
+    assert f"Download of http://{place.replace('c.json', 'm.mar')} failed" in log
+    lines = [*log.splitlines(), failure, refused.text]
+    secrets = ("pa55", "t0psecret", "t0ken", "leaked")
+    assert [line for line in lines if any(word in line for word in secrets)] == []
+    server.stop()
 
 
 def test_a_catalog_in_a_bucket(replicas, wait_for, make_archive, tmp_path):

@@ -134,6 +134,10 @@ def test_what_is_no_catalog_is_refused_with_the_reason(document: bytes, why: str
         (text(m={"1": {"url": "m.mar", "defaultVersion": 1}}), "defaultVersion=1"),
         (text(m={"1": {"url": "m.mar", "runtimeType": "java"}}), "runtimeType=java"),
         (text(m={"1": {"url": "a"}, "2": {"url": "b"}}), "m has 2 versions, of which one has to"),
+        *((text(m=value), "half a surrogate pair") for value in ("\ud800", {"\udfff": 1})),
+        (text(m={"1": {"url": "m.mar", "newWord": [{"a": "\ud800"}]}}), "half a surrogate pair"),
+        (text(**{"m\ud800": {"1": {"url": "m.mar"}}}), "half a surrogate pair"),
+        (text(**{"m" * 10_000: 1}), "mmm..."),
     ],
 )
 def test_a_wrong_model_says_why_keeps_its_text_and_stops_no_other(
@@ -143,6 +147,8 @@ def test_a_wrong_model_says_why_keeps_its_text_and_stops_no_other(
     catalog = read_catalog(text(**models))
     wrong, other = catalog.values()
     assert why in wrong.wrong
+    assert len(wrong.wrong) <= 300
+    assert wrong.wrong.isprintable()
     assert (wrong.versions, other.wrong, [*other.versions]) == ({}, "", ["1"])
     assert read_catalog(catalog_text(catalog)) == catalog
 
