@@ -25,6 +25,9 @@ _JSON_TYPE = "application/json"
 _TEXT_PREFIX = "text"
 _FAILURE = "InternalServerException"
 _BYTES_TYPE = "application/octet-stream"
+# Clients and proxies accept less: http.client 100 headers and lines of 64 KiB, nginx 4 KiB in all.
+_MAX_HEADERS = 1000
+_MAX_HEAD_CHARACTERS = 1 << 16
 _PHRASES = {400: "Bad Request", 500: "Internal Server Error", 503: "Service Unavailable"}
 
 
@@ -127,6 +130,11 @@ class Conversion:
         headers: Any = processor.get_response_headers()
         if not isinstance(reason, str) or not _is_text_mapping(headers):
             return _error(503, "The handler set a reason phrase or a header that is no text.")
+        size = len(reason) + sum(len(key) + len(value) for key, value in headers.items())
+        if size > _MAX_HEAD_CHARACTERS or len(headers) > _MAX_HEADERS:
+            what = f"The handler set {len(headers)} headers with {size} characters in all."
+            logger.warning("The answer to request %d cannot be sent. %s", place, what)
+            return _error(500, what)
         return Prediction(body, status, reason, headers)
 
 

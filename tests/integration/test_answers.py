@@ -140,6 +140,9 @@ def test_each_of_a_batch_gets_its_own_answer(server, together):
         {"headers": {"X-Split": "a\r\nX-Evil: 1"}},
         {"status": [200, "a\r\nX-Evil: 1"]},
         {"status": [42]},
+        {"status": [200, "x" * 70_000]},
+        {"headers": {"X-Long": "x" * 70_000}},
+        {"headers": {f"X-{number}": "" for number in range(1001)}},
     ],
 )
 def test_an_answer_that_would_break_http_is_not_sent(server, order):
