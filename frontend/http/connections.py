@@ -1,11 +1,10 @@
 """Connections of clients: deadlines of heads, answers, and a protocol in front of aiohttp's.
 
-Every request that the fast path (`fast_path`) does not answer is aiohttp's: its documented
-low-level ``web.Server`` makes a protocol for the connection, which gets all bytes and calls the
-handler of our `HttpServer`. Our own protocol stays in front of it, for three things that aiohttp
-does not do: it limits open connections, gives heads a deadline, and answers what is not HTTP with
-an error body like all others. To know where heads begin and end it parses all bytes a second time,
-with httptools: that costs 1 us a request, and only the deadlines depend on it.
+Requests that the fast path (`fast_path`) does not answer are aiohttp's: its low-level
+``web.Server`` makes a protocol, which gets all bytes and calls the handler of `HttpServer`. The
+protocol in front of it limits open connections, gives heads a deadline, and answers what is not
+HTTP with an error body like all others. For the deadlines it parses heads a second time, with
+httptools, which costs 1 us a request.
 """
 
 import asyncio
@@ -100,18 +99,24 @@ class Connection(asyncio.Protocol):
     # -- what the event loop calls -----------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """A client has connected."""
-        self.transport = cast("asyncio.Transport", transport)
-        self.client = self._usage.client(peer_host(transport))
-        if not self._server.admit(self):
+        """A client has connected; over TLS it was admitted before the handshake."""
+        sock = transport.get_extra_info("socket")
+        if not self.is_open and not self.admit(transport, sock):
             self.write(error_response(NoWorker("Too many connections.")), "", keep_alive=False)
             self.close()
             return
-        self.is_open = True
+        self.transport = cast("asyncio.Transport", transport)
         self.peer = peer_name(transport)
         _enable_keepalive(transport)
         self.expect_head()
         self.begin()
+
+    def admit(self, transport: asyncio.BaseTransport, sock: socket.socket) -> bool:
+        """Count the connection, with the descriptor of ``sock``, if the limits allow one more."""
+        self.transport = cast("asyncio.Transport", transport)
+        self.client = self._usage.client(peer_host(transport))
+        self.is_open = self._server.admit(self, sock.fileno())
+        return self.is_open
 
     def data_received(self, data: bytes) -> None:
         """Pass bytes on to aiohttp."""

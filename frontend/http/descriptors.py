@@ -6,7 +6,6 @@ quarter of all descriptors, without regard to those in use. Further HTTP connect
 these free, and some for workers, archives and logs.
 """
 
-import asyncio
 import resource
 from contextlib import suppress
 
@@ -23,14 +22,14 @@ def grpc_descriptors() -> int:
     return 0 if soft == resource.RLIM_INFINITY else soft // 4
 
 
-def is_reserved(transport: asyncio.BaseTransport, listeners: int, *, has_grpc: bool) -> bool:
+def is_reserved(descriptor: int, listeners: int, *, has_grpc: bool) -> bool:
     """Return whether the descriptor of a connection is one of those left to everything else.
 
     The system gives out the lowest free number, so the number of a new descriptor is about that of
     those in use.
 
     Args:
-        transport: The connection.
+        descriptor: Of the connection.
         listeners: The number of HTTP listeners.
         has_grpc: Whether gRPC is served as well.
     """
@@ -40,8 +39,7 @@ def is_reserved(transport: asyncio.BaseTransport, listeners: int, *, has_grpc: b
     reserve = min(_SPARE, soft // 4) + CERTAIN_CONNECTIONS * listeners
     if has_grpc:
         reserve += grpc_descriptors()
-    number: int = transport.get_extra_info("socket").fileno()
-    return number >= soft - reserve
+    return descriptor >= soft - reserve
 
 
 def raise_descriptor_limit() -> None:

@@ -1,9 +1,9 @@
 """The HTTP server of a listener: admits connections, has their requests answered, and ends them.
 
-Some clients would exhaust a server with few requests: those that never finish one, those that never
-read an answer (`slow_readers`), and more than there is memory (`usage`) or are file descriptors
-for. So heads, bodies and answers have deadlines; and where descriptors run short, connections are
-refused (`descriptors`).
+Clients could exhaust a server with requests that never end, answers that they do not read
+(`slow_readers`), and more of both than there is memory (`usage`) or are file descriptors for. So
+heads, bodies and answers have deadlines, and connections are refused while there are descriptors
+left for everything else (`descriptors`).
 """
 
 import asyncio
@@ -129,7 +129,7 @@ class HttpServer:
         """The protocol of a new connection."""
         return self._protocol(self)
 
-    def admit(self, connection: Connection) -> bool:
+    def admit(self, connection: Connection, descriptor: int) -> bool:
         """Add a connection, if the limits allow one more."""
         if self.is_stopping:
             return False
@@ -141,7 +141,7 @@ class HttpServer:
             limit = "max_client_connections"
             reason = f"{client.connections} from {client.address} are open"
         elif count >= CERTAIN_CONNECTIONS and is_reserved(
-            connection.transport, limits.listeners, has_grpc=limits.has_grpc
+            descriptor, limits.listeners, has_grpc=limits.has_grpc
         ):
             limit = "file descriptors"
             reason = f"{count} are open here, and file descriptors run short (ulimit -n)"

@@ -18,8 +18,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
+from marserve.frontend.background import BackgroundTasks
 from marserve.frontend.configuration.addresses import Address, UnixAddress
+from marserve.frontend.http.connections import Connection
+from marserve.frontend.http.http_server import HttpServer
 from marserve.frontend.http.router import Route
 
 _BACKLOG = 1024
@@ -71,13 +75,45 @@ class BoundListener:
             await self.server.start_serving()
 
 
+@dataclass(eq=False)
+class TlsHandshake(asyncio.Protocol):
+    """Admits a client before the TLS handshake, where event loops report it after the handshake.
+
+    Else clients that never end a handshake would be in no limit, and take all file descriptors.
+    A client that is not admitted is disconnected: a handshake for a 503 would cost too much.
+    """
+
+    clients: HttpServer
+    tls: ssl.SSLContext
+    handshakes: BackgroundTasks
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin the handshake, on a duplicate: uvloop reads before ``start_tls`` could pause it."""
+        connection, raw = self.clients(), transport.get_extra_info("socket")
+        with suppress(OSError):  # no descriptor is left
+            sock = socket.fromfd(raw.fileno(), raw.family, raw.type)
+            if connection.admit(transport, sock):
+                self.handshakes.start(self._run(connection, sock))
+            else:
+                sock.close()
+        cast("asyncio.Transport", transport).abort()
+
+    async def _run(self, connection: Connection, sock: socket.socket) -> None:
+        before, seconds = connection.transport, connection.limits.head_timeout
+        try:
+            with suppress(OSError):  # of TLS, too
+                await asyncio.get_running_loop().connect_accepted_socket(
+                    lambda: connection, sock, ssl=self.tls, ssl_handshake_timeout=seconds
+                )
+        finally:
+            if connection.transport is before:
+                connection.connection_lost(None)
+
+
 async def bind_listener(
     opened: AsyncExitStack,
     address: Address | UnixAddress,
     clients: Callable[[], asyncio.Protocol],
-    *,
-    tls: ssl.SSLContext | None,
-    handshake_timeout: float,
 ) -> BoundListener:
     """Bind a listener, until ``opened`` is closed.
 
@@ -85,8 +121,6 @@ async def bind_listener(
         opened: Gets the callbacks that undo it.
         address: Where to listen.
         clients: Makes the protocol of a connection.
-        tls: For https addresses.
-        handshake_timeout: Seconds a client may take until TLS is agreed on.
 
     Raises:
         OSError: The address is taken, or cannot be used.
@@ -100,15 +134,8 @@ async def bind_listener(
                 clients, sock=bound, backlog=_BACKLOG, start_serving=False
             )
         else:
-            is_secure = address.scheme == "https"
             server = await loop.create_server(
-                clients,
-                address.host,
-                address.port,
-                backlog=_BACKLOG,
-                ssl=tls if is_secure else None,
-                ssl_handshake_timeout=handshake_timeout if is_secure else None,
-                start_serving=False,
+                clients, address.host, address.port, backlog=_BACKLOG, start_serving=False
             )
             address = replace(address, port=server.sockets[0].getsockname()[1])
     opened.callback(server.close)

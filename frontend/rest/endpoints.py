@@ -1,11 +1,14 @@
 """What the server offers over HTTP: its listeners, their routes, and who may use them."""
 
+import asyncio
 import ssl
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 
 from marserve.frontend.access_log import AccessLog
+from marserve.frontend.background import BackgroundTasks
 from marserve.frontend.configuration.addresses import Address
 from marserve.frontend.configuration.config import Config
 from marserve.frontend.configuration.memory import bytes_in_flight
@@ -16,6 +19,7 @@ from marserve.frontend.http.http_server import ConnectionLimits, HttpServer
 from marserve.frontend.http.listeners import (
     BoundListener,
     Listener,
+    TlsHandshake,
     bind_listener,
     share_addresses,
 )
@@ -166,13 +170,11 @@ class HttpEndpoints:
         clients = HttpServer(router, limits, FastConnection, on_limit)
         usages[listener.name] = clients.usage
         opened.push_async_callback(clients.close, _CLOSE_SECONDS)
-        bound = await bind_listener(
-            opened,
-            listener.address,
-            clients,
-            tls=self.tls,
-            handshake_timeout=config.request_head_timeout,
-        )
+        make: Callable[[], asyncio.Protocol] = clients
+        if self.tls is not None and listener.address.url.startswith("https:"):
+            handshakes = await opened.enter_async_context(BackgroundTasks())
+            make = partial(TlsHandshake, clients, self.tls, handshakes)
+        bound = await bind_listener(opened, listener.address, make)
         return replace(bound, when_ready=listener.when_ready)
 
     def _limits(self, listeners: int) -> ConnectionLimits:

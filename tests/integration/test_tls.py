@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import resource
 import shutil
 import signal
 import socket
@@ -9,11 +10,15 @@ import ssl
 import subprocess
 from pathlib import Path
 
+import psutil
 import pytest
 import requests
 from certificates import make_authority, make_pair
 
-pytestmark = pytest.mark.integration
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.filterwarnings("ignore:Unverified HTTPS request"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +103,49 @@ def test_a_client_that_speaks_no_tls_harms_nobody(secure, authority, wait_for):
 def test_a_client_that_does_not_greet_is_sent_away(secure):
     with secure.connect("inference") as silent:
         assert silent.recv(1) == b""
+
+
+def test_clients_that_do_not_greet_leave_descriptors_to_other_listeners(
+    start_secure, authority, wait_for
+):
+    # They stay until the server has stopped, which takes no longer because of them.
+    with contextlib.ExitStack() as flood, start_secure() as server:
+        process = psutil.Process(server.process.pid)
+        limit = process.num_fds() + 160
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (limit, limit))
+        for _ in range(300):
+            flood.enter_context(server.connect("inference"))
+        wait_for(lambda: "file descriptors run short (ulimit -n)" in server.console_text())
+        models = requests.get(url(server, "management", "/models"), verify=False, timeout=20)
+        assert models.status_code == 200
+        assert process.num_fds() < limit - 20
+
+
+def test_a_handshake_counts_as_a_connection(start_secure, wait_for):
+    with start_secure(max_connections="1") as server:
+
+        def stays():
+            """A client that is let in, and does not greet."""
+            client = server.connect("inference")
+            client.settimeout(0.5)
+            with contextlib.suppress(TimeoutError, ConnectionError):
+                client.recv(1)
+                client.close()
+                return None
+            return client
+
+        first = wait_for(stays)
+        with first, server.connect("inference") as second:
+            assert second.recv(1) == b""
+        assert wait_for(lambda: answers(server))
+
+
+def answers(server):
+    try:
+        place = url(server, "inference", "/ping")
+        return requests.get(place, verify=False, timeout=20).status_code == 200
+    except OSError:
+        return False
 
 
 def test_a_client_that_greets_and_then_says_nothing_is_sent_away(secure, authority):
