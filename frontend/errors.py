@@ -302,8 +302,15 @@ class RequestExpired(ServeError, status=504, wire_type="RequestTimeoutException"
 
 
 class NotEnoughMemory(ServeError, status=507):
-    """Too little memory is left to load a model; unregister another, and try again."""
+    """Too little memory is left to load a model or for a request; unregister another model."""
 
 
 class CyclicCall(ServeError, status=508, wire_type="LoopDetectedException"):
     """A model would wait for itself, or the models that wait for each other are too many."""
+
+
+def unexpected(error: Exception) -> ServeError:
+    """The answer where an exception is a defect of the server, or memory has run out."""
+    if isinstance(error, MemoryError):
+        return NotEnoughMemory("The server has not enough memory for this request.")
+    return ServeError("Internal server error.")

@@ -20,7 +20,7 @@ import httptools
 
 from marserve.backend.protocol import Prediction
 from marserve.frontend.batching.jobs import Answer, Stream
-from marserve.frontend.errors import ServeError
+from marserve.frontend.errors import ServeError, unexpected
 from marserve.frontend.http.connections import IDLE_SECONDS, Connection
 from marserve.frontend.http.http_server import HttpServer
 from marserve.frontend.http.responses import (
@@ -153,10 +153,14 @@ class FastConnection(Connection):
         """Hand the connection over, with all bytes of the last request."""
         self._cancel_timers()
         self._parser = self._request = self._submit = None
-        self._incoming.take_body()  # the pieces have it, too
+        self._incoming.reset()  # the pieces have the body, too
         self.release()
         pieces, self._pieces = self._pieces, []
-        self.hand_over(pieces)
+        try:
+            self.hand_over(pieces)
+        except Exception:  # out of memory; a timer that raises would leave the client waiting
+            logger.exception("Cannot answer %s", self.peer)
+            self.transport.abort()
 
     def _cancel_timers(self) -> None:
         for timer in (self._collecting_timer, self._idle_timer):
@@ -192,9 +196,9 @@ class FastConnection(Connection):
             self._ticket = submit(self._incoming.take_body(), self._on_answer)
         except ServeError as error:
             self._refuse(request, error)
-        except Exception:  # the last resort
+        except Exception as error:  # the last resort
             logger.exception("Cannot answer %s %s", request.method, request.target)
-            self._refuse(request, ServeError("Internal server error."))
+            self._refuse(request, unexpected(error))
 
     def _on_answer(self, outcome: Answer) -> None:
         """Write the answer. An error here must not reach the other requests of the batch."""
@@ -272,11 +276,12 @@ class _Incoming:
     """Callbacks of httptools: what has come of a request, as the client wrote it."""
 
     def __init__(self) -> None:
-        self._has_begun = False
         self.has_more = False  # another request has begun after this one
-        self._reset()
+        self.reset()
 
-    def _reset(self) -> None:
+    def reset(self) -> None:
+        """Forget the request; from now on the next one comes."""
+        self._has_begun = False
         self.target = b""
         self.headers: list[tuple[bytes, bytes]] = []
         self.body_bytes = 0
@@ -284,10 +289,9 @@ class _Incoming:
         self.has_head = self.is_complete = False
 
     def take_body(self) -> bytes:
-        """The body of a complete request; from now on the next request comes."""
+        """The body of a complete request, which is forgotten."""
         body = self._body
-        self._has_begun = False
-        self._reset()
+        self.reset()
         return body[0] if len(body) == 1 else b"".join(body)
 
     def on_message_begin(self) -> None:

@@ -15,7 +15,7 @@ from aiohttp import web
 
 from marserve.frontend.access_log import AccessLog
 from marserve.frontend.batching.jobs import OnAnswer
-from marserve.frontend.errors import RouteNotFound, ServeError
+from marserve.frontend.errors import RouteNotFound, ServeError, unexpected
 from marserve.frontend.guard import Guard
 from marserve.frontend.http.connections import Connection
 from marserve.frontend.http.responses import HttpResponse, error_response
@@ -133,9 +133,9 @@ class Router:
             answer = await route.serve(request)
         except ServeError as error:
             answer = route.refuse(error)
-        except Exception:  # the last resort
+        except Exception as error:  # the last resort
             logger.exception("Cannot answer %s %s", request.method, request.target)
-            answer = route.refuse(ServeError("Internal server error."))
+            answer = route.refuse(unexpected(error))
         seconds = time.monotonic() - request.arrived
         peer = request.connection.peer
         self.access_log.add(peer, request.method, request.target, answer.status, seconds)

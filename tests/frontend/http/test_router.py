@@ -136,7 +136,12 @@ def in_another_format(error: ServeError) -> HttpResponse:
 
 
 @pytest.mark.parametrize(
-    ("error", "words"), [(BadRequest("no"), "no"), (KeyError("no"), "Internal server error.")]
+    ("error", "words"),
+    [
+        (BadRequest("no"), "no"),
+        (KeyError("no"), "Internal server error."),
+        (MemoryError(), "The server has not enough memory for this request."),
+    ],
 )
 def test_a_route_may_have_its_own_format_of_failures(
     error: Exception, words: str, fakes: ModuleType
