@@ -110,8 +110,10 @@ class SnapshotWriter:
             OSError: It cannot be written; nothing of it is left.
         """
         self._directory.mkdir(parents=True, exist_ok=True)
-        # Two changes in one millisecond are two snapshots, in order.
-        created_ms = max(int(self._clock() * 1000), self._last_ms + 1)
+        # Two changes in one millisecond are two snapshots, in order; so are two around a restart
+        # with a clock that went back, since the last one is restored.
+        there = (file.stat().st_mtime_ns // 10**6 for file in self._directory.glob("[!.]*.cfg"))
+        created_ms = max(int(self._clock() * 1000), self._last_ms + 1, max(there, default=0) + 1)
         while (path := self._directory / f"{_stamp(created_ms)}-{kind}.cfg").exists():
             created_ms += 1
         self._last_ms = created_ms
@@ -119,6 +121,7 @@ class SnapshotWriter:
         date = time.strftime("%a %b %d %H:%M:%S %Z %Y", time.localtime(created_ms / 1000))
         entries = {**self._properties, "model_snapshot": snapshot}
         _write_at_once(path, format_properties(entries, ("Saving snapshot", date)))
+        os.utime(path, ns=(created_ms * 10**6,) * 2)
         self._remove_old(kind)
         return path
 

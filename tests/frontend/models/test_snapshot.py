@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from marserve.frontend.configuration.config import Config
+from marserve.frontend.configuration.config_file import newest_snapshot
 from marserve.frontend.configuration.loading import load_config
 from marserve.frontend.configuration.properties import parse_properties
 from marserve.frontend.configuration.saved_models import SavedModel
@@ -78,6 +79,16 @@ def test_a_clock_that_goes_back_does_not_turn_the_order(
 ) -> None:
     writer = make_writer(moments=iter([NOON, NOON - 3600]))
     assert writer.write("snapshot", []).name < writer.write("snapshot", []).name
+
+
+def test_the_last_one_is_kept_and_restored_though_the_clock_went_back(
+    make_writer: Callable[..., SnapshotWriter],
+) -> None:
+    before = [make_writer(kept=2).write("snapshot", [MODEL]) for _ in range(2)]
+    last = make_writer(kept=2, moments=iter([60.0])).write("snapshot", [])  # of a start in 1970
+    assert last.exists()
+    assert not before[0].exists()
+    assert newest_snapshot(last.parent) == (last, [])
 
 
 def test_the_newest_of_each_kind_are_kept(
