@@ -244,6 +244,9 @@ class FakeWorker:
     async def write_stacks(self) -> None:
         self.stacks_written += 1
 
+    async def find_children(self) -> None:
+        pass
+
     async def stop(self, grace: float) -> int:
         self.graces.append(grace)
         self._task.cancel()

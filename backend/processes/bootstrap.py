@@ -28,7 +28,6 @@ from marserve.backend.connection import FrontendConnection
 from marserve.backend.processes.ranks import fetch_connection
 from marserve.backend.processes.runner import (
     FirstFailure,
-    become_subreaper,
     die_with_parent,
     offer_sockets,
 )
@@ -134,7 +133,6 @@ def _work(config: WorkerConfig, connection: FrontendConnection) -> NoReturn:
 
 
 def _become(runner: Runner, config: WorkerConfig, sock: socket.socket) -> NoReturn:
-    become_subreaper()
     failure = FirstFailure()
     address = offer_sockets(
         config.to_text(), sock, runner.processes, to_all=runner.to_all, on_fetch=failure.watch

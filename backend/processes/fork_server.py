@@ -18,6 +18,7 @@ object that is not frozen: a worker's first full collection made 60 MB its own.
 
 import atexit
 import contextlib
+import ctypes
 import errno
 import gc
 import importlib
@@ -38,6 +39,10 @@ from marserve.backend.processes.bootstrap import NOTHING_FROM_HERE
 from marserve.backend.worker import WorkerPlace, run
 
 Finalizer: TypeAlias = "weakref.finalize[Any, Any]"
+
+#: The variable by whose value the frontend finds all that a worker has started; its value here.
+WORKER = "MARSERVE_WORKER"
+NO_WORKER = "0" * 32
 
 _MAX_REQUEST_BYTES = 64
 _DESCRIPTORS = 4
@@ -81,7 +86,8 @@ def main() -> NoReturn:
     with socket.socket(fileno=int(descriptor)) as sock, contextlib.suppress(ConnectionError):
         finalizers = _preload(filter(None, modules.split(",")))
         # One for all workers, which outlives them: it removes the shared memory that handlers have
-        # left. That of a worker would be killed with it.
+        # left. That of a worker would be killed with it, and a marked one with the server.
+        os.environ.pop("MARSERVE_WORKDIR", None)
         resource_tracker.ensure_running()
         _answer(sock, {})
         descriptors = _serve(sock)
@@ -205,9 +211,19 @@ def _work(sock: int, stdout: int, stderr: int, setup_reader: int) -> NoReturn:
     os.dup2(stderr, 2)
     os.close(stdout)
     os.close(stderr)
+    _mark(setup.environment)
     os.environ.clear()
     os.environ.update(setup.environment)
     run(setup, FrontendConnection(socket.socket(fileno=sock)))
+
+
+def _mark(environment: Mapping[str, str]) -> None:
+    """Write the value into the memory that /proc shows, of which forked processes have a copy."""
+    getenv = ctypes.CDLL(None).getenv
+    getenv.restype = ctypes.c_void_p
+    place = getenv(WORKER.encode())
+    if place and ctypes.string_at(place) == NO_WORKER.encode():
+        ctypes.memmove(place, environment[WORKER].encode(), len(NO_WORKER))
 
 
 def _status(code: object) -> int:

@@ -37,7 +37,7 @@ def die_with_parent() -> None:
 
 
 def become_subreaper() -> None:
-    """Have what a dead rank leaves behind become our child, so that the frontend finds it."""
+    """Make descendants that have lost their parent children of this process."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 

@@ -1,20 +1,18 @@
-"""The working directory of a server, and what is done about those of servers that were killed.
+"""The working directory of a server, and how it is removed with the processes of the server.
 
 Unpacked archives lie there. A server holds a lock (``flock``) on its directory while it lives; the
-kernel drops it with the process, however that ends. And all that a server starts (workers and what
+kernel drops it with the process, however that ends. All that a server starts (workers and what
 their handlers start, torchrun and its ranks, pip) has the path of the directory in its environment,
-so that it is found whatever session and parent it has by then.
+which is a mark of `started_processes`.
 
-A *guard* waits for the lock in a process of its own: when the server was killed, it kills what that
-had started and removes the directory. Where the guard was killed too, or the machine went down, the
-next server with the same temporary directory does the same. Only directories are touched that are
-ours by name, owner and mark, and whose lock is free; links are not followed. The mark tells the
-machine, because on some network file systems each machine has locks of its own.
+A server that stops kills what has the mark and removes the directory. For a server that was killed,
+a *guard* does it, a process of its own that waits for the lock. Where the guard was killed too, or
+the machine went down, the next server with the same temporary directory does it. Only directories
+are touched that are ours by name, owner and a file in them, and whose lock is free; links are not
+followed. The file names the machine, because on some network file systems each machine has locks of
+its own.
 
-What escapes: a child that a handler started with another environment *and* that had lost its parent
-before. In a container nothing does, for the kernel ends all of its processes with the first.
-
-This file imports nothing of ours, because the guard runs it as a program.
+The guard runs this file as a program.
 """
 
 import contextlib
@@ -29,7 +27,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
+from marserve.frontend.lifecycle.started_processes import StartedProcesses
 
 logger = logging.getLogger(__name__)
 
@@ -39,8 +37,6 @@ VARIABLE = "MARSERVE_WORKDIR"
 _PREFIX = "marserve-"
 _MARK = ".owner-holds-a-lock"
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
-_KILL_SECONDS = 5.0
-_PAUSE_SECONDS = 0.02
 
 
 def parent_directory() -> Path:
@@ -63,7 +59,6 @@ def own_workdir() -> Iterator[Path]:
             f"Archives cannot be unpacked in {parent}: {error.strerror}. "
             "Set TEMP to a directory in which this user may write."
         ) from error
-    inherited = os.environ.get(VARIABLE)
     descriptor = _open(path)
     try:
         # Where there are no locks there is no mark, and nobody else removes it. Shared, because
@@ -75,9 +70,7 @@ def own_workdir() -> Iterator[Path]:
         yield path
     finally:
         os.environ.pop(VARIABLE, None)
-        if inherited is not None:
-            os.environ[VARIABLE] = inherited
-        shutil.rmtree(path, ignore_errors=True)
+        remove_with_processes(path)
         os.close(descriptor)
 
 
@@ -143,7 +136,7 @@ def clean(path: Path) -> int | None:
 
 def remove_with_processes(path: Path) -> int:
     """Kill what a server has started, and remove its directory; returns how many there were."""
-    killed = _kill_all(path)
+    killed = StartedProcesses().kill(f"{VARIABLE}={path}")
     for directory in (path / "models", path):  # the mark goes last
         shutil.rmtree(directory, ignore_errors=True)
     return killed
@@ -169,35 +162,6 @@ def _machine() -> set[str]:
     with contextlib.suppress(OSError):
         names.add(_BOOT.read_text().strip())  # the same in all containers
     return names
-
-
-def _kill_all(path: Path) -> int:
-    """Kill what has the directory in its environment, and all below that."""
-    killed = set()
-    deadline = time.monotonic() + _KILL_SECONDS
-    while (found := _started_by(path)) and time.monotonic() < deadline:
-        for process in found:
-            with contextlib.suppress(psutil.Error):
-                process.kill()  # not another one that has got its number
-                killed.add(process)
-        time.sleep(_PAUSE_SECONDS)
-    return len(killed)
-
-
-def _started_by(path: Path) -> set[psutil.Process]:
-    found = set()
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if process.environ().get(VARIABLE) == str(path):
-                found |= {process, *process.children(recursive=True)}
-    return {process for process in found if process.pid != os.getpid() and _lives(process)}
-
-
-def _lives(process: psutil.Process) -> bool:
-    try:
-        return process.status() != psutil.STATUS_ZOMBIE
-    except psutil.Error:
-        return False
 
 
 def _guard(path: Path) -> None:

@@ -118,6 +118,7 @@ class WorkerSupervisor:
         self.state = WorkerState.STARTING
         self.started_at = time.time()
         self.pid: int | None = None
+        self._process: WorkerProcess | None = None
         self._spec = spec
         self._load = load
         self._timeouts = timeouts
@@ -237,6 +238,8 @@ class WorkerSupervisor:
         if self._dispatch is not None and self._dispatch.is_busy and drain > 0:
             ends: set[asyncio.Future[None]] = {self._dispatch.drained, self._task}
             await asyncio.wait(ends, timeout=drain, return_when=asyncio.FIRST_COMPLETED)
+        if self._process is not None:
+            await self._process.find_children()
         if not self._stopping:  # a second cancellation would interrupt the first one's tidying up
             self._stopping = True
             self._task.cancel()
@@ -268,7 +271,7 @@ class WorkerSupervisor:
         began = time.monotonic()
         self._given_threads = self._spec.threads
         process = await start_in_time(self._launcher, self._spec, self._timeouts.startup)
-        self.pid = process.pid
+        self.pid, self._process = process.pid, process
         connection = None
         grace = 0.0
         try:
@@ -294,7 +297,7 @@ class WorkerSupervisor:
                 logger.debug("%s ended with status %s.", self._spec.name, status)
             finally:
                 self._diagnostics = process.diagnostics
-                self.pid = None
+                self.pid = self._process = None
 
     async def _load_model(self, connection: WorkerConnection, process: WorkerProcess) -> None:
         self._set_state(WorkerState.LOADING)

@@ -1,4 +1,4 @@
-"""What is left of a server that was killed: nothing, though nobody asked it to tidy up."""
+"""What a server and its workers leave behind, however they end: no process and no file."""
 
 import os
 import shutil
@@ -241,3 +241,122 @@ def test_servers_that_start_together_leave_each_others_directories(prepare_serve
         for server in (first, second):
             assert server.process.wait(20) == 0
         assert list(first.temp.glob("marserve-*")) == []
+
+
+#: Each function starts a process that no signal to the worker's group reaches, and returns its id.
+CHILDREN = """
+import multiprocessing, os, subprocess, time
+
+def handle(data, context):
+    return data and [str(int(globals()[bytes(data[0]["body"]).decode()]()))]
+
+def session():
+    return subprocess.Popen(["sleep", "1000"], start_new_session=True).pid
+
+def shell():
+    return subprocess.check_output("setsid sleep 1000 > /dev/null 2>&1 & echo $!", shell=True)
+
+def fork():
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.setsid()
+        if (pid := os.fork()) == 0:
+            time.sleep(1000)
+        os.write(writer, str(pid).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    return os.read(reader, 20)
+
+def sleep():
+    os.setsid()
+    time.sleep(1000)
+
+def multiprocess():
+    process = multiprocessing.get_context("fork").Process(target=sleep, daemon=True)
+    process.start()
+    return process.pid
+
+def environment():
+    return subprocess.Popen(["/bin/sleep", "1000"], env={}, start_new_session=True).pid
+
+def leave():
+    os._exit(3)
+"""
+KINDS = ("session", "shell", "fork", "multiprocess", "environment")
+
+
+def start_children(server, model, kinds=KINDS):
+    answers = [server.predict(model, data=kind) for kind in kinds]
+    return [psutil.Process(int(answer.text)) for answer in answers]
+
+
+def living(processes):
+    return [each for each in processes if each.is_running() and each.status() != "zombie"]
+
+
+def unregister(server, model):
+    assert server.management("DELETE", f"/models/{model}").status_code == 200
+
+
+def scale_down(server, model):
+    limits = {"min_worker": 0, "max_worker": 0, "synchronous": "true"}
+    assert server.management("PUT", f"/models/{model}", params=limits).status_code == 200
+
+
+def kill_worker(server, model):
+    os.kill(server.worker(model)["pid"], signal.SIGKILL)
+
+
+def leave_by_itself(server, model):
+    server.predict(model, data="leave")
+
+
+def stop(server, _model):
+    server.stop()
+
+
+@pytest.mark.parametrize("end", [unregister, scale_down, kill_worker, leave_by_itself, stop])
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_whatever_ends_a_worker_ends_what_its_handler_had_started(
+    method, end, prepare_server, wait_for
+):
+    with prepare_server(worker_start_method=method) as server:
+        server.start()
+        for name in ("m", "other"):
+            server.install(CHILDREN, name)
+        # Without its parent one that has another environment is found by nobody.
+        dies = end in (kill_worker, leave_by_itself)
+        children = start_children(server, "m", KINDS[:-1] if dies else KINDS)
+        others = start_children(server, "other")
+        end(server, "m")
+        wait_for(lambda: not living(children), SECONDS, lambda: living(children))
+        if end is stop:
+            assert not living(others)
+        else:
+            assert living(others) == others
+            assert zombies(server) == []
+            server.stop()
+
+
+def zombies(server):
+    processes = psutil.Process(server.process.pid).children(recursive=True)
+    return [each for each in processes if each.status() == psutil.STATUS_ZOMBIE]
+
+
+@pytest.mark.parametrize("end", [unregister, kill_worker, stop])
+@pytest.mark.parametrize("runner", ["torchrun", "the CPU launcher"])
+def test_whatever_ends_a_worker_of_several_processes_ends_what_they_had_started(
+    runner, end, prepare_server, wait_for
+):
+    config = "startupTimeout: 60\n"
+    if runner == "torchrun":
+        config += "parallelType: tp\ntorchrun: {nproc-per-node: 2}\n"
+    with prepare_server(cpu_launcher_enable=str(runner != "torchrun").lower()) as server:
+        server.start()
+        server.install(CHILDREN, "m", config)
+        children = start_children(server, "m", KINDS[:-1] if end is kill_worker else KINDS)
+        end(server, "m")
+        wait_for(lambda: not living(children), SECONDS, lambda: living(children))
+        if end is not stop:
+            server.stop()

@@ -61,6 +61,9 @@ class WorkerProcess(Protocol):
     async def write_stacks(self) -> None:
         """Make it write the stacks of its threads, for `diagnostics`."""
 
+    async def find_children(self) -> None:
+        """Note which children it has, for `stop`: some cannot be found once it has ended."""
+
     async def stop(self, grace: float) -> int | None:
         """Stop it and all its children; returns its exit status, negative for a signal.
 

@@ -3,10 +3,15 @@
 import asyncio
 import os
 import sys
+import uuid
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
+from marserve.backend.processes.fork_server import NO_WORKER, WORKER
 from marserve.frontend.background import start_in_thread
+from marserve.frontend.lifecycle.started_processes import StartedProcesses
 from marserve.frontend.workers.launchers.command import check_interpreter, start_command
 from marserve.frontend.workers.launchers.fork_server import ForkServer
 from marserve.frontend.workers.launchers.launcher import WorkerSpec
@@ -46,6 +51,8 @@ class LocalLauncher:
         self._fork_servers: dict[tuple[tuple[str, str], ...], ForkServer] = {}
         self._checked = {sys.executable}
         self._oom_kills = OomKills()
+        self._processes = StartedProcesses()
+        self._sweeps: set[asyncio.Task[Any]] = set()
         self._commands = asyncio.Semaphore(_COMMANDS_AT_ONCE)
 
     def warm_up(self) -> None:
@@ -56,19 +63,23 @@ class LocalLauncher:
     async def start(self, spec: WorkerSpec) -> LocalProcess:
         """See `Launcher.start`; its caller has the deadline."""
         terminal = Terminal() if spec.terminal else None
+        spec = replace(spec, environment={**spec.environment, WORKER: uuid.uuid4().hex})
         if not self._forks or spec.python:
             async with self._commands:
                 started = await start_in_thread(self._start_command, spec, discard=Started.discard)
         else:
             started = await self._fork_server(spec.environment).start(spec)
         try:
-            return LocalProcess(spec, started, self._oom_kills, terminal)
+            return LocalProcess(
+                spec, started, self._oom_kills, self._processes, self._sweeps, terminal
+            )
         except OSError:
             started.discard()
             raise
 
     async def close(self) -> None:
         """End the fork servers. The workers must have ended; a thread that hangs is left behind."""
+        await asyncio.gather(*self._sweeps)  # each has a deadline
         async with asyncio.TaskGroup() as group:
             for each in self._fork_servers.values():
                 group.create_task(each.close())
@@ -79,7 +90,8 @@ class LocalLauncher:
         key = tuple(openmp.items())
         if key not in self._fork_servers:
             others = {name: value for name, value in os.environ.items() if name not in VARIABLES}
-            self._fork_servers[key] = self._make_fork_server(environment={**others, **openmp})
+            own = {**others, **openmp, WORKER: NO_WORKER}
+            self._fork_servers[key] = self._make_fork_server(environment=own)
         return self._fork_servers[key]
 
     def _start_command(self, spec: WorkerSpec) -> Started:

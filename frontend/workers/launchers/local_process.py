@@ -1,4 +1,8 @@
-"""A worker process on this machine: watches its end, stops its group, keeps its last output."""
+"""A worker process on this machine: watches its end, keeps its last output, kills its children.
+
+Children in its process group are killed with it, at once. The others, in sessions of their own, are
+found by the mark in their environment (`frontend.lifecycle.started_processes`).
+"""
 
 import asyncio
 import contextlib
@@ -11,10 +15,13 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import IO, Protocol
+from typing import IO, Any, Protocol, TypeVar
 
 import psutil
 
+from marserve.backend.processes.fork_server import WORKER
+from marserve.frontend.background import in_abandonable_thread
+from marserve.frontend.lifecycle.started_processes import Process, StartedProcesses
 from marserve.frontend.process_group import ProcessGroup
 from marserve.frontend.workers.failures import Diagnostics
 from marserve.frontend.workers.launchers.launcher import WorkerSpec
@@ -27,6 +34,8 @@ from marserve.frontend.workers.launchers.post_mortem import (
 )
 from marserve.frontend.workers.terminal import Terminal
 
+T = TypeVar("T")
+
 # How much of a worker's output is remembered.
 _LAST_LINES = 20
 # How long a worker may take to write down its stacks, and how often that is looked at.
@@ -34,6 +43,8 @@ _STACKS_SECONDS = 0.5
 _POLL_SECONDS = 0.02
 # How long SIGKILL may take: longer only where the kernel waits for a disk or a device.
 _KILL_SECONDS = 5.0
+# How long it may take to search for its children and to kill them.
+_SEARCH_SECONDS = 6.0
 
 logger = logging.getLogger(__name__)
 
@@ -92,13 +103,15 @@ def our_ends() -> Iterator[tuple[ExitStack, socket.socket, socket.socket, StackF
 
 
 class LocalProcess:
-    """A running worker of this machine; a `launcher.WorkerProcess`."""
+    """A running worker of this machine, with its mark; a `launcher.WorkerProcess`."""
 
     def __init__(
         self,
         spec: WorkerSpec,
         started: Started,
         oom_kills: OomKills,
+        processes: StartedProcesses,
+        sweeps: set[asyncio.Task[Any]],
         terminal: Terminal | None = None,
     ) -> None:
         self.pid = started.child.pid
@@ -110,9 +123,13 @@ class LocalProcess:
         self._oom_kills = oom_kills
         self._runner = spec.runner
         self._terminal = terminal
-        self._groups = {self.pid: ProcessGroup(self.pid)}
-        #: Those of its children that are in our own group.
-        self._children: list[psutil.Process] = []
+        self._group = ProcessGroup(self.pid)
+        self._processes = processes
+        #: The searches after the ends of workers, which may take longer than the start of the next.
+        self._sweeps = sweeps
+        self._mark = f"{WORKER}={spec.environment[WORKER]}"
+        #: Those that were found before it ended: some are not marked.
+        self._children: set[Process] = set()
         self._was_signalled = False
         self._exit_cause = ""
         loop = asyncio.get_running_loop()
@@ -139,14 +156,20 @@ class LocalProcess:
 
     async def exit_within(self, seconds: float) -> str:
         """See `WorkerProcess.exit_within`."""
-        self._find_descendants()  # while they can be found
         await asyncio.wait({self._exited}, timeout=seconds)
         return self._exit_cause
 
+    async def find_children(self) -> None:
+        """See `WorkerProcess.find_children`."""
+        if not self.has_exited:
+            self._children = await self._search(self._processes.find) or set()
+
     async def stop(self, grace: float) -> int | None:
         """See `WorkerProcess.stop`: after ``grace`` seconds comes SIGTERM, then SIGKILL."""
-        self._find_descendants()
+        has_died = self.has_exited
         try:
+            if not self._children:
+                await self.find_children()
             for number in (signal.SIGTERM, signal.SIGKILL):
                 if grace > 0:
                     await asyncio.wait({self._exited}, timeout=grace)
@@ -155,8 +178,13 @@ class LocalProcess:
                 self._signal(number)
             await asyncio.wait({self._exited}, timeout=_KILL_SECONDS)
         finally:
-            self._kill()  # also the children a handler left behind
+            self._signal(signal.SIGKILL)
             self._close()
+            sweep = asyncio.create_task(self._search(self._processes.kill, self._children))
+            self._sweeps.add(sweep)
+            sweep.add_done_callback(self._sweeps.discard)
+            if not has_died:  # else it is replaced meanwhile
+                await asyncio.wait({sweep})
         if not self.has_exited:
             logger.error("Process %d does not end by SIGKILL; it is left to itself.", self.pid)
             return None
@@ -176,41 +204,19 @@ class LocalProcess:
             if before < size == earlier:
                 break
 
+    async def _search(self, function: Callable[..., T], *arguments: set[Process]) -> T | None:
+        """Call a method of `StartedProcesses`; None if it hangs or lacks a descriptor or thread."""
+        with contextlib.suppress(OSError, RuntimeError):  # TimeoutError is an OSError
+            async with asyncio.timeout(_SEARCH_SECONDS):
+                return await in_abandonable_thread(function, self._mark, *arguments)
+        return None
+
     def _close(self) -> None:
         self._stacks.close()
         for output in self._outputs:
             output.close()
-        for group in self._groups.values():
-            group.close()
+        self._group.close()
         self.diagnostics = Diagnostics(self._stacks.lines(), tuple(self._last_lines))
-
-    def _kill(self) -> None:
-        """End it and all its children at once."""
-        self._find_descendants()
-        self._signal(signal.SIGKILL)
-        for child in self._children:
-            with contextlib.suppress(psutil.Error):
-                child.kill()
-
-    def _find_descendants(self) -> None:
-        """Remember what a signal to its own group does not reach, while it lives.
-
-        A runner puts each of its processes into a group of its own; they are found below it,
-        orphans too (`backend.processes.runner`). The children of one that is debugged are in our
-        own group.
-        """
-        if self.has_exited or (self._runner is None and self._terminal is None):
-            return
-        with contextlib.suppress(psutil.Error):
-            children = psutil.Process(self.pid).children(recursive=True)
-            if self._terminal is not None:
-                self._children = children
-                return
-            for child in children:
-                with contextlib.suppress(OSError):  # gone, or no descriptor left
-                    number = os.getpgid(child.pid)
-                    if number not in self._groups:
-                        self._groups[number] = ProcessGroup(number)
 
     def _pids(self) -> list[int]:
         """Of those of its processes that run the handler."""
@@ -221,21 +227,18 @@ class LocalProcess:
         return []
 
     def _signal(self, number: signal.Signals) -> None:
-        """Signal its group; a runner passes SIGTERM on, but SIGKILL has to reach all groups."""
         self._was_signalled = True
-        groups = self._groups.values() if number is signal.SIGKILL else [self._groups[self.pid]]
-        for group in groups:
-            group.send(number)
+        self._group.send(number)
 
     def _on_exit(self) -> None:
         loop = asyncio.get_running_loop()
         loop.remove_reader(self._child.sentinel)
-        self._groups[self.pid].send(signal.SIGKILL)  # its children: its number is its own till now
+        self._group.send(signal.SIGKILL)  # its children: its number is its own till now
         self._reaping = loop.create_task(self._reap())
 
     async def _reap(self) -> None:
         status = await self._child.reap()
-        self._groups[self.pid].leader_was_reaped()
+        self._group.leader_was_reaped()
         if self._terminal is not None:
             self._terminal.restore()
         if not self._was_signalled:
