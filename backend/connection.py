@@ -96,6 +96,10 @@ class FrontendConnection:
             for buffer in buffers:
                 self._sock.sendall(buffer)
 
+    def announce_load(self) -> None:
+        """Send the reply that loading begins."""
+        FrontendConnection.send(self, Reply(more=True))
+
     def reply(self, number: int, reply: Reply) -> None:
         """Send the reply to the batch with this number."""
         reply.number = number

@@ -103,6 +103,8 @@ def _serve(connection: FrontendConnection, terminal_of: int = 0) -> int:
     """Load the model and answer batches until the connection closes; returns the exit status."""
     try:
         load = connection.receive()
+        if isinstance(load, Load):
+            connection.announce_load()
         if load is None:
             pass
         elif not isinstance(load, Load):

@@ -70,6 +70,7 @@ from marserve.frontend.version import __version__
 from marserve.frontend.workers.devices import DeviceAllocator
 from marserve.frontend.workers.launchers.command import cpu_launcher_works
 from marserve.frontend.workers.launchers.local import LocalLauncher
+from marserve.frontend.workers.supervisor import START_SECONDS
 from marserve.frontend.workflows.registrar import WorkflowRegistrar
 from marserve.frontend.workflows.registry import WorkflowRegistry
 
@@ -370,7 +371,7 @@ class Server:
         launcher = LocalLauncher(
             config.worker_start_method,
             config.preload_modules,
-            config.default_startup_timeout,
+            max(START_SECONDS, config.default_startup_timeout),
             self._metrics.count_fork_server_replacement,
             wait_environment(config.torch_wait_policy, os.environ),
         )

@@ -144,7 +144,8 @@ class Life:
     Attributes:
         start_error: Raised instead of starting.
         start_seconds: Until the process is there.
-        load: What answers the load: a reply, raw bytes, "die" (EOF) or "hang".
+        load: What answers the load: a reply, raw bytes, "die" (EOF), "hang", or "stuck" for a
+            process that does not begin to load.
         predict: The same for each batch in turn, or several replies, or a function of the batch;
             the last one stays.
         seconds: How long a batch takes.
@@ -203,6 +204,9 @@ class FakeWorker:
         if isinstance(message, Load):
             self.loaded.append(message)
             answer: Any = self.life.load
+            if answer == "stuck":
+                return
+            writer.write(b"".join(encode(Reply(more=True))))
         elif isinstance(message, CallReply):
             return
         else:

@@ -53,6 +53,9 @@ class FollowerConnection(FrontendConnection):
         message = super().receive()
         return _on_own_device(message, self._rank) if isinstance(message, Load) else message
 
+    def announce_load(self) -> None:
+        """Send nothing: that is for rank 0."""
+
     def send(self, message: Message) -> None:
         """Send the reply to the load; those to batches are rank 0's to give."""
         if not self._has_replied:

@@ -32,6 +32,7 @@ from marserve.frontend.workers.failures import (
     Disconnected,
     Poisoned,
     ResponseTimedOut,
+    StartTimedOut,
 )
 
 # Room in a reply for all but the bodies: headers, metrics, JSON.
@@ -99,16 +100,30 @@ class WorkerConnection(asyncio.BufferedProtocol):
             raise
         return connection
 
-    async def load(self, load: Load, timeout: float | None) -> Reply:
-        """Tell the worker to load its model, and wait at most ``timeout`` seconds; None for ever.
+    async def load(self, load: Load, timeout: float | None, start_seconds: float) -> Reply:
+        """Make the worker load its model, and wait at most ``timeout`` seconds; None for ever.
 
-        Raises ConnectionLost if it ended, broke the protocol or did not answer in time.
+        The time counts from the start of its process, which may take ``start_seconds``. Raises
+        ConnectionLost if it ended, broke the protocol or did not answer in time.
         """
         reply: asyncio.Future[Reply] = self._loop.create_future()
+        has_started = False
+
+        def receive(answer: Reply) -> None:
+            nonlocal has_started
+            has_started = True
+            if not answer.more:
+                reply.set_result(answer)
+                return
+            self._timeout = timeout
+            self._expect_reply()
+
         self._max_call_bytes = load.max_call_bytes
-        self._send(load, _LOAD, 0, timeout, reply.set_result)
+        self._send(load, _LOAD, 0, start_seconds, receive)
         ends: set[asyncio.Future[Any]] = {reply, self.lost}
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)  # the watchdog's deadline
+        if not has_started and isinstance(self.failure, ResponseTimedOut):
+            raise StartTimedOut(start_seconds)
         if reply.done():
             self.overlaps = reply.result().overlaps
             self.ends_sequences = reply.result().ends_sequences

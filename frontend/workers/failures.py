@@ -50,6 +50,10 @@ class Poisoned(ConnectionLost):
 class StartTimedOut(ConnectionLost):
     """The process did not start in time."""
 
+    def __init__(self, seconds: float) -> None:
+        super().__init__("Backend worker startup time out.")
+        self.cause = f"Timeout: its process did not start within {seconds:g} s."
+
 
 def may_be_profiling(error: Exception) -> bool:
     """Whether a worker was lost while batches may have been tried out."""

@@ -36,9 +36,7 @@ async def start_in_time(launcher: Launcher, spec: WorkerSpec, timeout: float) ->
         starting.cancel()
         raise
     if starting.cancel():
-        late = StartTimedOut("Backend worker startup time out.")
-        late.cause = _no_answer("startupTimeout", timeout)
-        raise late
+        raise StartTimedOut(timeout)
     return starting.result()
 
 
@@ -60,7 +58,7 @@ async def find_cause(
     """
     if isinstance(loss, ResponseTimedOut):
         await process.write_stacks()
-        return _no_answer(setting, timeout)
+        return f"Timeout: no answer within {setting} ({timeout or 0:g} s)."
     if isinstance(loss, Poisoned):
         return "Its process cannot use its GPU any more."
     if isinstance(loss, Disconnected):
@@ -69,7 +67,3 @@ async def find_cause(
             loss.code = 507
         return end or "It closed its connection and went on."
     return ""
-
-
-def _no_answer(setting: str, seconds: float | None) -> str:
-    return f"Timeout: no answer within {setting} ({seconds or 0:g} s)."

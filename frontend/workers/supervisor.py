@@ -33,6 +33,7 @@ from marserve.frontend.workers.failures import (
     FailureHistory,
     LoadFailed,
     Poisoned,
+    StartTimedOut,
     may_be_profiling,
 )
 from marserve.frontend.workers.launchers.launcher import Launcher, WorkerProcess, WorkerSpec
@@ -43,13 +44,16 @@ MakeDispatch = Callable[[WorkerConnection, Batcher, ModelMetrics], DispatchStrat
 
 logger = logging.getLogger(__name__)
 
+#: What the process of a worker may take until it begins to load, as in TorchServe; more where
+#: `WorkerTimeouts.startup` is more.
+START_SECONDS = 120.0
 # How long an idle worker may take to end after its connection was closed, and then after SIGTERM.
 _LEAVE_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
 class WorkerTimeouts:
-    """Seconds that a worker may take to start and to load, each, and the window of `Backoff`."""
+    """Seconds that a worker may take to load, and the window of `Backoff`."""
 
     startup: float
     retry_window: float
@@ -122,6 +126,7 @@ class WorkerSupervisor:
         self._spec = spec
         self._load = load
         self._timeouts = timeouts
+        self._start_seconds = max(START_SECONDS, timeouts.startup)
         self._make_dispatch = make_dispatch
         self._batcher = batcher
         self._launcher = launcher
@@ -270,7 +275,7 @@ class WorkerSupervisor:
         self.started_at = time.time()
         began = time.monotonic()
         self._given_threads = self._spec.threads
-        process = await start_in_time(self._launcher, self._spec, self._timeouts.startup)
+        process = await start_in_time(self._launcher, self._spec, self._start_seconds)
         self.pid, self._process = process.pid, process
         connection = None
         grace = 0.0
@@ -313,7 +318,9 @@ class WorkerSupervisor:
         # A debugged handler may stop at a breakpoint in its initialize().
         timeout = None if self._spec.terminal else self._timeouts.startup
         try:
-            reply = await connection.load(load, timeout)
+            reply = await connection.load(load, timeout, self._start_seconds)
+        except StartTimedOut:
+            raise
         except ConnectionLost as loss:
             loss.cause = await find_cause(loss, process, "startupTimeout", timeout)
             is_needed = load.must_validate or not load.validated_sizes

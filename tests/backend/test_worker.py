@@ -42,7 +42,10 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 @pytest.fixture
 def serve(pair: tuple[socket.socket, socket.socket]) -> Callable[[bytes], tuple[int, list[Any]]]:
-    """Run the worker's loop over what the frontend sent; its status and what it answered."""
+    """Run the worker's loop over what the frontend sent; its status, its answers after the first.
+
+    The first is that a load begins.
+    """
     ours, theirs = pair
 
     def served(data: bytes) -> tuple[int, list[Any]]:
@@ -53,6 +56,8 @@ def serve(pair: tuple[socket.socket, socket.socket]) -> Callable[[bytes], tuple[
         decoder, answers = Decoder(1 << 20), []
         while received := ours.recv(65536):
             answers += decoder.feed(received)
+        if answers:
+            assert answers.pop(0) == Reply(more=True)
         return status, answers
 
     return served

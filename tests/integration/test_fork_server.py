@@ -154,29 +154,18 @@ def test_descriptors_leaked_when_the_fork_server_died_during_starts(own, wait_fo
     wait_for(lambda: process.num_fds() <= before + 2, 10, process.num_fds)
 
 
-def serve_with_preloaded(code, prepare_server, tmp_path, handlers):
-    (tmp_path / "broken.py").write_text(code)
+def test_a_preloaded_module_that_ends_its_process_costs_its_preloading_only(
+    prepare_server, tmp_path, handlers
+):
+    (tmp_path / "broken.py").write_text("import os; os._exit(3)")
     environment = {"PYTHONPATH": str(tmp_path)}
-    settings = {"preload_modules": "broken", "default_startup_timeout": "3"}
-    with prepare_server(environment, **settings) as server:
+    with prepare_server(environment, preload_modules="broken") as server:
         server.start()
         _, seconds = took(server.install, handlers / "lab.py", "lab", startup_timeout=20)
         assert seconds < 10
         assert server.ask("lab", id=1).status_code == 200
         server.wait_logged("ts_log.log", "has not imported its modules (broken)")
         server.stop()
-
-
-def test_a_preloaded_module_that_hangs_costs_its_preloading_only(
-    prepare_server, tmp_path, handlers
-):
-    serve_with_preloaded("import time; time.sleep(600)", prepare_server, tmp_path, handlers)
-
-
-def test_a_preloaded_module_that_ends_its_process_costs_its_preloading_only(
-    prepare_server, tmp_path, handlers
-):
-    serve_with_preloaded("import os; os._exit(3)", prepare_server, tmp_path, handlers)
 
 
 def test_the_end_does_not_wait_for_a_module_that_hangs_while_it_is_preloaded(
@@ -190,36 +179,50 @@ def test_the_end_does_not_wait_for_a_module_that_hangs_while_it_is_preloaded(
         assert seconds < 5
 
 
-STOPS = """
-import os, signal, sys
-if "processes.{entry}" in " ".join(sys.orig_argv):
-    os.kill(os.getpid(), signal.SIGSTOP)
-"""
+@pytest.fixture
+def prepare_delayed(prepare_server, tmp_path):
+    """Prepare a server whose interpreters for one purpose run some code when they start."""
+
+    def prepare(entry, code, **properties):
+        is_meant = f'if "processes.{entry}" in " ".join(sys.orig_argv):'
+        (tmp_path / "sitecustomize.py").write_text(f"import os, sys\n{is_meant}\n    {code}\n")
+        return prepare_server({"PYTHONPATH": str(tmp_path)}, **properties)
+
+    return prepare
 
 
-def test_a_worker_that_is_stopped_before_it_connects_is_killed(
-    prepare_server, tmp_path, handlers, make_archive
+STOP = "os.kill(os.getpid(), 19)"
+
+
+def test_the_end_does_not_wait_for_a_worker_that_is_stopped_before_it_connects(
+    prepare_delayed, handlers, make_archive, background, wait_for, tmp_path
 ):
-    """As an interpreter of its own; the next try finds the same."""
-    (tmp_path / "sitecustomize.py").write_text(STOPS.format(entry="bootstrap"))
-    environment = {"PYTHONPATH": str(tmp_path)}
-    with prepare_server(environment, worker_start_method="spawn") as server:
+    stopped = tmp_path / "stopped"
+    code = f"open({str(stopped)!r}, 'x').close(); {STOP}"
+    with prepare_delayed("bootstrap", code, worker_start_method="spawn") as server:
         server.start()
         archive = make_archive(server.store, handlers / "lab.py", "lab")
-        answer, seconds = took(
-            server.register, archive, initial_workers=1, startup_timeout=1, max_retry_timeout=1
-        )
-        assert answer.status_code == 500
-        assert seconds < 8
+        registration = background(server.register, archive, initial_workers=1)
+        wait_for(stopped.exists)
         _, seconds = took(server.stop)  # which looks for what is left
         assert seconds < 5
+        registration.exception()
+
+
+def test_the_start_of_a_slow_interpreter_used_up_the_startup_timeout(prepare_delayed, handlers):
+    code = "import time; time.sleep(3)"
+    with prepare_delayed("bootstrap", code, worker_start_method="spawn") as server:
+        server.start()
+        _, seconds = took(server.install, handlers / "lab.py", "lab", startup_timeout=1)
+        assert seconds > 3
+        assert server.ask("lab", id=1).status_code == 200
+        server.stop()
 
 
 def test_a_fork_server_that_is_stopped_before_it_answers_does_not_hold_up_the_end(
-    prepare_server, tmp_path
+    prepare_delayed,
 ):
-    (tmp_path / "sitecustomize.py").write_text(STOPS.format(entry="fork_server"))
-    with prepare_server({"PYTHONPATH": str(tmp_path)}) as server:
+    with prepare_delayed("fork_server", STOP) as server:
         server.start()
         _, seconds = took(server.stop)
         assert seconds < 5

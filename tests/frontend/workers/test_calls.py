@@ -200,7 +200,7 @@ def test_calls_come_from_asynchronous_handlers_only_and_of_jobs_in_hand(
         if asynchronous:
             connection.calls = WorkerCalls(models.call, replies.append)
         try:
-            await connection.load(load, 5.0)
+            await connection.load(load, 5.0, 5.0)
             done = asyncio.Event()
             connection.on_lost = done.set
             connection.predict(Predict([fakes.make_input()]), None, lambda _: done.set(), object())

@@ -56,7 +56,7 @@ def ask(
 
 
 async def load_and_ask(connection: WorkerConnection, fakes: ModuleType) -> None:
-    await connection.load(LOAD, 5.0)
+    await connection.load(LOAD, 5.0, 5.0)
     await ask(connection, fakes, b"a")
 
 
@@ -65,7 +65,7 @@ def test_a_model_is_loaded_and_batches_are_answered_in_turn(
 ) -> None:
     async def scenario() -> None:
         async with connected(load=Reply(message="loaded")) as (connection, worker):
-            assert (await connection.load(LOAD, 5.0)).message == "loaded"
+            assert (await connection.load(LOAD, 5.0, 5.0)).message == "loaded"
             assert worker.loaded == [LOAD]
             for bodies in ([b"a", b"b"], [b"c"]):
                 reply = await ask(connection, fakes, *bodies)
@@ -82,7 +82,7 @@ def test_a_report_of_the_worker_is_an_answer_like_another(
             connection,
             _,
         ):
-            assert await connection.load(LOAD, 5.0) == Reply(507, "no memory")
+            assert await connection.load(LOAD, 5.0, 5.0) == Reply(507, "no memory")
             assert await ask(connection, fakes, b"a") == Reply(503, "no", number=1)
             assert not connection.lost.done()
 
@@ -95,7 +95,7 @@ def test_a_worker_that_can_serve_no_more_has_answered_and_is_lost(
     async def scenario() -> None:
         last = Reply(503, "Prediction failed", poisoned="RuntimeError: device-side assert")
         async with connected(predict=[last]) as (connection, _):
-            await connection.load(LOAD, 5.0)
+            await connection.load(LOAD, 5.0, 5.0)
             lost_first: list[bool] = []
             connection.on_lost = lambda: lost_first.append(connection.has_answered)
             reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
@@ -158,7 +158,7 @@ def test_an_answer_nobody_asked_for_loses_the_worker(
 
     async def scenario() -> None:
         async with connected(load=twice) as (connection, _):
-            assert (await connection.load(LOAD, 5.0)).message == "loaded"
+            assert (await connection.load(LOAD, 5.0, 5.0)).message == "loaded"
             assert "answered batch 0 unasked" in str(await connection.lost)
 
     run(scenario())
@@ -214,7 +214,7 @@ def test_after_the_end_a_batch_is_neither_sent_nor_answered(
             await fakes.drain_loop()
             assert (answers, worker.batches) == ([], [])
             with pytest.raises(ConnectionLost, match="was closed"):
-                await connection.load(LOAD, 5.0)
+                await connection.load(LOAD, 5.0, 5.0)
 
     run(scenario())
 

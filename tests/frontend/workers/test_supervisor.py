@@ -23,6 +23,7 @@ from marserve.frontend.workers.dispatch.batched import Batched
 from marserve.frontend.workers.failures import ConnectionLost, Diagnostics, LoadFailed
 from marserve.frontend.workers.launchers.launcher import WorkerSpec
 from marserve.frontend.workers.supervisor import (
+    START_SECONDS,
     TRANSITIONS,
     WorkerState,
     WorkerSupervisor,
@@ -271,7 +272,8 @@ def test_every_client_of_a_model_that_cannot_load_got_megabytes_of_missing_weigh
         ({"load": "die"}, "Worker disconnected", 0.0),
         ({"load": GARBAGE}, "broke the protocol", 0.0),
         ({"load": "hang"}, "did not respond in given time", STARTUP_SECONDS),
-        ({"start_seconds": 1e6}, "startup time out", STARTUP_SECONDS),
+        ({"load": "stuck"}, "startup time out", START_SECONDS),
+        ({"start_seconds": 1e6}, "startup time out", START_SECONDS),
         ({"start_error": OSError("no more processes")}, "no more processes", 0.0),
         ({"start_error": EOFError("unexpected EOF")}, "unexpected EOF", 0.0),
     ],

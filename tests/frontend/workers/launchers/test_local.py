@@ -127,7 +127,7 @@ def work(launcher: LocalLauncher, spec: WorkerSpec, tmp_path: Path) -> Callable[
         process = await launcher.start(spec)
         connection = await WorkerConnection.from_socket(process.sock, max_response_bytes=1000)
         try:
-            reply = await connection.load(load, SECONDS)
+            reply = await connection.load(load, SECONDS, SECONDS)
             assert reply.code == 200, reply
             await scenario(Machine(process, connection))
         finally:
@@ -430,6 +430,29 @@ def test_no_worker_could_be_started_once_the_fork_server_had_died_as_it_became_r
             await launcher.close()
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("way", ["forkserver"], indirect=True)
+def test_a_preloaded_module_that_hangs_costs_its_preloading_only(
+    spec: WorkerSpec,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    (tmp_path / "hanging.py").write_text("import time; time.sleep(600)")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+
+    async def scenario() -> None:
+        launcher = LocalLauncher("forkserver", ["hanging"], 1.0)
+        try:
+            process = await launcher.start(spec)
+            process.sock.close()
+            assert await process.stop(SECONDS) == 0
+        finally:
+            await launcher.close()
+
+    asyncio.run(scenario())
+    assert "has not imported its modules (hanging)" in caplog.text
 
 
 @pytest.mark.parametrize("way", ["forkserver"], indirect=True)
