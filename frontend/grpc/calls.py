@@ -407,10 +407,10 @@ class _Method:
         try:
             result = await answering
         except ServeError as error:
-            await self._router.fail(call, context, self._failure_of(error))
+            failure = self._failure_of(error)
         except DecodeError:
             text = "The request is not such a message, or is cut off."
-            await self._router.fail(call, context, Failure(StatusCode.INVALID_ARGUMENT, text, ""))
+            failure = Failure(StatusCode.INVALID_ARGUMENT, text, "")
         except asyncio.CancelledError:
             is_late = context.time_remaining() == 0
             code = StatusCode.DEADLINE_EXCEEDED if is_late else StatusCode.CANCELLED
@@ -422,7 +422,10 @@ class _Method:
         except Exception:  # the last resort
             logger.exception("Cannot answer %s", call.method)
             failure = self._failure_of(ServeError("Internal server error."))
-            await self._router.fail(call, context, failure)
         else:
             self._router.log(call, StatusCode.OK)
             return result
+        # Not in the except clauses: grpc keeps what this raises, and with it its context, whose
+        # traceback refers to the request.
+        await self._router.fail(call, context, failure)
+        return None

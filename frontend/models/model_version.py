@@ -316,5 +316,8 @@ async def _answer_to(
         ticket.cancel()
         raise
     if isinstance(answer, ServeError):
-        raise answer
+        try:
+            raise answer
+        finally:
+            del answer, answered  # an error in a cycle with its traceback keeps the body in memory
     return answer

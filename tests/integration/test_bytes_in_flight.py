@@ -1,9 +1,13 @@
 """How much memory the clients of a listener may fill, and how many connections one may have."""
 
 import contextlib
+import re
+from functools import partial
+from pathlib import Path
 
 import psutil
 import pytest
+from grpc_client import connected, failure
 
 pytestmark = pytest.mark.integration
 
@@ -131,3 +135,32 @@ def test_a_stream_that_fills_the_memory_since_nobody_reads_it_is_broken_off(star
         server.wait_logged("ts_log.log", "the client is too slow, and too much is in flight")
         wait_for(lambda: in_flight(server) == 0)
         assert server.predict("m", data=b"x").text == "1"
+
+
+def peak(server):
+    """The most memory that the frontend has had so far, in bytes."""
+    status = Path(f"/proc/{server.process.pid}/status").read_text()
+    return int(re.search(r"VmHWM:\s*(\d+) kB", status)[1]) * 1024
+
+
+def in_parts(server):
+    """A request that aiohttp reads."""
+    return server.predict("failing", files={"body": b"x" * SIZE})
+
+
+FAILING = "def handle(data, context):\n    assert data is None\n"
+
+
+@pytest.mark.parametrize("transport", ["aiohttp", "grpc", "grpc stream"])
+def test_requests_that_have_failed_are_not_kept_in_memory(start, transport):
+    with start(max_bytes_in_flight=str(LIMIT)) as server:
+        server.install(FAILING, "failing")
+        client = server.opened.enter_context(connected(server))
+        before = peak(server)
+        for _ in range(40):
+            if transport == "aiohttp":
+                assert in_parts(server).status_code == 503
+            else:
+                call = client.stream if "stream" in transport else client.predict
+                assert failure(partial(call, "failing", b"x" * SIZE))[0] == "UNAVAILABLE"
+        assert peak(server) - before < 20 * SIZE
