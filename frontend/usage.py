@@ -1,22 +1,26 @@
 """What the clients of a listener use: connections, and memory for bytes in flight.
 
-In flight are the bytes of requests that are being received or wait for their answer, and those of
-answers that wait for their clients to read them. An answer is never refused; but where too much is
-in flight, further requests are. Not counted are up to 64 KiB per connection, so that the usual
-request costs no counting.
+In flight are the bytes of requests that are being received or wait for their answer, of answers
+that wait for their clients to read them, and of what an answer is made of (`Holding`). An answer is
+never refused; but where too much is in flight, further requests are, and requests whose answers
+are being made fail. Not counted are up to 64 KiB per connection, so that the usual request costs no
+counting.
 
 Clients at unix sockets have no address, and share no limit of one.
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
+from weakref import WeakValueDictionary
 
 from marserve.frontend.errors import TooMuchInFlight
 
 _UNCOUNTED_BYTES = 1 << 16
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class ClientUsage:
     """What the connections from one address use; the address is empty at a unix socket."""
 
@@ -43,7 +47,9 @@ class Usage:
     on_limit: Callable[[str, str], object] = lambda _limit, _what: None
     bytes: int = field(default=0, init=False)
     uncounted_bytes: int = field(default=_UNCOUNTED_BYTES, init=False)
-    _clients: dict[str, ClientUsage] = field(default_factory=dict, init=False)
+    _clients: WeakValueDictionary[str, ClientUsage] = field(
+        default_factory=WeakValueDictionary, init=False
+    )
 
     @property
     def is_full(self) -> bool:
@@ -56,20 +62,11 @@ class Usage:
         return max((used / limit for used, limit in limits if limit), default=0.0)
 
     def client(self, address: str) -> ClientUsage:
-        """What one client uses; the caller counts its connections."""
-        return self._clients.get(address) or ClientUsage(address)
-
-    def add_connection(self, client: ClientUsage) -> None:
-        """Count a connection."""
-        client.connections += 1
-        if client.address:
-            self._clients[client.address] = client
-
-    def remove_connection(self, client: ClientUsage) -> None:
-        """Count one less; its bytes are released already."""
-        client.connections -= 1
-        if not client.connections:
-            self._clients.pop(client.address, None)
+        """What one client uses, as long as it is referred to; the caller counts its connections."""
+        client = self._clients.get(address) or ClientUsage(address)
+        if address:
+            self._clients[address] = client
+        return client
 
     def hold(self, client: ClientUsage, count: int) -> None:
         """Count bytes of a request.
@@ -96,3 +93,31 @@ class Usage:
         client.bytes += count
         self.bytes += count
         self.uncounted_bytes = 0 if self.is_full else _UNCOUNTED_BYTES
+
+
+@dataclass(slots=True, eq=False)
+class Holding(AbstractContextManager["Holding"]):
+    """What is in memory for one request beside its body and its answer, such as outputs of nodes.
+
+    At the end of a ``with`` block all is released.
+    """
+
+    usage: Usage = field(default_factory=Usage)
+    client: ClientUsage = field(default_factory=partial(ClientUsage, ""))
+    bytes: int = 0
+
+    def hold(self, count: int) -> None:
+        """Count bytes; raises as `Usage.hold` does."""
+        self.usage.hold(self.client, count)
+        self.bytes += count
+
+    def release(self, count: int) -> None:
+        """Count less."""
+        self.usage.add(self.client, -count)
+        self.bytes -= count
+
+    def close(self, *_error: object) -> None:
+        """Release all."""
+        self.release(self.bytes)
+
+    __exit__ = close

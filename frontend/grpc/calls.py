@@ -45,7 +45,7 @@ from marserve.frontend.guard import Guard
 from marserve.frontend.models.predict_request import RequestOptions
 from marserve.frontend.operations.request_options import read_request_options
 from marserve.frontend.tokens import Kind
-from marserve.frontend.usage import ClientUsage
+from marserve.frontend.usage import ClientUsage, Holding
 
 logger = logging.getLogger(__name__)
 
@@ -115,6 +115,10 @@ class Call:
             TooMuchInFlight: There are too many.
         """
         self._router.hold(self, size)
+
+    def holding(self) -> Holding:
+        """For what is in memory for it, beside its messages."""
+        return self._router.holding(self)
 
     def count_answer(self, answer: Prediction | Stream | int) -> None:
         """Count the bytes of an answer, if it is large, until the current task has sent it.
@@ -261,6 +265,10 @@ class CallRouter(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # the stubs
         usage.hold(client, size)
         self._release_with_task(client, size)
 
+    def holding(self, call: Call) -> Holding:
+        """See `Call.holding`."""
+        return Holding(self._limits.usage, self._limits.usage.client(_host_of(call)))
+
     def count_answer(self, call: Call, size: int) -> None:
         """See `Call.count_answer`."""
         if size > _COUNTED_BYTES:
@@ -281,20 +289,12 @@ class CallRouter(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # the stubs
                 stream.fall_behind("the client is too slow, and too much is in flight")
 
         usage.add(client, stream.waiting_bytes)
-        self._release_with_task(client, 0)
         stream.on_waiting = count
 
     def _release_with_task(self, client: ClientUsage, size: int) -> None:
-        usage = self._limits.usage
-        usage.add_connection(client)
         task = asyncio.current_task()
         assert task is not None
-
-        def release(_task: object) -> None:
-            usage.add(client, -size)
-            usage.remove_connection(client)
-
-        task.add_done_callback(release)
+        task.add_done_callback(lambda _task: self._limits.usage.add(client, -size))
 
     async def fail(self, call: Call, context: Context, failure: Failure) -> None:
         """End a call without an answer; raises what ends it."""

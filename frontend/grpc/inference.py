@@ -97,7 +97,8 @@ class _Inference:
         """One answer; an answer in pieces is put together, for as long as the call has."""
         answer = await self._predict(request, call)
         if isinstance(answer, Stream):
-            answer = await whole_answer(answer, math.inf, self.config.max_response_size)
+            limit = self.config.max_response_size
+            answer = await whole_answer(answer, math.inf, limit, call.holding())
         return self._response(answer, answer.body)
 
     async def stream_predictions(self, request: Message, call: Call) -> Answers:
@@ -167,7 +168,7 @@ class _Inference:
         parts = [Part(name, "", body) for name, body in request.input.items()]
         input_ = Input(new_request_id(), headers, parts)
         by_version = bool(request.model_version)
-        return PredictRequest(input_, call.arrived, by_version, options)
+        return PredictRequest(input_, call.arrived, by_version, options, holding=call.holding)
 
     def _check_sequence(self, request: Message, call: Call) -> None:
         """TorchServe wants an id in this call, except of a request that begins a sequence."""

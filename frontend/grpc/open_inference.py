@@ -243,7 +243,10 @@ class _OpenInference(_Health):
         model, rows = asked.model, asked.rows
         if rows is not None:
             requests = [replace(asked.predict, input=row) for row in rows.rows]
-            return await self._run(rows.joined(await model.predict_all(requests, on_ticket)))
+            predictions = await model.predict_all(requests, on_ticket)
+            with asked.predict.holding() as holding:
+                holding.hold(2 * sum(len(row.body) for row in predictions))  # and the joint answer
+                return await self._run(rows.joined(predictions))
         answer = await model.predict(asked.predict, on_ticket)
         return answer if isinstance(answer, Stream) else answer_of(answer)
 
@@ -321,7 +324,7 @@ class _OpenInference(_Health):
         made = await self._run(input_of(request, id_, headers, asked_model(model)))
         rows = made if isinstance(made, TensorRows) else None
         input_ = made if isinstance(made, Input) else Input(id_, headers, [])
-        predict = PredictRequest(input_, call.arrived, by_version, options)
+        predict = PredictRequest(input_, call.arrived, by_version, options, holding=call.holding)
         return _Asked(model, request, predict, rows)
 
     async def _written(

@@ -27,7 +27,7 @@ from marserve.frontend.http.responses import (
     response_head,
 )
 from marserve.frontend.request_ids import new_request_id
-from marserve.frontend.usage import ClientUsage
+from marserve.frontend.usage import ClientUsage, Holding
 
 if TYPE_CHECKING:
     from marserve.frontend.http.http_server import ConnectionLimits, HttpServer
@@ -238,6 +238,10 @@ class Connection(asyncio.Protocol):
         if self.is_open:
             self._usage.hold(self.client, count)
             self._held += count
+
+    def holding(self) -> Holding:
+        """For what is in memory for a request, beside its body."""
+        return Holding(self._usage, self.client)
 
     @property
     def share_in_flight(self) -> float:

@@ -127,7 +127,7 @@ class FastConnection(Connection):
             self._leave_to_aiohttp()
             return
         if self._submit is None and incoming.has_head:
-            request = self._request = _plain_request(parser, incoming)
+            request = self._request = _plain_request(self, parser, incoming)
             self._submit = None if request is None else self._router.accept(request)
             if self._submit is None:
                 self._leave_to_aiohttp()
@@ -316,7 +316,9 @@ class _Incoming:
         self.is_complete = True
 
 
-def _plain_request(parser: httptools.HttpRequestParser, incoming: _Incoming) -> PlainRequest | None:
+def _plain_request(
+    connection: Connection, parser: httptools.HttpRequestParser, incoming: _Incoming
+) -> PlainRequest | None:
     """The request whose head has come; None if it is not plain.
 
     Plain is a POST or PUT of HTTP/1.1 to a path, with a length, that keeps the connection, has a
@@ -355,4 +357,5 @@ def _plain_request(parser: httptools.HttpRequestParser, incoming: _Incoming) -> 
         split_path(target),
         new_request_id(),
         time.monotonic(),
+        connection,
     )

@@ -147,7 +147,7 @@ class HttpServer:
             reason = f"{count} are open here, and file descriptors run short (ulimit -n)"
         else:
             self._connections.add(connection)
-            self.usage.add_connection(client)
+            client.connections += 1
             return True
         self.note_limit(limit, f"New connections are refused: {reason}.")
         return False
@@ -163,7 +163,7 @@ class HttpServer:
     def remove(self, connection: Connection) -> None:
         """Note that a connection has ended."""
         self._connections.discard(connection)
-        self.usage.remove_connection(connection.client)
+        connection.client.connections -= 1
         if not self._connections:
             self._idle.set()
 

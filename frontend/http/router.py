@@ -70,6 +70,7 @@ class PlainRequest:
     segments: Sequence[str]
     id: str
     arrived: float
+    connection: Connection
     refuse: Callable[[ServeError], HttpResponse] = error_response  # see `Route`
 
 

@@ -22,7 +22,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 from functools import partial
 
-from marserve.backend.protocol import Call, Input
+from marserve.backend.protocol import Call, Input, Prediction
 from marserve.frontend.batching.jobs import Answer, Job, Stream
 from marserve.frontend.errors import (
     CyclicCall,
@@ -35,7 +35,8 @@ from marserve.frontend.models.model_version import ModelVersion
 from marserve.frontend.models.predict_request import PredictRequest, RequestOptions, Ticket
 from marserve.frontend.models.registry import ModelRegistry
 from marserve.frontend.models.whole_answers import whole_answer
-from marserve.frontend.workers.calls import CallAnswer, CallModel
+from marserve.frontend.usage import Holding, Usage
+from marserve.frontend.workers.calls import CallAnswer, CallModel, OnCallAnswer
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +51,7 @@ class ModelCalls:
     """The calls of all handlers.
 
     ``max_answer_bytes`` limits an answer that comes in pieces, ``max_request_bytes`` one call, and
-    ``max_bytes`` all calls that are under way.
+    ``max_bytes`` all calls that are under way, with the answers that the callers have not read.
     """
 
     def __init__(
@@ -64,8 +65,7 @@ class ModelCalls:
         self._registry = registry
         self._max_request_bytes = max_request_bytes
         self._max_answer_bytes = max_answer_bytes
-        self._max_bytes = max_bytes
-        self._bytes = 0
+        self._usage = Usage(max_bytes)
         self._last = 0
         #: Job of a call to the models that wait for it, the first one first.
         self._callers: dict[object, tuple[_Key, ...]] = {}
@@ -76,9 +76,7 @@ class ModelCalls:
         """What calls models on behalf of the handler of this model."""
         return partial(self._call, (name, version))
 
-    def _call(
-        self, key: _Key, caller: Job, call: Call, on_answer: Callable[[CallAnswer], None]
-    ) -> "_ModelCall":
+    def _call(self, key: _Key, caller: Job, call: Call, on_answer: OnCallAnswer) -> "_ModelCall":
         model = self._registry.find(call.model, call.version or None)
         called = model.name, model.version
         callers = (*self._callers.get(caller, ()), key)
@@ -86,20 +84,21 @@ class ModelCalls:
         size = sum(len(part.body) for part in call.parts)
         if size > self._max_request_bytes:
             raise PayloadTooLarge(self._max_request_bytes)
-        if self._bytes + size > self._max_bytes:
-            raise TooMuchInFlight("max_bytes_in_flight")
         request = self._request(caller, call)
-        made = _ModelCall(
-            on_answer, request.arrived + request.options.timeout, self._max_answer_bytes
-        )
-        ticket = made.ticket = model.submit(request, made.answered)
-        made.on_end = partial(self._ended, ticket, key, called, size)
+        deadline = request.arrived + request.options.timeout
+        made = _ModelCall(on_answer, deadline, self._max_answer_bytes, Holding(self._usage))
+        made.holding.hold(size)
+        try:
+            ticket = made.ticket = model.submit(request, made.answered)
+        except ServeError:
+            made.holding.close()
+            raise
+        made.on_end = partial(self._ended, ticket, key, called)
         self._callers[ticket] = callers
         self._waiting[key][called] += 1
-        self._bytes += size
         return made
 
-    def _ended(self, ticket: Ticket, key: _Key, called: _Key, size: int) -> None:
+    def _ended(self, ticket: Ticket, key: _Key, called: _Key) -> None:
         del self._callers[ticket]
         waiting = self._waiting[key]
         waiting[called] -= 1
@@ -107,7 +106,6 @@ class ModelCalls:
             del waiting[called]
         if not waiting:
             del self._waiting[key]
-        self._bytes -= size
 
     def _request(self, caller: Job, call: Call) -> PredictRequest:
         now = time.monotonic()
@@ -155,13 +153,14 @@ class _ModelCall:
     """A call that is under way: its ticket, and what makes an answer in pieces whole."""
 
     def __init__(
-        self, on_answer: Callable[[CallAnswer], None], deadline: float, max_bytes: int
+        self, on_answer: OnCallAnswer, deadline: float, max_bytes: int, holding: Holding
     ) -> None:
         self.ticket: Ticket
         self.on_end: Callable[[], None]
         self._on_answer = on_answer
         self._deadline = deadline
         self._max_bytes = max_bytes
+        self.holding = holding
         self._is_over = False
         self._reading: asyncio.Task[None] | None = None
 
@@ -183,7 +182,10 @@ class _ModelCall:
 
     async def _read(self, stream: Stream) -> None:
         try:
-            answer: CallAnswer = await whole_answer(stream, self._deadline, self._max_bytes)
+            holding = Holding(self.holding.usage)
+            answer: CallAnswer = await whole_answer(
+                stream, self._deadline, self._max_bytes, holding
+            )
         except ServeError as error:
             answer = error
         except Exception:  # a defect of ours, which must not leave the handler waiting
@@ -194,10 +196,15 @@ class _ModelCall:
     def _pass_on(self, answer: CallAnswer) -> None:
         if not self._is_over:
             self._end()
-            self._on_answer(answer)
+            try:
+                self.holding.hold(len(answer.body) if isinstance(answer, Prediction) else 0)
+            except TooMuchInFlight as error:
+                answer = error
+            self._on_answer(answer, self.holding.close)
 
     def _end(self) -> None:
         self._is_over = True
+        self.holding.close()
         self.on_end()
 
 

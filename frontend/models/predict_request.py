@@ -27,6 +27,7 @@ from marserve.frontend.batching.job_queue import JobQueue
 from marserve.frontend.batching.jobs import Answer, Group, Job, Priority, Stream
 from marserve.frontend.errors import Overloaded, RequestExpired, SequenceOver, ServeError
 from marserve.frontend.telemetry.model_metrics import ModelMetrics, RequestCounters
+from marserve.frontend.usage import Holding
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ class PredictRequest:
         describe: Whether the handler is to describe its model. Such requests are not counted.
         continues: Whether it is a part of a request that was accepted before, which is served to
             its end while the server stops.
+        holding: Makes what counts the memory for it, beside the input and the answer.
     """
 
     input: Input
@@ -60,6 +62,7 @@ class PredictRequest:
     options: RequestOptions = NO_OPTIONS
     describe: bool = False
     continues: bool = False
+    holding: Callable[[], Holding] = Holding
 
 
 #: The answer to requests submitted together: their predictions in order, up to the first whose
@@ -229,6 +232,7 @@ class PendingRows:
         self._predictions: list[Prediction] = []
         #: Answers that came out of order, by place.
         self._early: dict[int, Prediction | ServeError] = {}
+        self._holding = first.holding()
         self.timer: asyncio.TimerHandle | None = None
         self.counters = pending.counters_of(first)
         make = _RowJob if len(requests) > 1 else _RequestJob
@@ -262,6 +266,11 @@ class PendingRows:
         if isinstance(answer, Stream):
             answer.close()  # else its pieces would wait in memory for the rows before it
             answer = ServeError("The model answers in pieces; such answers make no list.")
+        if isinstance(answer, Prediction):
+            try:
+                self._holding.hold(len(answer.body))
+            except ServeError as error:
+                answer = error
         self._early[place] = answer
         predictions = self._predictions
         while self._on_answer is not None and len(predictions) in self._early:
@@ -279,6 +288,7 @@ class PendingRows:
         if on_answer is None:
             return
         pending, jobs = self._pending, self.jobs
+        self._holding.close()
         if self.timer is not None:
             self.timer.cancel()
         for job in jobs:

@@ -49,7 +49,9 @@ async def predict_rows(
     """
     requests = [replace(request, input=row) for row in rows.rows]
     predictions = await model.predict_all(requests) if requests else ()
-    return await run(rows.join(predictions))
+    with request.holding() as holding:
+        holding.hold(2 * sum(len(row.body) for row in predictions))  # and for the joint answer
+        return await run(rows.join(predictions))
 
 
 def last_of_each_name(parts: Iterable[Part]) -> list[Part]:

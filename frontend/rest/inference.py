@@ -98,6 +98,7 @@ class Predictor:
             input_ = await read_input(request, limit, extra, with_query=with_query)
         run = request.connection.long_work.run
         predict_request = PredictRequest(input_, request.arrived, by_version, options)
+        predict_request.holding = request.connection.holding
         if convert is not None:
             converted = await run(convert(input_, model))
             if isinstance(converted, TensorRows):

@@ -78,6 +78,7 @@ class _Inference:
         workflow.check()  # before the body is read and parsed, which may take long
         input_ = await read_input(request, self.max_request_bytes, {})
         run = PredictRequest(input_, request.arrived, by_version=False, options=options)
+        run.holding = request.connection.holding
         return prediction_response(await run_workflow(workflow, run))
 
     def accept(self, request: PlainRequest) -> Submit | None:
@@ -92,6 +93,7 @@ class _Inference:
         def submit(body: bytes, on_answer: OnAnswer) -> Ticket:
             input_ = plain_input(request, body, {})
             run = PredictRequest(input_, request.arrived, by_version=False, options=options)
+            run.holding = request.connection.holding
             return workflow.submit(run, on_answer)
 
         return submit

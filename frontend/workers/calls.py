@@ -29,20 +29,23 @@ class CallTicket(Protocol):
 #: The answer to a call; one in pieces is whole.
 CallAnswer = Prediction | ServeError
 
+#: Gets the answer, and what is to be called when the worker has read it.
+OnCallAnswer = Callable[[CallAnswer, Callable[[], object]], None]
+
 #: Calls a model on behalf of a job; the callback is called once, later. Raises the ServeError that
 #: refuses the call.
-CallModel = Callable[[Job, Call, Callable[[CallAnswer], None]], CallTicket]
+CallModel = Callable[[Job, Call, OnCallAnswer], CallTicket]
 
 
-def no_calls(_caller: Job, _call: Call, _on_answer: Callable[[CallAnswer], None]) -> CallTicket:
+def no_calls(_caller: Job, _call: Call, _on_answer: OnCallAnswer) -> CallTicket:
     """Refuse all calls: there are no models to be called."""
     raise ServeError("Models cannot be called here.")
 
 
 class WorkerCalls:
-    """The calls of one worker process; ``reply`` sends it the answers."""
+    """The calls of one worker process; ``reply`` is `WorkerConnection.reply_to_call`."""
 
-    def __init__(self, call_model: CallModel, reply: Callable[[CallReply], None]) -> None:
+    def __init__(self, call_model: CallModel, reply: Callable[..., None]) -> None:
         self._call_model = call_model
         self._reply = reply
         #: By number of the call: the number of the batch on whose behalf it is, and its ticket.
@@ -90,9 +93,9 @@ class WorkerCalls:
         for _, ticket in under_way.values():
             ticket.cancel()
 
-    def _answered(self, number: int, answer: CallAnswer) -> None:
+    def _answered(self, number: int, answer: CallAnswer, on_read: Callable[[], object]) -> None:
         self._remove(number)
-        self._reply(_reply_of(number, answer))
+        self._reply(_reply_of(number, answer), on_read)
 
     def _remove(self, number: int) -> CallTicket:
         batch, ticket = self._under_way.pop(number)

@@ -73,6 +73,9 @@ class WorkerConnection(asyncio.BufferedProtocol):
         self._decoder = Decoder(_META_BYTES)
         self._max_due = 0
         self._transport: asyncio.Transport | None = None
+        self._is_paused = False
+        #: Called when the worker has read what was written.
+        self._on_read: list[Callable[[], object]] = []
         #: By message number: how many predictions are due, the callback, and the caller.
         self._exchanges: dict[int, tuple[int, OnReply, Any]] = {}
         #: How many batches were sent, and how many of them will stay without an answer.
@@ -187,16 +190,22 @@ class WorkerConnection(asyncio.BufferedProtocol):
         if not self.lost.done():
             self.lost.set_result(kind(why))
             self.on_lost()
+        self.resume_writing()
         if self._transport is not None:
             self._transport.abort()
 
-    def reply_to_call(self, reply: CallReply) -> None:
-        """Answer a call of the handler; the worker has the time from now on for its own answers."""
-        if self.lost.done() or self._transport is None:
-            return
-        self._transport.write(b"".join(encode(reply)))
-        if self._exchanges:
-            self._expect_reply()
+    def reply_to_call(self, reply: CallReply, on_read: Callable[[], object] = lambda: None) -> None:
+        """Answer a call of the handler; the worker has the time from now on for its own answers.
+
+        ``on_read`` is called when the worker has read most of it, or is lost.
+        """
+        self._on_read.append(on_read)
+        if not self.lost.done() and self._transport is not None:
+            self._transport.writelines(encode(reply))
+            if self._exchanges:
+                self._expect_reply()
+        if not self._is_paused:
+            self.resume_writing()
 
     def _send(
         self,
@@ -275,6 +284,17 @@ class WorkerConnection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport."""
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by inheritance
+
+    def pause_writing(self) -> None:
+        """The worker does not read what is written."""
+        self._is_paused = True
+
+    def resume_writing(self) -> None:
+        """The worker has read nearly all."""
+        self._is_paused = False
+        on_read, self._on_read = self._on_read, []
+        for each in on_read:
+            each()
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - asyncio's signature
         """Return the buffer for the next bytes."""

@@ -29,16 +29,16 @@ def answer_of(outputs: Mapping[str, Prediction]) -> Steps[Prediction]:
         yield from ()
         reason = output.reason or _PHRASES.get(output.status, "")
         return Prediction(output.body, output.status, reason, headers | output.headers)
-    members = []
+    pieces: list[bytes] = []
     for name, output in outputs.items():
-        members.append(f"  {json.dumps(name, ensure_ascii=False)}: {_json_text(name, output.body)}")
+        before = f"{',' if pieces else '{'}\n  {json.dumps(name, ensure_ascii=False)}: "
+        pieces += (before.encode(), _json_text(name, output.body))
         yield
-    joined = ",\n".join(members)
-    body = f"{{\n{joined}\n}}\n".encode()
+    body = b"".join((*pieces, b"\n}\n"))  # which may be large: of text there would be copies
     return Prediction(body, 200, _PHRASES[200], {"content-type": _JSON})
 
 
-def _json_text(name: str, body: Buffer) -> str:
+def _json_text(name: str, body: Buffer) -> bytes:
     """An output as JSON: as it is if it is JSON, else as a text."""
     try:
         text = bytes(body).decode()
@@ -49,8 +49,8 @@ def _json_text(name: str, body: Buffer) -> str:
     try:
         json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
-        return json.dumps(text, ensure_ascii=False)
-    return text.strip()
+        return json.dumps(text, ensure_ascii=False).encode()
+    return text.strip().encode()
 
 
 def _refuse_constant(name: str) -> None:

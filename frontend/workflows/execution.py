@@ -1,8 +1,9 @@
-"""One run of a workflow: every node is asked as soon as all its parents have answered.
+"""One run of a workflow: a node is run as soon as all its parents have answered.
 
 A task goes on from a node to its child; where a node has several children that are ready, the
 others get tasks of their own. So a chain needs no task beside its caller's. The first failure
-cancels all other nodes: their jobs leave their queues.
+cancels all other nodes: their jobs leave their queues. An output is dropped when all children of
+its node have answered; until then it counts as in flight.
 
     The start node gets the parts of the request, a node with one parent its output as ``body``, a
     node with several a part for each, by the parent's name. All get the headers of the request.
@@ -11,6 +12,8 @@ cancels all other nodes: their jobs leave their queues.
 import asyncio
 import logging
 import time
+import traceback
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -26,6 +29,7 @@ from marserve.frontend.errors import (
     SequenceOver,
     ServeError,
     ServerStopping,
+    TooMuchInFlight,
     VersionNotFound,
 )
 from marserve.frontend.logs.formats import one_line
@@ -47,7 +51,7 @@ _CLIENTS_FAULT = range(400, 500)
 _ERRORS = 400  # HTTP statuses from here on
 # What would be answered in the same way at once: the client is to try later, or to begin its
 # sequence anew, or cannot.
-_NOT_RETRIED = (NoWorker, Overloaded, SequenceOver, ServerStopping)
+_NOT_RETRIED = (NoWorker, Overloaded, SequenceOver, ServerStopping, TooMuchInFlight)
 
 
 class Graph:
@@ -87,15 +91,20 @@ class _Answered(Exception):
 
 
 class Run:
-    """One run; ``request`` is what the client has sent, and its time is that of the whole."""
+    """One run; ``request`` is what the client has sent, and its time is that of the whole.
+
+    The caller closes ``holding``, which counts the outputs of nodes.
+    """
 
     def __init__(self, graph: Graph, request: PredictRequest) -> None:
         self._graph = graph
         self._nodes = graph.specification.nodes
         self._request = request
         self._deadline = request.arrived + request.options.timeout
-        self._inputs: dict[str, dict[str, Part]] = {}  # of nodes that wait for other parents
+        self.holding = request.holding()
         self._outputs: dict[str, Prediction] = {}
+        #: How many children of a node have answered.
+        self._answered: Counter[str] = Counter()
         self.times = RunTimes(request.input.id, time.monotonic())
 
     async def outputs(self) -> Mapping[str, Prediction]:
@@ -103,54 +112,61 @@ class Run:
 
         Raises:
             NodeFailed: A node failed at every try.
+            TooMuchInFlight: The outputs do not fit into the memory.
             RequestExpired: The time of the whole was over.
             ServeError: A node's model refused its request, or its handler the input.
         """
         start = self._graph.specification.start
         try:
             async with asyncio.TaskGroup() as group:
-                await self._run_from(start, self._request.input.parts, group)
+                await self._run_from(start, group)
         except BaseExceptionGroup as failed:
+            self._outputs.clear()  # reference cycles of tracebacks keep this run in memory
             first = failed.exceptions[0]
             if isinstance(first, _Answered):
                 return {"": first.prediction}
             raise first from first.__cause__
-        return {name: self._outputs[name] for name in self._graph.specification.leaves}
+        leaves = self._graph.specification.leaves
+        if len(leaves) > 1:
+            self.holding.hold(self.holding.bytes)  # for the answer that is made of them
+        return {name: self._outputs[name] for name in leaves}
 
-    async def _run_from(self, node: Node, parts: list[Part], group: asyncio.TaskGroup) -> None:
-        """Run a node, and those after it that nobody else has to wait for."""
+    async def _run_from(self, node: Node, group: asyncio.TaskGroup) -> None:
+        """Run a node, then its children whose other parents have answered."""
         next_: Node | None = node
         while next_ is not None:
             node, next_ = next_, None
-            output = await self._output_of(node, parts)
+            self._outputs[node.name] = await self._output_of(node)
+            self._drop_parts(node)
             for name in node.children:
                 child = self._nodes[name]
-                ready = self._hand_on(node, output, child)
-                if ready is None:
+                if not all(parent in self._outputs for parent in child.parents):
                     continue
                 if next_ is None:
-                    next_, parts = child, ready
+                    next_ = child
                 else:
-                    group.create_task(self._run_from(child, ready, group))
-            if not node.children:
-                self._outputs[node.name] = output
+                    group.create_task(self._run_from(child, group))
 
-    def _hand_on(self, node: Node, output: Prediction, child: Node) -> list[Part] | None:
-        """Give a child its parent's output; returns its input once that is complete."""
-        if len(child.parents) == 1:
-            return [Part("body", "", output.body)]
-        inputs = self._inputs.setdefault(child.name, {})
-        inputs[node.name] = Part(node.name, "", output.body)
-        if len(inputs) < len(child.parents):
-            return None
-        del self._inputs[child.name]
-        return [inputs[parent] for parent in child.parents]
+    def _parts(self, node: Node) -> list[Part]:
+        """The input of a node whose parents have answered."""
+        if not node.parents:
+            return self._request.input.parts
+        names = node.parents if len(node.parents) > 1 else ("body",)
+        outputs = [self._outputs[parent].body for parent in node.parents]
+        return [Part(name, "", body) for name, body in zip(names, outputs, strict=True)]
 
-    async def _output_of(self, node: Node, parts: list[Part]) -> Prediction:
+    def _drop_parts(self, node: Node) -> None:
+        """Drop the outputs of which a node was the last that needed them."""
+        self._answered.update(node.parents)
+        for parent in node.parents:
+            if self._answered[parent] == len(self._nodes[parent].children):
+                self.holding.release(len(self._outputs.pop(parent).body))
+
+    async def _output_of(self, node: Node) -> Prediction:
         times = NodeTimes(node.name, time.monotonic())
         self.times.nodes.append(times)
         try:
-            prediction = await self._try_until_answered(node, parts, times)
+            prediction = await self._try_until_answered(node, times)
             times.outcome = "answered"
         except ServeError as error:
             times.outcome = "expired" if isinstance(error, RequestExpired) else "failed"
@@ -162,9 +178,7 @@ class Run:
             raise _Answered(prediction)
         return prediction
 
-    async def _try_until_answered(
-        self, node: Node, parts: list[Part], times: NodeTimes
-    ) -> Prediction:
+    async def _try_until_answered(self, node: Node, times: NodeTimes) -> Prediction:
         while True:
             begun = time.monotonic()
             left = self._deadline - begun
@@ -172,8 +186,9 @@ class Run:
                 raise self._expired()
             times.attempts += 1
             try:
-                return await self._try(node, parts, times, begun, min(node.timeout, left))
+                return await self._try(node, times, begun, min(node.timeout, left))
             except ServeError as error:
+                traceback.clear_frames(error.__traceback__)  # they refer to inputs and output
                 self._graph.metrics.failed_tries[node.name].update(1)
                 # Timers are up to a millisecond early.
                 is_over = isinstance(error, RequestExpired) and left <= node.timeout
@@ -193,10 +208,8 @@ class Run:
                     )
                     raise NodeFailed(node.name, _cause(node, error)) from error
 
-    async def _try(
-        self, node: Node, parts: list[Part], times: NodeTimes, begun: float, timeout: float
-    ) -> Prediction:
-        request = self._request_of(node, parts, times.attempts, begun, timeout)
+    async def _try(self, node: Node, times: NodeTimes, begun: float, timeout: float) -> Prediction:
+        request = self._request_of(node, times.attempts, begun, timeout)
         model = self._graph.models.find(self._graph.model_names[node.name])
         tickets: list[Ticket] = []
         try:
@@ -206,15 +219,17 @@ class Run:
                 times.started = tickets[0].dispatched
                 times.is_final = model.sequences is not None and times.started is not None
         if isinstance(prediction, Stream):
-            return await whole_answer(prediction, begun + timeout, self._graph.max_output_bytes)
+            deadline, limit = begun + timeout, self._graph.max_output_bytes
+            holding = self._request.holding()
+            prediction = await whole_answer(prediction, deadline, limit, holding)
+        self.holding.hold(len(prediction.body))
         return prediction
 
-    def _request_of(
-        self, node: Node, parts: list[Part], attempt: int, begun: float, timeout: float
-    ) -> PredictRequest:
+    def _request_of(self, node: Node, attempt: int, begun: float, timeout: float) -> PredictRequest:
         whole = self._request
         again = f".{attempt}" if attempt > 1 else ""  # the one before may still be at the worker
-        input_ = Input(f"{whole.input.id}.{node.name}{again}", dict(whole.input.headers), parts)
+        id_ = f"{whole.input.id}.{node.name}{again}"
+        input_ = Input(id_, dict(whole.input.headers), self._parts(node))
         options = whole.options
         if options is NO_OPTIONS:  # the same object for all runs
             options = self._graph.options[node.name]

@@ -87,6 +87,7 @@ class Workflow:
             NodeFailed: A node failed at every try; its cause says how.
             RequestExpired: The time was over.
             ServerBusy, NoWorker, Overloaded: It, or a model of it, has too much to do.
+            TooMuchInFlight: The outputs of its nodes do not fit into the memory.
             ServeError: A handler refused its input, or the outputs do not make one answer.
         """
         self.check()
@@ -94,7 +95,8 @@ class Workflow:
         run = Run(self.graph, request)
         outcome = "cancelled"
         try:
-            answer = await self.long_work.run(answer_of(await run.outputs()))
+            with run.holding:
+                answer = await self.long_work.run(answer_of(await run.outputs()))
             outcome = "answered"
         except RequestExpired:
             outcome = "expired"

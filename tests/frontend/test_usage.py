@@ -3,7 +3,7 @@
 import pytest
 
 from marserve.frontend.errors import TooMuchInFlight
-from marserve.frontend.usage import Usage
+from marserve.frontend.usage import Holding, Usage
 
 
 def test_bytes_are_refused_beyond_a_limit_and_counted_exactly() -> None:
@@ -33,23 +33,18 @@ def test_answers_are_never_refused_but_fill_a_listener() -> None:
 
 def test_connections_from_one_address_share_what_they_use() -> None:
     usage = Usage()
-    for _ in range(2):
-        usage.add_connection(usage.client("1.1.1.1"))
     client = usage.client("1.1.1.1")
-    assert client.connections == 2
-    usage.remove_connection(client)
+    client.connections += 1
     assert usage.client("1.1.1.1") is client
-    usage.remove_connection(client)
-    assert usage.client("1.1.1.1") is not client
+    del client
+    assert usage.client("1.1.1.1").connections == 0
 
 
 def test_clients_at_a_unix_socket_have_the_limit_of_the_listener_only() -> None:
     usage = Usage(100, 10)
     client = usage.client("")
-    usage.add_connection(client)
     usage.hold(client, 50)
     assert usage.client("") is not client
-    usage.remove_connection(client)
 
 
 def test_a_client_knows_what_share_of_its_limits_is_used() -> None:
@@ -58,3 +53,15 @@ def test_a_client_knows_what_share_of_its_limits_is_used() -> None:
     usage.add(one, 40)
     assert (usage.share(one), usage.share(other)) == (0.8, 0.4)
     assert Usage().share(one) == 0.0
+
+
+def test_what_a_request_holds_is_released_with_it() -> None:
+    usage = Usage(100)
+    client = usage.client("1.1.1.1")
+    with Holding(usage, client) as holding:
+        holding.hold(60)
+        holding.release(20)
+        with pytest.raises(TooMuchInFlight):
+            holding.hold(61)
+        assert (usage.bytes, client.bytes, holding.bytes) == (40, 40, 40)
+    assert (usage.bytes, client.bytes, holding.bytes) == (0, 0, 0)

@@ -53,6 +53,8 @@ class Calls:
         limits = {"max_request_bytes": 100, "max_answer_bytes": 100, "max_bytes": 150, **limits}
         self.of = ModelCalls(registry, **limits)
         self.fakes = fakes
+        self.reads = True
+        self.unread: list[Callable[[], object]] = []
 
     def job(self, **members: Any) -> Job:
         return Job(self.fakes.make_input(id_="caller"), 0.0, lambda _answer: None, **members)
@@ -60,12 +62,19 @@ class Calls:
     def begin(self, caller: Job | None = None, name: str = "a", **members: Any) -> Any:
         """Call the model; returns the future of the answer, and the ticket."""
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        ticket = self.of.by(name, "1.0")(caller or self.job(), call(**members), answer.set_result)
+
+        def on_answer(given: Any, on_read: Callable[[], object]) -> None:
+            answer.set_result(given)
+            self.unread.append(on_read)
+            if self.reads:
+                on_read()
+
+        ticket = self.of.by(name, "1.0")(caller or self.job(), call(**members), on_answer)
         return answer, ticket
 
     @property
     def leftovers(self) -> tuple[Any, ...]:
-        return self.of._callers, self.of._waiting, self.of._bytes
+        return self.of._callers, self.of._waiting, self.of._usage.bytes
 
 
 NOTHING: tuple[Any, ...] = ({}, {}, 0)
@@ -196,6 +205,35 @@ def test_calls_are_bounded_in_size(
             first.cancel()
             second.cancel()
             assert calls.leftovers == NOTHING
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("in_pieces", [False, True])
+def test_answers_count_until_the_caller_has_read_them(
+    run: Callable[..., Any],
+    serve_model: Callable[..., Any],
+    fakes: ModuleType,
+    in_pieces: bool,
+) -> None:
+    answers = [pieces(bytes(50), bytes(50)) for _ in range(3)] if in_pieces else []
+
+    async def scenario() -> None:
+        async with serve_model(fakes.Life(predict=answers)) as model:
+            calls = Calls(model, fakes)
+            calls.reads = False
+            body = b"" if in_pieces else bytes(100)
+            assert len((await calls.begin(body=body)[0]).body) == 100
+            assert calls.leftovers == ({}, {}, 100)
+            if in_pieces:
+                assert isinstance(await calls.begin()[0], TooMuchInFlight)
+            else:
+                with pytest.raises(TooMuchInFlight):
+                    calls.begin(body=body)
+            assert calls.leftovers == ({}, {}, 100)
+            calls.unread[0]()
+            assert calls.leftovers == NOTHING
+            assert len((await calls.begin(body=body)[0]).body) == 100
 
     run(scenario())
 

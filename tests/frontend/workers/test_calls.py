@@ -1,6 +1,7 @@
 """Calls of one worker: each is answered once, and ends with the job on whose behalf it is made."""
 
 import asyncio
+import socket
 from collections.abc import Callable
 from functools import partial
 from types import ModuleType
@@ -35,12 +36,14 @@ class Models:
     def __init__(self) -> None:
         self.answers: dict[str, Any] = {}
         self.cancelled: list[str] = []
+        self.read: list[str] = []
         self.called = asyncio.Event()
 
     def call(self, caller: Job, call: Call, on_answer: Any) -> Any:
         if call.model == "none":
             raise ModelNotFound("No such model.")
-        self.answers[call.model] = on_answer
+        on_read = partial(self.read.append, call.model)
+        self.answers[call.model] = partial(on_answer, on_read=on_read)
         self.called.set()
         return Ticket(partial(self.cancelled.append, call.model))
 
@@ -62,7 +65,7 @@ def replies() -> list[CallReply]:
 
 @pytest.fixture
 def calls(models: Models, replies: list[CallReply]) -> WorkerCalls:
-    return WorkerCalls(models.call, replies.append)
+    return WorkerCalls(models.call, lambda reply, *_on_read: replies.append(reply))
 
 
 @pytest.fixture
@@ -198,7 +201,8 @@ def test_calls_come_from_asynchronous_handlers_only_and_of_jobs_in_hand(
         connection = await WorkerConnection.from_socket(worker.sock, max_response_bytes=1000)
         replies: list[CallReply] = []
         if asynchronous:
-            connection.calls = WorkerCalls(models.call, replies.append)
+            reply = lambda reply, *_on_read: replies.append(reply)  # noqa: E731
+            connection.calls = WorkerCalls(models.call, reply)
         try:
             await connection.load(load, 5.0, 5.0)
             done = asyncio.Event()
@@ -233,5 +237,28 @@ def test_a_worker_that_waits_for_a_call_is_not_taken_for_hung(
             with pytest.raises(Exception, match="Worker died"):
                 await job.future
             assert loop.time() - began < 1.0
+
+    run(scenario())
+
+
+def test_an_answer_that_the_worker_has_not_read_is_kept_track_of(
+    run: Callable[..., Any], models: Models
+) -> None:
+    async def scenario() -> None:
+        ours, theirs = socket.socketpair()
+        theirs.setblocking(False)
+        connection = await WorkerConnection.from_socket(ours, max_response_bytes=1000)
+        loop = asyncio.get_running_loop()
+        with theirs:
+            for model, size in (("small", 1), ("large", 10_000_000), ("third", 10_000_000)):
+                answer = CallReply(1, Prediction(bytes(size)))
+                connection.reply_to_call(answer, partial(models.read.append, model))
+            assert models.read == ["small"]
+            while len(models.read) < 3:
+                await loop.sock_recv(theirs, 1 << 20)
+            connection.reply_to_call(answer, partial(models.read.append, "again"))
+            assert "again" not in models.read
+            connection.close()
+            assert models.read == ["small", "large", "third", "again"]
 
     run(scenario())
