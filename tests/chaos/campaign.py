@@ -11,6 +11,7 @@ from chaos.actions import ACTIONS
 from chaos.actions.models import pack_churn
 from chaos.actions.processes import SWEEP_SECONDS
 from chaos.clients import keep_asking, keep_pinging
+from chaos.grpc_clients import keep_calling
 from chaos.leftovers import check_idle, files_left, footprint
 from chaos.rules import ANSWER_SECONDS
 from chaos.schedule import Step, steps
@@ -18,6 +19,7 @@ from chaos.timeline import AFTERMATH
 from chaos.world import MANAGEMENT_SECONDS, RECOVERY_SECONDS, World
 
 _CLIENTS_PER_MODEL = 2
+_GRPC_CLIENTS = 4
 #: Seconds of load with no fault, at the end: every answer must be 200 then.
 CALM_SECONDS = 3.0
 #: Seconds in which every action has undone what it did: some register, kill and recover.
@@ -95,6 +97,10 @@ class Campaign:
             keep_asking(self._world, model, Random(f"client {self._seed} {model.name} {number}"))
             for model in self._world.models
             for number in range(_CLIENTS_PER_MODEL)
+        ]
+        clients += [
+            keep_calling(self._world, Random(f"grpc {self._seed} {number}"))
+            for number in range(_GRPC_CLIENTS)
         ]
         return [asyncio.create_task(client) for client in (*clients, keep_pinging(self._world))]
 

@@ -33,11 +33,15 @@ def plain_bytes(request: Request) -> bytes:
 
 async def exchange(
     world: World, connection: Connection, requests: Sequence[Request], data: bytes
-) -> None:
+) -> bool:
     """Send requests, wait for their answers in order, have them judged.
 
     Those that come after one whose answer ends the connection were not accepted.
+
+    Returns:
+        Whether all were answered with 200.
     """
+    is_good = True
     since, is_new = time.monotonic(), not connection.has_answered
     connection.send(data)
     for request in requests:
@@ -54,7 +58,9 @@ async def exchange(
         world.referee.outcome(request, outcome)
         if answer is not None and answer.headers.get("connection") == "close":
             connection.close()
-            return
+            return False
+        is_good = is_good and answer is not None and answer.status == 200
+    return is_good
 
 
 async def exchange_bad(world: World, request: Request, connection: Connection) -> None:
@@ -101,6 +107,9 @@ async def _ask_once(world: World, connection: Connection, model: Served, rng: Ra
         await exchange_bad(world, request, connection)
         return
     form = rng.random()
+    if model.form == "sequence" and form < 0.5:
+        await _ask_in_sequence(world, connection, model, rng)
+        return
     if form < 0.1:
         requests = [make_request(model, world.token(model.name), rng) for _ in range(3)]
         data = b"".join(map(plain_bytes, requests))
@@ -108,6 +117,21 @@ async def _ask_once(world: World, connection: Connection, model: Served, rng: Ra
         requests = [make_request(model, token, rng)]
         data = _encoded(requests[0], form)
     await exchange(world, connection, requests, data)
+
+
+async def _ask_in_sequence(
+    world: World, connection: Connection, model: Served, rng: Random
+) -> None:
+    """Some requests of one sequence; a failure ends it, for nobody can say what is done of it."""
+    id_, last = world.token("sequence"), rng.randint(1, 8)
+    for step in range(1, last + 1):
+        request = make_request(model, world.token(model.name), rng, step=step)
+        flag = f"\r\nts_request_sequence_end: {str(step == last).lower()}"
+        headers = f"Content-Type: application/json\r\nts_request_sequence_id: {id_}{flag}"
+        data = request_bytes("POST", request.path, request.body, headers)
+        if connection.is_closed or not await exchange(world, connection, [request], data):
+            return
+        await asyncio.sleep(rng.uniform(0, _THINK))
 
 
 def _encoded(request: Request, form: float) -> bytes:

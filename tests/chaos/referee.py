@@ -49,18 +49,18 @@ class Referee:
             self.violations.append(f"{self.now:8.3f} {text}")
             self.note(f"VIOLATION {text}")
 
-    def outcome(self, request: Request, outcome: Outcome) -> None:
+    def outcome(self, request: Request, outcome: Outcome, transport: str = "") -> None:
         """A request came to an end."""
         name = request.model.name
         verdict = judge(request, outcome, self.timeline)
-        group, _, _ = name.partition("-")  # those that come and go have a number
+        group, _, _ = f"{transport}{name}".partition("-")  # those that come and go have a number
         kind = f"{request.misdeed}: " if request.misdeed else ""
         self.outcomes[group][kind + verdict.label] += 1
         if not request.misdeed:
             self.innocents[verdict.label] += 1
         self.slowest[group] = max(self.slowest[group], outcome.until - outcome.since)
         if not verdict.is_allowed:
-            what = f"{request.misdeed or 'innocent'} request {request.token} to {name}"
+            what = f"{request.misdeed or 'innocent'} {transport}request {request.token} to {name}"
             self.violation(f"{what}: {outcome}; sent at {outcome.since - self._began:.3f}")
 
     def close(self) -> None:

@@ -15,11 +15,16 @@
                                       batching those of the same step; of others at most
                                       MATES_SHARE, for splitting failed batches has its bounds
     503 no worker                     while workers could not be started
+    503 not loaded yet                after a start with a catalog, until all is loaded
+    409                               a request of a sequence whose worker was lost or taken away
+    any failure                       of a workflow, or of a model that calls another: if a model
+                                      behind it had a fault
     any other                         what the request itself asked for
 
 Requests that ask for a failure must get it, or one of those above.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from chaos.http_client import Answer
@@ -42,7 +47,11 @@ NO_DESCRIPTORS = "descriptors are short"
 CRASHING_REQUEST = "crashing request"
 FAILING_REQUEST = "failing request"
 GONE = "model is gone"
+SCALED = "workers are taken away"
+NOT_LOADED = "models of the catalog are being loaded"
 
+#: Seconds after which a client of a sequence notices at the latest that its state is lost.
+_SEQUENCE_SECONDS = 5.0
 # What ends an answer that has begun.
 _BREAKING = (WORKER_LOST, WORKER_STOPPED, CRASHING_REQUEST, FAILING_REQUEST)
 #: The verdict on an innocent that failed with its batch.
@@ -110,15 +119,18 @@ def _judge_lost(request: Request, outcome: Outcome, timeline: Timeline) -> Verdi
 def _judge_failure(
     request: Request, outcome: Outcome, timeline: Timeline, answer: Answer
 ) -> Verdict:
-    def felt(kind: str) -> int:
-        return timeline.count(kind, request.model.name, outcome.since, outcome.until)
+    model = request.model
+
+    def felt(kind: str, seconds: float = 0.0) -> int:
+        names, since = (model.name, *model.behind), outcome.since - seconds
+        return sum(timeline.count(kind, name, since, outcome.until) for name in names)
 
     text = answer.text
     if answer.status == 500 and "Worker died" in text:
         crashes = felt(WORKER_LOST) + 2 * (felt(CRASHING_REQUEST) + felt(WORKER_STOPPED))
         return Verdict("500 after two crashes", crashes >= 2)
     if _is_of_batch(answer):
-        if request.misdeed or request.model.form == "steps":
+        if request.misdeed or model.form in ("steps", "sequence"):
             is_due = request.misdeed or felt(FAILING_REQUEST) or felt(CRASHING_REQUEST)
             return Verdict("failed with its step", bool(is_due))
         # How many of these there may be is told when the run is over.
@@ -128,11 +140,27 @@ def _judge_failure(
     if answer.status == 503 and "Too many connections" in text:
         is_short = outcome.on_new_connection and felt(NO_DESCRIPTORS)
         return Verdict("503 for want of descriptors", bool(is_short))
+    if answer.status == 503 and "not loaded yet" in text:
+        return Verdict("503 not loaded yet", bool(felt(NOT_LOADED) or felt(FRONTEND_DOWN)))
     if answer.status == 503 and "stopping" in text:
         return Verdict("503 stopping", bool(felt(FRONTEND_DOWN)))
-    if answer.status == 404:
+    if answer.status == 404 and not model.workflow:
         return Verdict("404", bool(felt(GONE)))
-    return Verdict(f"{answer.status}", is_allowed=False)
+    return _judge_mode(request, answer, felt)
+
+
+def _judge_mode(request: Request, answer: Answer, felt: Callable[..., int]) -> Verdict:
+    """Failures that only some modes of serving have."""
+    model, status, text = request.model, answer.status, answer.text
+    if status == 409 and model.form == "sequence":
+        lost = any(felt(kind, _SEQUENCE_SECONDS) for kind in (*_BREAKING, SCALED, FRONTEND_DOWN))
+        return Verdict("409 state is lost", lost)
+    if model.streams and "broken off" in text:  # of a call for a whole answer
+        return Verdict("broken off", bool(request.misdeed or any(map(felt, _BREAKING))))
+    if model.workflow or model.behind:
+        is_due = request.misdeed or any(map(felt, (*_BREAKING, NO_STARTS, FRONTEND_DOWN)))
+        return Verdict(f"{status} of a part", bool(is_due))
+    return Verdict(f"{status}", is_allowed=False)
 
 
 def _is_of_batch(answer: Answer) -> bool:

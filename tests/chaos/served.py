@@ -7,7 +7,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from servers import Server, make_archive
+from servers import Server, make_archive, make_workflow
 
 HANDLERS = Path(__file__).with_name("handlers")
 RESPONSE_SECONDS = 3  # after which a worker counts as hung
@@ -33,7 +33,9 @@ class Served:
     """A model and how it is served.
 
     Attributes:
-        form: How answers look: text, list or steps; ``streams``: they come in pieces.
+        form: How answers look: text, list, steps or sequence; ``streams``: they come in pieces.
+        workflow: The workflow of which it is a node, and that requests are sent to.
+        behind: The models whose failures are its own.
     """
 
     name: str
@@ -42,6 +44,8 @@ class Served:
     query: Mapping[str, Any] = field(default_factory=dict)
     workers: int = 2
     form: str = "text"
+    workflow: str = ""
+    behind: tuple[str, ...] = ()
 
     @property
     def streams(self) -> bool:
@@ -60,15 +64,31 @@ class Served:
         )
 
     def install(self, server: Server) -> None:
-        """Pack it and register it."""
+        """Pack it and register it, or its workflow."""
+        if self.workflow:
+            self.pack(server.store)
+            functions = (HANDLERS / "workflow.py").read_text()
+            make_workflow(server.store, self.workflow, _WORKFLOW.format(self.name), functions)
+            self.register_workflow(server)
+            return
         query = {"initial_workers": self.workers, "synchronous": "true", **self.query}
         answer = server.register(self.pack(server.store), **query)
+        assert answer.status_code == 200, answer.text
+
+    def register_workflow(self, server: Server) -> None:
+        """Register its workflow, which is packed already."""
+        answer = server.management("POST", f"/workflows?url={self.workflow}.war")
         assert answer.status_code == 200, answer.text
 
 
 # A worker counts as hung when it is silent, not when one coroutine of many takes long: what bounds
 # such a request is its own time.
 _ASYNCHRONOUS = "asyncCommunication: true\noutstandingBatches: 16\nclientTimeoutInMills: 15000\n"
+_SEQUENCES = "sequenceBatching: true\nsequenceMaxIdleMSec: 60000\nmaxNumSequence: 5000\n"
+_WORKFLOW = """
+models: {{echo: {{url: {}.mar, max-workers: 2}}}}
+dag: {{start: [side, echo], side: [end], echo: [end]}}
+"""
 SERVED = (
     Served("single", query={"batch_size": 1}),
     Served("batched", query={"batch_size": 8, "max_batch_delay": 10}),
@@ -79,6 +99,10 @@ SERVED = (
     Served("stepping", "stepping", "continuousBatching: true\n", {"batch_size": 4}, form="steps"),
     Served("asynchronous", "asynchronous", _ASYNCHRONOUS),
 )
+SEQUENCES = Served("sequences", "stateful", _SEQUENCES, {"batch_size": 4}, form="sequence")
+CALLER = Served("caller", "caller", _ASYNCHRONOUS, behind=("batched",))
+FLOW = Served("flow__echo", workflow="flow")
+ALL = (*SERVED, SEQUENCES, CALLER, FLOW)
 
 
 @dataclass(frozen=True)
@@ -94,7 +118,8 @@ class Request:
     @property
     def path(self) -> str:
         """Where it goes."""
-        return f"/predictions/{self.model.name}"
+        workflow = self.model.workflow
+        return f"/wfpredict/{workflow}" if workflow else f"/predictions/{self.model.name}"
 
 
 def make_request(model: Served, token: str, rng: Random, **order: Any) -> Request:
@@ -114,6 +139,8 @@ def make_request(model: Served, token: str, rng: Random, **order: Any) -> Reques
         answer = " ".join([answer] * 4)
     elif model.form == "steps":
         answer += " "
+    elif model.form == "sequence":
+        answer += f" {order.get('step', 1)}"
     return Request(model, token, json.dumps(order).encode(), answer, misdeed)
 
 

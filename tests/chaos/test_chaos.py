@@ -40,8 +40,17 @@ def disk(tmp_path: Path, pytestconfig: pytest.Config) -> Iterator[Path | None]:
 
 
 @pytest.fixture
-def world(tmp_path: Path, disk: Path | None) -> Iterator[World]:
+def seed(pytestconfig: pytest.Config) -> int:
+    """The seed of the run; with an odd one models are in a catalog, else in snapshots."""
+    return int(pytestconfig.getoption("--chaos-seed") or random.randrange(1_000_000))
+
+
+@pytest.fixture
+def world(tmp_path: Path, disk: Path | None, seed: int) -> Iterator[World]:
     """A server that is not started yet, on a disk of its own."""
+    catalog = tmp_path / "catalog.json" if seed % 2 else None
+    if catalog is not None:
+        catalog.write_text('{"models": {}}')
     environment = injected_environment(tmp_path)
     directory = (disk or tmp_path) / "s"
     directory.mkdir()
@@ -52,10 +61,11 @@ def world(tmp_path: Path, disk: Path | None) -> Iterator[World]:
             "request_head_timeout": str(HEAD_SECONDS),
             "request_body_timeout": str(BODY_SECONDS),
             "max_archive_size": "50000000",
+            **({"model_catalog": str(catalog), "model_catalog_interval": "1"} if catalog else {}),
         },
     )
     try:
-        yield World(server, tmp_path / "clock", disk)
+        yield World(server, tmp_path / "clock", disk, catalog)
     finally:
         server.close()
 
@@ -63,9 +73,12 @@ def world(tmp_path: Path, disk: Path | None) -> Iterator[World]:
 @pytest.mark.chaos
 @pytest.mark.integration
 def test_nothing_hangs_it_nothing_starves_it_nothing_stays_behind(
-    world: World, tmp_path: Path, pytestconfig: pytest.Config, capsys: pytest.CaptureFixture[str]
+    world: World,
+    seed: int,
+    tmp_path: Path,
+    pytestconfig: pytest.Config,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    seed = pytestconfig.getoption("--chaos-seed") or random.randrange(1_000_000)
     seconds = pytestconfig.getoption("--chaos-seconds")
     if not seconds:
         pytest.skip("--chaos-seconds=0")

@@ -13,15 +13,16 @@ from chaos.rules import (
     FRONTEND_DOWN,
     MATE_FAILED,
     NO_DESCRIPTORS,
+    SCALED,
     WORKER_LOST,
     Outcome,
     Verdict,
     judge,
 )
-from chaos.served import SERVED, Request, make_request
+from chaos.served import ALL, Request, make_request
 from chaos.timeline import Fault, Timeline
 
-MODELS = {model.name: model for model in SERVED}
+MODELS = {model.name: model for model in ALL}
 DIED = json.dumps({"code": 500, "message": "Worker died. Its process was killed."})
 FAILED = json.dumps({"code": 503, "message": "Prediction failed"})
 
@@ -106,6 +107,24 @@ def test_an_answer_breaks_off_only_if_it_comes_in_pieces_and_something_failed() 
         given = verdict(request(name), lost="broken off", faults=(died,))
         assert given.is_allowed is is_allowed
     assert not verdict(request("streaming"), lost="broken off").is_allowed
+
+
+def test_a_sequence_is_over_only_with_its_worker() -> None:
+    asked, text = request("sequences", step=2), "Sequence is over, and its state is lost"
+    assert asked.expected.endswith(" 2")
+    assert not verdict(asked, 409, text).is_allowed
+    for kind in (WORKER_LOST, SCALED):
+        assert verdict(asked, 409, text, faults=(fault(kind, "sequences"),)).is_allowed
+        assert not verdict(request(), 409, text, faults=(fault(kind),)).is_allowed
+
+
+def test_models_and_workflows_may_fail_with_what_they_call() -> None:
+    for name, behind in (("caller", "batched"), ("flow__echo", "flow__echo")):
+        assert not verdict(request(name), 500, FAILED).is_allowed
+        assert verdict(request(name), 500, "x", faults=(fault(WORKER_LOST, behind),)).is_allowed
+        assert not verdict(
+            request(name), 500, "x", faults=(fault(WORKER_LOST, "single"),)
+        ).is_allowed
 
 
 def test_a_soak_fails_by_what_grows_and_not_by_what_varies() -> None:

@@ -16,7 +16,7 @@ from servers import Server
 from chaos.http_client import Answer, Lost, ask
 from chaos.referee import Referee
 from chaos.rules import FRONTEND_DOWN, FRONTEND_STOPPED, NO_DESCRIPTORS, NO_STARTS
-from chaos.served import SERVED, Served
+from chaos.served import ALL, Served
 from chaos.timeline import Timeline
 
 T = TypeVar("T")
@@ -40,14 +40,18 @@ class World:
         over: Set when clients are to end.
         is_calm: Whether no client asks for a failure any more.
         disk: The small file system that the server is on; None where none can be mounted.
+        catalog: The file of which the server has its models; None where it writes snapshots.
     """
 
-    def __init__(self, server: Server, clock: Path, disk: Path | None) -> None:
+    def __init__(
+        self, server: Server, clock: Path, disk: Path | None, catalog: Path | None
+    ) -> None:
         self.server = server
         self.disk = disk
+        self.catalog = catalog
         self.timeline = Timeline()
         self.referee = Referee(self.timeline)
-        self.models = SERVED
+        self.models = ALL
         self.over = asyncio.Event()
         self.is_calm = False
         self._clock = clock

@@ -1,10 +1,12 @@
 """Models change, several at a time; and archives lie."""
 
 import asyncio
+import fcntl
 import io
 import json
 import signal
 import stat
+import time
 import zipfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,9 +16,9 @@ from random import Random
 from chaos.actions.action import action
 from chaos.actions.processes import send_signal
 from chaos.clients import exchange, open_connection, plain_bytes
-from chaos.rules import GONE, NO_STARTS, WORKER_LOST
+from chaos.rules import GONE, NO_STARTS, SCALED, WORKER_LOST
 from chaos.served import Served, make_request
-from chaos.world import World, pick
+from chaos.world import MANAGEMENT_SECONDS, World, pick
 
 #: Packed at the beginning; registered under other names.
 CHURN = Served("churn", query={"batch_size": 4})
@@ -39,7 +41,8 @@ async def change_workers(world: World, rng: Random) -> str:
     model, count = pick(rng, world.models), rng.randint(1, 3)
     synchronous = pick(rng, ("true", "false"))
     path = f"/models/{model.name}?min_worker={count}&max_worker={count}&synchronous={synchronous}"
-    answer = await world.manage("PUT", path, (*_CHANGED, _FAILED_LOAD))
+    with world.timeline.fault(SCALED, model.name):
+        answer = await world.manage("PUT", path, (*_CHANGED, _FAILED_LOAD))
     return f"{model.name} to {count}: {answer and answer.status}"
 
 
@@ -64,9 +67,10 @@ async def conflicting_changes(world: World, rng: Random) -> str:
             f"?batch_size={rng.randint(1, 8)}",
         ]
     allowed = (*_CHANGED, _FAILED_LOAD)
-    await asyncio.gather(
-        *(world.manage("PUT", f"/models/{model.name}{path}", allowed) for path in paths)
-    )
+    with world.timeline.fault(SCALED, model.name):
+        await asyncio.gather(
+            *(world.manage("PUT", f"/models/{model.name}{path}", allowed) for path in paths)
+        )
     return f"{len(paths)} of {model.name}"
 
 
@@ -104,6 +108,54 @@ async def _ask(world: World, model: Served, rng: Random) -> None:
         await exchange(world, connection, requests, b"".join(map(plain_bytes, requests)))
     finally:
         connection.close()
+
+
+@action(weight=2, is_exclusive=True)
+async def edit_catalog(world: World, rng: Random) -> str:
+    """A model comes, changes its version and goes by hand in the file that says what is served."""
+    if world.catalog is None:
+        return "there is none"
+    name = f"edited-{rng.getrandbits(32):08x}"
+    model = replace(CHURN, name=name)
+    began = time.monotonic()
+    for version, archive in CHURN_ARCHIVES.items():
+        _write_entry(world.catalog, name, {version: {"url": archive, "minWorkers": 1}})
+        await _wait_for_version(world, name, version)
+        await _ask(world, model, rng)
+    with world.timeline.fault(GONE, name):
+        asking = asyncio.create_task(_ask(world, model, rng))
+        _write_entry(world.catalog, name, None)
+        await _wait_for_version(world, name, "")
+        await asking
+    return f"{name} in {time.monotonic() - began:.1f} s"
+
+
+def _write_entry(catalog: Path, name: str, entry: object) -> None:
+    """Change an entry as servers do: under the lock, by a new file."""
+    with catalog.with_name(f".{catalog.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        document = json.loads(catalog.read_text())
+        document["models"].pop(name, None)
+        if entry is not None:
+            document["models"][name] = entry
+        new = catalog.with_name("new")
+        new.write_text(json.dumps(document))
+        new.replace(catalog)
+
+
+async def _wait_for_version(world: World, name: str, version: str) -> None:
+    """Wait until a model has exactly this version; none if it is empty."""
+    deadline = time.monotonic() + MANAGEMENT_SECONDS
+    found = None
+    while time.monotonic() < deadline:
+        answer = await world.manage("GET", f"/models/{name}/all")
+        if answer is not None and answer.status in (200, 404):
+            described = json.loads(answer.text) if answer.status == 200 else []
+            found = [each["modelVersion"] for each in described]
+            if found == ([version] if version else []):
+                return
+        await asyncio.sleep(0.1)
+    world.referee.violation(f"the catalog wants {version or 'no version'} of {name}: {found}")
 
 
 @action()

@@ -10,7 +10,14 @@ from random import Random
 import psutil
 
 from chaos.actions.action import action
-from chaos.rules import FRONTEND_DOWN, FRONTEND_STOPPED, NO_STARTS, WORKER_LOST, WORKER_STOPPED
+from chaos.rules import (
+    FRONTEND_DOWN,
+    FRONTEND_STOPPED,
+    NO_STARTS,
+    NOT_LOADED,
+    WORKER_LOST,
+    WORKER_STOPPED,
+)
 from chaos.served import RESPONSE_SECONDS
 from chaos.world import World, pick
 
@@ -127,6 +134,9 @@ async def kill_frontend(world: World, rng: Random) -> str:
         await asyncio.sleep(rng.uniform(0, 1))
         server.launch()
         await asyncio.to_thread(server.wait_ready)
+        for model in world.models:
+            if model.workflow:  # neither a snapshot nor the catalog has them
+                await asyncio.to_thread(model.register_workflow, server)
     left = await _left_of(world, old)
     if left:
         world.referee.violation(f"left by a killed server: {[each.cmdline() for each in left]}")
@@ -134,7 +144,8 @@ async def kill_frontend(world: World, rng: Random) -> str:
             process.kill()
     if kept := [str(path) for path in unpacked if path.exists()]:
         world.referee.violation(f"left in TEMP by a killed server: {kept}")
-    took = await world.wait_recovered(fully=False)
+    with world.timeline.fault(NOT_LOADED) if world.catalog else contextlib.nullcontext():
+        took = await world.wait_recovered(fully=False)  # models of a catalog come after the start
     return f"recovered after {took:.1f} s"
 
 
