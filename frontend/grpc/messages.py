@@ -1,4 +1,4 @@
-"""Message classes and services, made when they are asked for from the .proto files in ``proto/``.
+"""Message classes and services of the .proto files in ``proto/``, as protoc has compiled them.
 
     inference = load_proto("inference.proto")
     inference.messages.PredictionResponse(prediction=b"...")
@@ -18,7 +18,7 @@ CPU time of the server per call, which an idle handler alone costs 60 to 125 us 
   descriptors all the same.
 * this: the classes that protobuf makes of descriptors (protobuf's C code does the work): as fast as
   generated code, 73 to 170 us and 0.75 to 1.2 ms, within the noise of both others. It works with
-  protobuf 3.20 to 7 unchanged, in a pool of its own; parsing the files takes milliseconds.
+  protobuf 3.20 to 7 unchanged, in a pool of its own.
 
 Loading grpc and protobuf costs about 50 ms and 15 MB, so nothing imports this package unless the
 server listens for gRPC; a worker never does.
@@ -33,8 +33,7 @@ from typing import Any
 
 from google.protobuf import any_pb2, descriptor_pool, empty_pb2, message_factory
 from google.protobuf.descriptor import Descriptor, ServiceDescriptor
-
-from marserve.frontend.grpc.proto_files import parse_proto
+from google.protobuf.descriptor_pb2 import FileDescriptorSet
 
 #: A message. Its class is made at run time, so that no tool knows its fields.
 Message = Any
@@ -42,10 +41,14 @@ MessageClass = Any
 #: What methods that answer in a stream return.
 Answers = AsyncGenerator[Message, None]
 
-#: Every definition that the server has; tools like grpcurl are told about them by reflection.
+#: Every definition that the server has; tools like grpcurl receive them by reflection.
 POOL = descriptor_pool.DescriptorPool()
-for _module in (any_pb2, empty_pb2):
-    POOL.AddSerializedFile(_module.DESCRIPTOR.serialized_pb)
+_COMPILED = files(__package__).joinpath("proto", "descriptors.binpb").read_bytes()
+for _file in (
+    *(module.DESCRIPTOR.serialized_pb for module in (any_pb2, empty_pb2)),
+    *(file.SerializeToString() for file in FileDescriptorSet.FromString(_COMPILED).file),
+):
+    POOL.AddSerializedFile(_file)
 
 
 @dataclass(frozen=True)
@@ -61,22 +64,13 @@ class ProtoFile:
     services: Mapping[str, ServiceDescriptor]
 
 
-def load_proto(name: str, package: str = "") -> ProtoFile:
-    """Load a file in ``proto/``, and those that it imports; ``package`` replaces the file's own."""
-    return _load(name, package)
-
-
 @functools.cache
-def _load(name: str, package: str) -> ProtoFile:
-    text = files(__package__).joinpath("proto", *name.split("/")).read_text(encoding="utf-8")
-    parsed = parse_proto(name, text)
-    if package:
-        parsed.package, parsed.name = package, f"{package}/{name}"
-    for imported in parsed.dependency:
-        if not imported.startswith("google/protobuf/"):
-            load_proto(imported)
-    POOL.AddSerializedFile(parsed.SerializeToString())
-    found = POOL.FindFileByName(parsed.name)
+def load_proto(name: str, package: str = "") -> ProtoFile:
+    """Return what a file in ``proto/`` defines; ``package`` names one compiled for another package.
+
+    `tests/proto_descriptors.py` compiles the files.
+    """
+    found = POOL.FindFileByName(f"{package}/{name}" if package else name)
     messages = {
         message.name: message_class(message) for message in found.message_types_by_name.values()
     }
