@@ -58,7 +58,7 @@ class _Caller:
         except TimeoutError:
             self._judge(request, Outcome(since, time.monotonic(), None, "late"))
         except grpc.RpcError as error:
-            self._failed(request, since, error, bool(body))
+            self._failed(request, since, error.code(), error.details(), has_begun=bool(body))
         else:
             self._answered(request, since, Answer(200, body=body))
 
@@ -79,11 +79,10 @@ class _Caller:
                 self._judge(request, Outcome(since, time.monotonic(), None, "late"))
                 call.cancel()
                 return
-            except grpc.RpcError as error:
-                self._failed(request, since, error, has_begun=False)
-                return
+            except (grpc.RpcError, asyncio.InvalidStateError):  # the latter if it has ended before
+                response = grpc.aio.EOF
             if response is grpc.aio.EOF:
-                self._failed(request, since, call, has_begun=False)
+                self._failed(request, since, await call.code(), await call.details())
                 return
             if response.HasField("status") and response.status.code:
                 code = next(each for each in _STATUSES if each.value[0] == response.status.code)
@@ -99,8 +98,16 @@ class _Caller:
         self._is_new = False
         self._judge(request, Outcome(since, time.monotonic(), answer))
 
-    def _failed(self, request: Request, since: float, error: Any, has_begun: bool) -> None:
-        code, details = error.code(), error.details() or ""
+    def _failed(
+        self,
+        request: Request,
+        since: float,
+        code: Any,
+        text: str | None,
+        *,
+        has_begun: bool = False,
+    ) -> None:
+        details = text or ""
         if has_begun:
             lost = f"broken off {details}"
         elif "org.pytorch" in details:  # the server has answered
@@ -130,7 +137,7 @@ async def keep_calling(world: World, rng: Random) -> None:
                     request = make_request(model, world.token("call"), rng)
                     name = pick(rng, ("Predictions", "StreamPredictions"))
                     await caller.predict(request, name)
-            except grpc.RpcError:
+            except (grpc.RpcError, asyncio.InvalidStateError):
                 pass  # of the end of a stream, whose requests are judged
             await asyncio.sleep(rng.uniform(0, _THINK))
 
