@@ -8,7 +8,6 @@ A failure is logged. It ends neither the other tasks nor fails the owner's end, 
 bare `asyncio.TaskGroup`.
 """
 
-import _thread
 import asyncio
 import concurrent.futures
 import contextlib
@@ -209,7 +208,9 @@ class DaemonThreads:
         call = partial(_call_into, outcome, function, *arguments)
         with self._lock:
             if self._idle <= 0 and self._started < self._count:
-                _start_thread(self._purpose, partial(self._run, call))
+                thread = threading.Thread(target=self._run, args=(call,), name=self._purpose)
+                thread.daemon = True
+                thread.start()
                 self._started += 1
             elif self._idle > -self._max_waiting:
                 self._idle -= 1
@@ -269,21 +270,8 @@ def _discard(discard: Callable[[T], object], outcome: concurrent.futures.Future[
 def _in_thread(function: Callable[..., T], *arguments: Any) -> concurrent.futures.Future[T]:
     outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
     call = partial(_call_into, outcome, function, *arguments)
-    _start_thread(function.__name__, call)
+    threading.Thread(target=call, name=function.__name__, daemon=True).start()
     return outcome
-
-
-def _start_thread(name: str, work: Callable[[], object]) -> None:
-    """Start a daemon thread, without `Thread.start`: that waits for the thread's first steps.
-
-    It waits for ever, and the event loop with it, where the thread finds no memory for them.
-    """
-
-    def run() -> None:
-        threading.current_thread().name = name
-        work()
-
-    _thread.start_new_thread(run, ())
 
 
 def _call_into(

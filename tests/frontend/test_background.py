@@ -1,8 +1,6 @@
 """Tasks beside the work: they fail without harm, and end with their owner."""
 
 import asyncio
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -254,32 +252,3 @@ def test_slots_make_some_wait_and_refuse_the_rest(run: Callable[[Any], Any]) -> 
 
 
 # At the limit of its memory a process still starts threads, on the stacks of ended ones.
-AT_THE_LIMIT = """
-import asyncio, os, resource
-from marserve.frontend.background import DaemonThreads, in_abandonable_thread
-
-async def work():
-    await in_abandonable_thread(os.getpid)
-    while len(os.listdir("/proc/self/task")) > 1:
-        await asyncio.sleep(0)
-    pages = int(open("/proc/self/statm").read().split()[0])
-    _, most = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize(), most))
-    for start in (in_abandonable_thread, DaemonThreads("test", 1).run):
-        try:
-            async with asyncio.timeout(0.1):
-                await start(os.getpid)
-        except (TimeoutError, RuntimeError, MemoryError):
-            pass
-    resource.setrlimit(resource.RLIMIT_AS, (most, most))
-    print("goes on")
-
-asyncio.run(work())
-os._exit(0)
-"""
-
-
-def test_a_thread_that_finds_no_memory_to_begin_does_not_stop_the_event_loop() -> None:
-    command = [sys.executable, "-u", "-c", AT_THE_LIMIT]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
-    assert ended.stdout == "goes on\n", ended.stderr
