@@ -36,7 +36,7 @@ from grpc import StatusCode
 from marserve.backend.protocol import Prediction
 from marserve.frontend.access_log import AccessLog
 from marserve.frontend.batching.jobs import Stream
-from marserve.frontend.errors import ServeError, ServerStopping
+from marserve.frontend.errors import ServeError, ServerStopping, unexpected
 from marserve.frontend.grpc.call_limits import CallKind, Limits
 from marserve.frontend.grpc.message_reads import Context, next_message
 from marserve.frontend.grpc.messages import Answers, Message, message_class
@@ -419,9 +419,9 @@ class _Method:
         except grpc.aio.InternalError:  # of a message that could not be sent
             self._router.log(call, StatusCode.CANCELLED)
             raise asyncio.CancelledError from None
-        except Exception:  # the last resort
+        except Exception as error:  # the last resort
             logger.exception("Cannot answer %s", call.method)
-            failure = self._failure_of(ServeError("Internal server error."))
+            failure = self._failure_of(unexpected(error))
         else:
             self._router.log(call, StatusCode.OK)
             return result

@@ -13,6 +13,7 @@ from marserve.frontend.errors import (
     ServerBusy,
     ServerStopping,
     WorkflowNotFound,
+    unexpected,
 )
 from marserve.frontend.long_work import LongWork
 from marserve.frontend.models.archives.archive import Archive
@@ -123,9 +124,9 @@ class Workflow:
             answer = await self.run(request)
         except ServeError as error:
             answer = error
-        except Exception:  # a defect of ours, which must not leave the client waiting
+        except Exception as error:  # a defect of ours, which must not leave the client waiting
             logger.exception("Workflow %s cannot be run.", self.name)
-            answer = ServeError("Internal server error.")
+            answer = unexpected(error)
         on_answer(answer)
 
     async def drained(self) -> None:
