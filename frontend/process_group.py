@@ -16,7 +16,7 @@ class ProcessGroup:
     it any more; and a worker that has lost its parent, the fork server, is reaped by somebody else.
     So a signal is sent while the leader is there, reaped by nobody, which its pidfd tells; or when
     no process at all has the number, for then only what the leader left behind can be a group of
-    it. Where there are no pidfds, the leader counts as there until `leader_was_reaped`.
+    it. Where there are no pidfds, the leader counts as there.
 
     Raises:
         OSError: There is no descriptor left.
@@ -46,10 +46,6 @@ class ProcessGroup:
                 os.killpg(self._number, number)
             except ProcessLookupError:
                 self._send_to_leader(number)
-
-    def leader_was_reaped(self) -> None:
-        """Note that the leader's number may be another's from now on."""
-        self._is_reaped = True
 
     def close(self) -> None:
         """Send nothing any more. Safe to call twice."""

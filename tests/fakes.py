@@ -248,11 +248,9 @@ class FakeWorker:
     async def write_stacks(self) -> None:
         self.stacks_written += 1
 
-    async def find_children(self) -> None:
-        pass
-
-    async def stop(self, grace: float) -> int:
+    async def stop(self, grace: float, close: Callable[[], object] = lambda: None) -> int:
         self.graces.append(grace)
+        close()
         self._task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._task

@@ -32,7 +32,8 @@ async def start_in_time(launcher: Launcher, spec: WorkerSpec, timeout: float) ->
         await asyncio.wait({starting}, timeout=timeout)
     except asyncio.CancelledError:
         if starting.done() and not starting.cancelled() and starting.exception() is None:
-            await starting.result().stop(0)
+            process = starting.result()
+            await process.stop(0, process.sock.close)
         starting.cancel()
         raise
     if starting.cancel():

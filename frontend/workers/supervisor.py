@@ -122,7 +122,6 @@ class WorkerSupervisor:
         self.state = WorkerState.STARTING
         self.started_at = time.time()
         self.pid: int | None = None
-        self._process: WorkerProcess | None = None
         self._spec = spec
         self._load = load
         self._timeouts = timeouts
@@ -243,8 +242,6 @@ class WorkerSupervisor:
         if self._dispatch is not None and self._dispatch.is_busy and drain > 0:
             ends: set[asyncio.Future[None]] = {self._dispatch.drained, self._task}
             await asyncio.wait(ends, timeout=drain, return_when=asyncio.FIRST_COMPLETED)
-        if self._process is not None:
-            await self._process.find_children()
         if not self._stopping:  # a second cancellation would interrupt the first one's tidying up
             self._stopping = True
             self._task.cancel()
@@ -276,13 +273,14 @@ class WorkerSupervisor:
         began = time.monotonic()
         self._given_threads = self._spec.threads
         process = await start_in_time(self._launcher, self._spec, self._start_seconds)
-        self.pid, self._process = process.pid, process
-        connection = None
+        self.pid = process.pid
+        close = process.sock.close
         grace = 0.0
         try:
             connection = await WorkerConnection.from_socket(
                 process.sock, max_response_bytes=self._load.max_response_bytes
             )
+            close = connection.close
             process.on_exit(partial(fail_later, connection))
             if self._draining:
                 raise asyncio.CancelledError  # noqa: TRY301 - told to stop while it started
@@ -293,16 +291,12 @@ class WorkerSupervisor:
             grace = self._grace
             raise
         finally:
-            if connection is None:
-                process.sock.close()
-            else:
-                connection.close()
             try:
-                status = await process.stop(grace)
+                status = await process.stop(grace, close)
                 logger.debug("%s ended with status %s.", self._spec.name, status)
             finally:
                 self._diagnostics = process.diagnostics
-                self.pid = self._process = None
+                self.pid = None
 
     async def _load_model(self, connection: WorkerConnection, process: WorkerProcess) -> None:
         self._set_state(WorkerState.LOADING)

@@ -42,7 +42,7 @@ class WorkerProcess(Protocol):
 
     Attributes:
         pid: Its process id.
-        sock: Our end of the socket pair to it (`backend.protocol`); the caller closes it.
+        sock: Our end of the socket pair to it (`backend.protocol`); see `stop`.
         diagnostics: Its last output and its stacks, once it was stopped.
         ran_out_of_memory: Whether the kernel has ended it for want of memory.
     """
@@ -61,16 +61,13 @@ class WorkerProcess(Protocol):
     async def write_stacks(self) -> None:
         """Make it write the stacks of its threads, for `diagnostics`."""
 
-    async def find_children(self) -> None:
-        """Note which children it has, for `stop`: some cannot be found once it has ended."""
-
-    async def stop(self, grace: float) -> int | None:
+    async def stop(self, grace: float, close: Callable[[], object] = lambda: None) -> int | None:
         """Stop it and all its children; returns its exit status, negative for a signal.
 
         None if that is not known, because it has lost its parent, or does not end by SIGKILL.
 
-        The caller closes its socket before, at which an idle worker ends by itself; it has
-        ``grace`` seconds for that. If the call is cancelled, the process is killed all the same.
+        ``close`` closes its socket, and may be called twice. An idle worker ends at that by itself;
+        it has ``grace`` seconds. If the call is cancelled, the process is killed all the same.
         """
 
 

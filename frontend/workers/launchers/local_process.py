@@ -12,7 +12,7 @@ import signal
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import IO, Any, Protocol, TypeVar
@@ -21,7 +21,7 @@ import psutil
 
 from marserve.backend.processes.fork_server import WORKER
 from marserve.frontend.background import in_abandonable_thread
-from marserve.frontend.lifecycle.started_processes import Process, StartedProcesses
+from marserve.frontend.lifecycle.started_processes import StartedProcesses
 from marserve.frontend.process_group import ProcessGroup
 from marserve.frontend.workers.failures import Diagnostics
 from marserve.frontend.workers.launchers.launcher import WorkerSpec
@@ -128,8 +128,6 @@ class LocalProcess:
         #: The searches after the ends of workers, which may take longer than the start of the next.
         self._sweeps = sweeps
         self._mark = f"{WORKER}={spec.environment[WORKER]}"
-        #: Those that were found before it ended: some are not marked.
-        self._children: set[Process] = set()
         self._was_signalled = False
         self._exit_cause = ""
         loop = asyncio.get_running_loop()
@@ -159,17 +157,14 @@ class LocalProcess:
         await asyncio.wait({self._exited}, timeout=seconds)
         return self._exit_cause
 
-    async def find_children(self) -> None:
-        """See `WorkerProcess.find_children`."""
-        if not self.has_exited:
-            self._children = await self._search(self._processes.find) or set()
-
-    async def stop(self, grace: float) -> int | None:
+    async def stop(self, grace: float, close: Callable[[], object] = lambda: None) -> int | None:
         """See `WorkerProcess.stop`: after ``grace`` seconds comes SIGTERM, then SIGKILL."""
         has_died = self.has_exited
+        known: Iterable[psutil.Process] = ()  # some are not marked
         try:
-            if not self._children:
-                await self.find_children()
+            if not has_died:
+                known = await _in_time(self._processes.find, self._mark) or ()
+            close()
             for number in (signal.SIGTERM, signal.SIGKILL):
                 if grace > 0:
                     await asyncio.wait({self._exited}, timeout=grace)
@@ -178,9 +173,10 @@ class LocalProcess:
                 self._signal(number)
             await asyncio.wait({self._exited}, timeout=_KILL_SECONDS)
         finally:
+            close()
             self._signal(signal.SIGKILL)
             self._close()
-            sweep = asyncio.create_task(self._search(self._processes.kill, self._children))
+            sweep = asyncio.create_task(_in_time(self._processes.kill, self._mark, known))
             self._sweeps.add(sweep)
             sweep.add_done_callback(self._sweeps.discard)
             if not has_died:  # else it is replaced meanwhile
@@ -204,13 +200,6 @@ class LocalProcess:
             if before < size == earlier:
                 break
 
-    async def _search(self, function: Callable[..., T], *arguments: set[Process]) -> T | None:
-        """Call a method of `StartedProcesses`; None if it hangs or lacks a descriptor or thread."""
-        with contextlib.suppress(OSError, RuntimeError):  # TimeoutError is an OSError
-            async with asyncio.timeout(_SEARCH_SECONDS):
-                return await in_abandonable_thread(function, self._mark, *arguments)
-        return None
-
     def _close(self) -> None:
         self._stacks.close()
         for output in self._outputs:
@@ -228,7 +217,8 @@ class LocalProcess:
 
     def _signal(self, number: signal.Signals) -> None:
         self._was_signalled = True
-        self._group.send(number)
+        if not self.has_exited:
+            self._group.send(number)
 
     def _on_exit(self) -> None:
         loop = asyncio.get_running_loop()
@@ -238,7 +228,6 @@ class LocalProcess:
 
     async def _reap(self) -> None:
         status = await self._child.reap()
-        self._group.leader_was_reaped()
         if self._terminal is not None:
             self._terminal.restore()
         if not self._was_signalled:
@@ -251,3 +240,11 @@ class LocalProcess:
             self.ran_out_of_memory = True
             return "Its process was killed: out of memory."
         return f"Its process {exit_phrase(status)}."
+
+
+async def _in_time(search: Callable[..., T], *arguments: object) -> T | None:
+    """Call a function in a thread; None if it hangs, or lacks a descriptor or thread."""
+    with contextlib.suppress(OSError, RuntimeError):  # TimeoutError is an OSError
+        async with asyncio.timeout(_SEARCH_SECONDS):
+            return await in_abandonable_thread(search, *arguments)
+    return None

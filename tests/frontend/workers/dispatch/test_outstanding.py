@@ -79,9 +79,9 @@ def in_stages(  # noqa: C901 - a class of simple methods, whose base comes by a 
                 if task is not asyncio.current_task():
                     task.cancel()
 
-        async def stop(self, grace: float) -> int:
+        async def stop(self, grace: float, *close: Any) -> int:
             self.crash()
-            return int(await super().stop(grace))
+            return int(await super().stop(grace, *close))
 
     return Worker
 

@@ -721,9 +721,9 @@ def beside(fakes: ModuleType, deadly: str = "", seconds: float = 3.0, fuse: floa
                 if task is not asyncio.current_task():
                     task.cancel()
 
-        async def stop(self, grace: float) -> int:
+        async def stop(self, grace: float, *close: Any) -> int:
             self.crash()
-            return int(await super().stop(grace))
+            return int(await super().stop(grace, *close))
 
         @property
         def tasks(self) -> list[Any]:
