@@ -40,6 +40,7 @@ class BackgroundTasks:
     def __init__(self) -> None:
         self._group = asyncio.TaskGroup()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._is_over = False
 
     async def __aenter__(self) -> Self:
         await self._group.__aenter__()
@@ -47,6 +48,7 @@ class BackgroundTasks:
 
     async def __aexit__(self, *_: object) -> None:
         # Without the block's exception, which the group would wrap into another.
+        self._is_over = True
         self.cancel()
         await self._group.__aexit__(None, None, None)
 
@@ -62,7 +64,13 @@ class BackgroundTasks:
 
         Returns its outcome, which is cancelled when the block ends first; to cancel the outcome
         does not end the work. ``on_failure`` gets the exception that the outcome has, too.
+
+        Raises:
+            ServerStopping: The block has ended.
         """
+        if self._is_over:
+            work.close()
+            raise ServerStopping
         outcome: asyncio.Future[T] = asyncio.get_running_loop().create_future()
 
         async def run() -> None:

@@ -91,7 +91,6 @@ class ModelManager:
             registry, self._background, self.snapshots, host.config.unregister_model_timeout
         )
         self._memory = MemoryCheck(host.config.min_free_memory_percent)
-        self._is_stopping = False
         #: Versions that finish their requests, and what is set when they are gone.
         self._leaving: dict[ModelVersion, asyncio.Event] = {}
 
@@ -112,7 +111,6 @@ class ModelManager:
                 try:
                     yield
                 finally:
-                    self._is_stopping = True
                     for model in self._registry:
                         model.refuse(ServerStopping())
         finally:
@@ -351,9 +349,6 @@ class ModelManager:
 
     def _start(self, change: Coroutine[Any, Any, T]) -> "asyncio.Future[T]":
         """Run a change in a task of its own."""
-        if self._is_stopping:
-            change.close()
-            raise ServerStopping
         return self._background.start(change, _log_failure)
 
 

@@ -77,7 +77,6 @@ class WorkflowRegistrar:
         self._families = WorkflowFamilies(metrics)
         self._long_work = LongWork()
         self._background = BackgroundTasks()
-        self._is_stopping = False
         #: Names that are being registered.
         self._coming: set[str] = set()
         #: Workflows that finish their runs, and what is set when they are gone.
@@ -88,13 +87,10 @@ class WorkflowRegistrar:
         """Make changes within the block; those under way are cancelled where it ends."""
         try:
             async with self._background:
-                try:
-                    yield
-                finally:
-                    self._is_stopping = True
+                yield
         finally:
             for workflow in self._workflows:
-                workflow.refuse(ServerStopping())
+                workflow.refusal = ServerStopping()
 
     async def register(self, registration: WorkflowRegistration) -> Workflow:
         """Open an archive, register its nodes, and serve it when all their workers are ready.
@@ -182,14 +178,14 @@ class WorkflowRegistrar:
     async def _unregister(self, name: str) -> None:
         workflow = self._workflows.find(name)
         self._workflows.remove(workflow)
-        workflow.refuse(WorkflowNotFound(f"Workflow not found: {name}"))
+        workflow.refusal = WorkflowNotFound(f"Workflow not found: {name}")
         gone = self._leaving[name] = asyncio.Event()
         try:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._config.unregister_model_timeout):
                     await workflow.drained()
             failures = await self._unregister_nodes(workflow.graph.model_names.values())
-            workflow.close()
+            workflow.graph.metrics.close()
             await self._manager.archives.remove(workflow.archive)
         finally:
             del self._leaving[name]
@@ -226,9 +222,6 @@ class WorkflowRegistrar:
 
     async def _run(self, change: Coroutine[Any, Any, T]) -> T:
         """Make a change to its end, even if its caller is cancelled."""
-        if self._is_stopping:
-            change.close()
-            raise ServerStopping
         return await outcome_of(self._background.start(change, _log_failure))
 
 

@@ -7,14 +7,7 @@ from dataclasses import dataclass
 
 from marserve.backend.protocol import Prediction
 from marserve.frontend.batching.jobs import OnAnswer
-from marserve.frontend.errors import (
-    RequestExpired,
-    ServeError,
-    ServerBusy,
-    ServerStopping,
-    WorkflowNotFound,
-    unexpected,
-)
+from marserve.frontend.errors import RequestExpired, ServeError, ServerBusy, unexpected
 from marserve.frontend.long_work import LongWork
 from marserve.frontend.models.archives.archive import Archive
 from marserve.frontend.models.predict_request import PredictRequest, Ticket
@@ -134,14 +127,6 @@ class Workflow:
         while self.runs:
             self._drained.clear()
             await self._drained.wait()
-
-    def refuse(self, refusal: ServerStopping | WorkflowNotFound) -> None:
-        """Refuse all requests with this error from now on."""
-        self.refusal = refusal
-
-    def close(self) -> None:
-        """Take its metrics from the page."""
-        self.graph.metrics.close()
 
     def _end(self, run: Run, arrived: float, outcome: str) -> None:
         self.runs -= 1

@@ -11,7 +11,7 @@ import datetime as dt
 import logging
 import math
 import random
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any, TypeVar
@@ -22,7 +22,6 @@ from marserve.frontend.errors import (
     CatalogReadOnly,
     CatalogUnavailable,
     ServeError,
-    ServerStopping,
 )
 from marserve.frontend.logs.formats import one_line
 from marserve.frontend.long_work import LongWork
@@ -95,7 +94,6 @@ class Synchroniser:
         self._turn = asyncio.Lock()
         self._background = BackgroundTasks()
         self._long_work = LongWork()
-        self._is_stopping = False
         self._converging = 0  # models, of at most `_MAX_CONVERGING`
 
     @contextlib.asynccontextmanager
@@ -106,13 +104,10 @@ class Synchroniser:
             OSError: It shall be written, and cannot be.
         """
         async with self._background:
-            try:
-                await self._decide_mode()
-                await self._look()
-                self._background.keep_running("The catalog", self._run)
-                yield
-            finally:
-                self._is_stopping = True
+            await self._decide_mode()
+            await self._look()
+            self._background.keep_running("The catalog", self._run)
+            yield
 
     async def change(self, edit: Edit) -> None:
         """Write a change of the catalog, and want what is written.
@@ -127,10 +122,16 @@ class Synchroniser:
         for attempt in range(_TRIES):
             if attempt:
                 await asyncio.sleep(random.uniform(0, 2 * _CONFLICT_PAUSE_SECONDS * attempt))  # noqa: S311 - no secret
-            with contextlib.suppress(StoreConflict), self._telling_client():
+            try:
                 async with self._turn_in_time():
                     await self._edit(edit)
                     return
+            except StoreConflict:
+                continue
+            except (StoreFailed, WrongCatalog) as error:
+                self._metrics.write_failures.update(1)
+                what = f"The catalog {self._store.place} cannot be changed now: {error}"
+                raise CatalogUnavailable(what) from error
         raise CatalogConflict(
             f"The catalog {self._store.place} was changed by others at each of {_TRIES} tries to "
             "change it. Try again later."
@@ -148,9 +149,6 @@ class Synchroniser:
         Raises:
             ServerStopping: It is too late for that.
         """
-        if self._is_stopping:
-            work.close()
-            raise ServerStopping
         return self._background.start(work, _note)
 
     def wanted(self, name: str) -> CatalogModel | None:
@@ -186,9 +184,8 @@ class Synchroniser:
 
     async def _decide_mode(self) -> None:
         why = ""
-        with contextlib.suppress(StoreFailed, TimeoutError):  # then the first change will tell
-            async with asyncio.timeout(self._options.timeout):
-                why = await self._store.why_read_only()
+        with contextlib.suppress(StoreFailed):  # then the first change will fail
+            why = await self._in_time(self._store.why_read_only())
         if self._options.mode == READ_WRITE and why:
             raise OSError(f"model_catalog_mode=read-write, and {self._store.place}: {why}.")
         self._why_read_only = (
@@ -233,7 +230,7 @@ class Synchroniser:
         """Read the catalog if it is another one; what cannot be read changes nothing."""
         async with self._turn:
             try:
-                document = await self._read(self._revision)
+                document = await self._in_time(self._store.read(self._revision))
                 if document is not None:
                     catalog = await _aside(document, read_catalog, document.text)
             except (StoreFailed, WrongCatalog) as error:
@@ -263,7 +260,7 @@ class Synchroniser:
             self._turn.release()
 
     async def _edit(self, edit: Edit) -> None:
-        document = await self._read("")
+        document = await self._in_time(self._store.read())
         assert document is not None, "no revision is empty"
         catalog, edited, text = await _aside(document, _edited, document.text, edit)
         revision = document.revision
@@ -274,36 +271,20 @@ class Synchroniser:
 
     async def _write(self, text: bytes, revision: str) -> str:
         try:
-            async with self._in_time():
-                return await self._store.write(text, revision)
+            return await self._in_time(self._store.write(text, revision))
         except StoreFailed:  # or only the answer was lost
             with contextlib.suppress(StoreFailed):
-                document = await self._read("")
+                document = await self._in_time(self._store.read())
                 if document is not None and document.text == text:
                     return document.revision
             raise
 
-    async def _read(self, known: str) -> Document | None:
-        async with self._in_time():
-            return await self._store.read(known)
-
-    @contextlib.asynccontextmanager
-    async def _in_time(self) -> AsyncIterator[None]:
+    async def _in_time(self, work: Coroutine[Any, Any, T]) -> T:
         try:
             async with asyncio.timeout(self._options.timeout):
-                yield
+                return await work
         except TimeoutError as error:
             raise StoreFailed(f"no answer within {self._options.timeout:g} s") from error
-
-    @contextlib.contextmanager
-    def _telling_client(self) -> Iterator[None]:
-        try:
-            yield
-        except (StoreFailed, WrongCatalog) as error:
-            self._metrics.write_failures.update(1)
-            raise CatalogUnavailable(
-                f"The catalog {self._store.place} cannot be changed now: {error}"
-            ) from error
 
     async def _take(self, catalog: Catalog, revision: str) -> None:
         if revision != self._revision:
