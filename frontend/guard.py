@@ -52,19 +52,11 @@ class Guard:
     def of(cls, config: Config, tokens: Tokens | None, *, browsers: bool) -> "Guard":
         """Return the guard of a listener."""
         local: Sequence[Kind] = ("management",) if config.local_management else ()
-        return cls(
-            tokens,
-            keyless=not config.token_authorization,
-            local=KINDS if config.debugged else local,
-            browsers=browsers,
-        )
+        local, keyless = KINDS if config.debugged else local, not config.token_authorization
+        return cls(tokens, keyless=keyless, local=local, browsers=browsers)
 
     def admit(self, kind: Kind | None, headers: Mapping[str, str]) -> None:
-        """Check a request by its headers, which are looked up in lower case.
-
-        Args:
-            kind: Of the route; None where it is not guarded.
-            headers: Of the request.
+        """Check a request to a route by its headers, which are looked up in lower case.
 
         Raises:
             InvalidToken: It does not have the key of this kind.

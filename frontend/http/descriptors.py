@@ -22,24 +22,14 @@ def grpc_descriptors() -> int:
     return 0 if soft == resource.RLIM_INFINITY else soft // 4
 
 
-def is_reserved(descriptor: int, listeners: int, *, has_grpc: bool) -> bool:
+def is_reserved(descriptor: int, certain: int) -> bool:
     """Return whether the descriptor of a connection is one of those left to everything else.
 
     The system gives out the lowest free number, so the number of a new descriptor is about that of
-    those in use.
-
-    Args:
-        descriptor: Of the connection.
-        listeners: The number of HTTP listeners.
-        has_grpc: Whether gRPC is served as well.
+    those in use. ``certain`` is the number of connections that all listeners may always have.
     """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY:
-        return False
-    reserve = min(_SPARE, soft // 4) + CERTAIN_CONNECTIONS * listeners
-    if has_grpc:
-        reserve += grpc_descriptors()
-    return descriptor >= soft - reserve
+    return soft != resource.RLIM_INFINITY and descriptor >= soft - min(_SPARE, soft // 4) - certain
 
 
 def raise_descriptor_limit() -> None:

@@ -115,12 +115,7 @@ async def bind_listener(
     address: Address | UnixAddress,
     clients: Callable[[], asyncio.Protocol],
 ) -> BoundListener:
-    """Bind a listener, until ``opened`` is closed.
-
-    Args:
-        opened: Gets the callbacks that undo it.
-        address: Where to listen.
-        clients: Makes the protocol of a connection.
+    """Bind a listener, until ``opened`` is closed; ``clients`` makes protocols of connections.
 
     Raises:
         OSError: The address is taken, or cannot be used.

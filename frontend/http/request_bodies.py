@@ -26,19 +26,12 @@ _MULTIPART = "multipart/form-data"
 
 
 async def read_input(
-    request: HttpRequest,
-    max_bytes: int,
-    extra: Mapping[str, str],
-    *,
-    with_query: bool = False,
+    request: HttpRequest, max_bytes: int, extra: Mapping[str, str], *, with_query: bool = False
 ) -> Input:
     """Read a request to its end, with all parts, also those of one name.
 
-    Args:
-        request: The request.
-        max_bytes: Longest body allowed.
-        extra: Headers the server adds for the handler.
-        with_query: Whether the parameters of the query become parts, before those of the body.
+    The handler gets the ``extra`` headers. With ``with_query`` the parameters of the query become
+    parts, before those of the body.
 
     Raises:
         PayloadTooLarge: The body is longer than allowed.

@@ -69,12 +69,8 @@ def response_head(
 ) -> bytes:
     """The head of a response.
 
-    Args:
-        answer: Its status, reason phrase and headers are used.
-        request_id: Sent as ``x-request-id`` when not empty.
-        common_headers: Header lines of every answer.
-        framing: The header line that says where the body ends; empty for none.
-        keep_alive: Whether the connection stays.
+    ``common_headers`` and ``framing``, which says where the body ends, are header lines. Without a
+    ``request_id`` there is no ``x-request-id``.
     """
     status, reason = answer.status, answer.reason
     if reason is None:

@@ -34,8 +34,6 @@ class HttpRequest:
 
     Attributes:
         raw: aiohttp's view of it.
-        connection: Of the client.
-        method, target: As the client wrote them.
         headers: Names are found in any case.
         segments: The decoded path, split.
         id: The id the server gave it.
@@ -102,11 +100,8 @@ class Route:
 class Router:
     """Everything between the connections of a listener and its routes.
 
-    Args:
-        routes: By first path segment, and perhaps `ANY_OTHER`.
-        guard: Checks requests to guarded routes.
-        access_log: Logs every answer.
-        common_headers: Header lines of every answer.
+    The ``routes`` are by first path segment, perhaps with `ANY_OTHER`; every answer has the
+    ``common_headers``, which are header lines.
     """
 
     def __init__(

@@ -57,11 +57,9 @@ _PAGE = """<!DOCTYPE html>
 
 
 def description_routes(listener: str, *, open_inference: bool) -> Mapping[str, Route]:
-    """``/`` and ``/api-description``, which every listener has and no token guards.
+    """``/`` and ``/api-description``, which every listener has and no key guards.
 
-    Args:
-        listener: Its name, which says what it serves: "Inference and Management".
-        open_inference: Whether the whole Open Inference Protocol is on.
+    The name of the ``listener`` says what it serves: "Inference and Management".
     """
     serves = listener.split(" and ")
     page = front_page(serves)
@@ -113,30 +111,35 @@ def describe_model_inference(name: str) -> Json:
         f"/predictions/{segment}": {"post": predict},
         **{path: paths[path] for path in kserve},
     }
-    info = {"title": f"RESTful API for: {name}", "version": "1.0.0"}
-    return _document(info, _with_model(chosen, name))
+    return _document(_inference_info(name), _with_model(chosen, name))
 
 
 def describe_model_management(name: str) -> Json:
     """How one model is managed."""
-    paths = _load("management")["paths"]
-    chosen = {path: of for path, of in paths.items() if path.startswith("/models/{model_name}")}
-    info = {"title": f"RESTful Management API for: {name}", "version": __version__}
-    return _document(info, _with_model(chosen, name))
+    chosen = _below("/models/{model_name}", "management")
+    return _document(_management_info(name), _with_model(chosen, name))
 
 
 def describe_workflow_inference(name: str) -> Json:
     """How a workflow is run."""
-    chosen = {path: of for path, of in _load("inference")["paths"].items() if "/wfpredict" in path}
-    return _document({"title": f"RESTful API for: {name}", "version": "1.0.0"}, chosen)
+    return _document(_inference_info(name), _below("/wfpredict", "inference"))
 
 
 def describe_workflow_management(name: str) -> Json:
     """How one workflow is managed."""
-    paths = _load("management")["paths"]
-    chosen = {path: of for path, of in paths.items() if path.startswith("/workflows/")}
-    info = {"title": f"RESTful Management API for: {name}", "version": __version__}
-    return _document(info, chosen)
+    return _document(_management_info(name), _below("/workflows/", "management"))
+
+
+def _below(start: str, file: str) -> Json:
+    return {path: of for path, of in _load(file)["paths"].items() if path.startswith(start)}
+
+
+def _inference_info(name: str) -> Json:
+    return {"title": f"RESTful API for: {name}", "version": "1.0.0"}
+
+
+def _management_info(name: str) -> Json:
+    return {"title": f"RESTful Management API for: {name}", "version": __version__}
 
 
 def front_page(serves: Sequence[str]) -> str:

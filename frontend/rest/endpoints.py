@@ -13,6 +13,7 @@ from marserve.frontend.configuration.addresses import Address
 from marserve.frontend.configuration.config import Config
 from marserve.frontend.configuration.memory import bytes_in_flight
 from marserve.frontend.guard import Guard
+from marserve.frontend.http.descriptors import CERTAIN_CONNECTIONS, grpc_descriptors
 from marserve.frontend.http.fast_path import FastConnection
 from marserve.frontend.http.forms import FormLimits
 from marserve.frontend.http.http_server import ConnectionLimits, HttpServer
@@ -71,7 +72,7 @@ class HttpEndpoints:
             OSError: A listener cannot be bound.
         """
         usages: dict[str, Usage] = {}
-        watch_bytes(self.metrics, usages)
+        self._watch_bytes(usages)
         listeners = self._listeners()
         limits = self._limits(len(listeners))
         return [
@@ -137,10 +138,6 @@ class HttpEndpoints:
         about = description_routes(listener.name, open_inference=open_inference)
         return replace(listener, routes={**about, **listener.routes})
 
-    def _guard(self, listener: Listener) -> Guard:
-        # Web pages cannot connect to a unix socket.
-        return Guard.of(self.config, self.tokens, browsers=isinstance(listener.address, Address))
-
     async def _bind(
         self,
         opened: AsyncExitStack,
@@ -148,11 +145,13 @@ class HttpEndpoints:
         limits: ConnectionLimits,
         usages: dict[str, Usage],
     ) -> BoundListener:
-        """Give a listener its place; the connections of its clients end with the server."""
+        """Bind a listener; the connections of its clients end with the server."""
         config = self.config
+        # Web pages cannot connect to a unix socket.
+        on_network = isinstance(listener.address, Address)
         router = Router(
             listener.routes,
-            guard=self._guard(listener),
+            guard=Guard.of(config, self.tokens, browsers=on_network),
             access_log=self.access_log,
             common_headers=common_headers(
                 {
@@ -181,6 +180,7 @@ class HttpEndpoints:
         config = self.config
         in_flight = bytes_in_flight(config.max_bytes_in_flight)
         from_client = config.max_client_bytes_in_flight or in_flight // 2
+        of_grpc = grpc_descriptors() if config.enable_grpc else 0
         return ConnectionLimits(
             head_timeout=config.request_head_timeout,
             body_timeout=config.request_body_timeout,
@@ -193,17 +193,16 @@ class HttpEndpoints:
             max_bytes_in_flight=max(in_flight, config.max_request_size),
             max_client_bytes_in_flight=max(from_client, config.max_request_size),
             forms=FormLimits(config.max_form_parts, config.max_part_header_size),
-            listeners=listeners,
-            has_grpc=config.enable_grpc,
+            certain_connections=CERTAIN_CONNECTIONS * listeners + of_grpc,
         )
 
+    def _watch_bytes(self, usages: Mapping[str, Usage]) -> None:
+        """Add the gauge of what each listener keeps in memory."""
+        host = self.metrics.hostname
 
-def watch_bytes(metrics: Metrics, usages: Mapping[str, Usage]) -> None:
-    """Add the gauge of what each listener, by its name, keeps in memory."""
+        def in_flight() -> Iterable[tuple[Sequence[str], float]]:
+            return [((name, host), usage.bytes) for name, usage in usages.items()]
 
-    def in_flight() -> Iterable[tuple[Sequence[str], float]]:
-        return [((name, metrics.hostname), usage.bytes) for name, usage in usages.items()]
-
-    text = "Bytes of requests and answers that the clients of a listener keep in memory"
-    labels = ("listener", "hostname")
-    metrics.registry.watch(WatchedGauge("marserve_bytes_in_flight", text, labels, in_flight))
+        text = "Bytes of requests and answers that the clients of a listener keep in memory"
+        gauge = WatchedGauge("marserve_bytes_in_flight", text, ("listener", "hostname"), in_flight)
+        self.metrics.registry.watch(gauge)

@@ -220,8 +220,7 @@ class _Inference(Predictor):
             name = at_start.pop() if len(at_start) == 1 else ""
         if name:
             return await self.predict(request, name, with_query=True)
-        limit = self.max_request_bytes
-        input_ = await read_input(request, limit, {}, with_query=True)
+        input_ = await read_input(request, self.max_request_bytes, {}, with_query=True)
         return await self.predict(request, _model_name_in(input_), input_=input_)
 
     def invoke(self, request: HttpRequest) -> Awaitable[HttpResponse]:

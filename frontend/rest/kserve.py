@@ -13,14 +13,14 @@ As in TorchServe the server passes bodies on as they are, unless the model wants
 (`client_lists`): the envelope that ``service_envelope`` names makes a handler understand them.
 """
 
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Mapping, Sequence
 
 from marserve.frontend.errors import MethodNotAllowed, RouteNotFound, ServeError
 from marserve.frontend.http.responses import HttpResponse, error_response, json_response
 from marserve.frontend.http.router import HttpRequest, PlainRequest, Route, Submit
 from marserve.frontend.models.readiness import is_ready
 from marserve.frontend.models.registry import ModelRegistry
-from marserve.frontend.rest.inference import Predictor
+from marserve.frontend.rest.inference import Extra, Predictor
 from marserve.frontend.rest.open_inference import open_inference_routes
 
 # The headers that the server adds for the handler, by verb.
@@ -59,21 +59,13 @@ def kserve_platform_routes(
 
 class _KServe(Predictor):
     def serve(self, request: HttpRequest) -> Awaitable[HttpResponse]:
-        match request.segments:
-            case [_, "models", target]:
-                name, _, verb = target.rpartition(":")
-                if name and verb in _VERBS:
-                    return self.predict(request, name, extra=_VERBS[verb])
-        raise RouteNotFound
+        name, extra = _asked(request.segments)
+        return self.predict(request, name, extra=extra)
 
     def accept_prediction(self, request: PlainRequest) -> Submit | None:
         """The same for the fast path; see `Route.accept`."""
-        match request.segments:
-            case [_, "models", target]:
-                name, _, verb = target.rpartition(":")
-                if name and verb in _VERBS:
-                    return self.accept(request, name, None, _VERBS[verb])
-        return None
+        name, extra = _asked(request.segments)
+        return self.accept(request, name, None, extra)
 
 
 class _KServePlatform(_KServe):
@@ -93,6 +85,15 @@ class _KServePlatform(_KServe):
     async def _readiness(self, name: str) -> HttpResponse:
         ready = is_ready(self.registry, self.registry.find(name))
         return json_response({"name": name, "ready": ready}, status=200 if ready else 503)
+
+
+def _asked(segments: Sequence[str]) -> tuple[str, Extra]:
+    match segments:
+        case [_, "models", target]:
+            name, _, verb = target.rpartition(":")
+            if name and verb in _VERBS:
+                return name, _VERBS[verb]
+    raise RouteNotFound
 
 
 def _refuse(error: ServeError) -> HttpResponse:

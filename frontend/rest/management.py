@@ -21,13 +21,7 @@ Serve = Callable[[HttpRequest], Awaitable[HttpResponse]]
 def management_routes(
     operations: ModelManagement, *, tokens: Tokens | None, max_request_bytes: int
 ) -> Mapping[str, Route]:
-    """The routes of the management listener.
-
-    Args:
-        operations: What they offer.
-        tokens: Keys that can be renewed; None when authorization is off.
-        max_request_bytes: Longest body of a registration.
-    """
+    """The routes of the management listener; ``tokens`` can be renewed, where there are some."""
     management = _Management(operations, max_request_bytes)
     routes = {
         "models": Route(management.models, "management"),

@@ -10,12 +10,7 @@ from marserve.frontend.telemetry.metrics import REQUEST_COUNTERS, Metrics
 
 
 def metrics_routes(metrics: Metrics, *, legacy: bool = False) -> Mapping[str, Route]:
-    """The routes of the metrics listener; it never asks for a token.
-
-    Args:
-        metrics: What the page is about.
-        legacy: Leave out what is in the log of the mode ``legacy``.
-    """
+    """The route of the metrics listener; ``legacy`` omits what that mode writes to the log."""
 
     def is_on_page(name: str) -> bool:
         return not legacy or name in REQUEST_COUNTERS or name.startswith("marserve_")

@@ -20,16 +20,12 @@ from marserve.frontend.models.registry import ModelRegistry
 
 
 def shared_routes(
-    inference: Mapping[str, Route],
-    other: Mapping[str, Route],
-    registry: ModelRegistry,
+    inference: Mapping[str, Route], other: Mapping[str, Route], registry: ModelRegistry
 ) -> Mapping[str, Route]:
     """The routes of two listeners that share an address.
 
-    Args:
-        inference: Of the inference listener, or of whatever already answers there.
-        other: Of the listener that joins it; has no first segment in common but with inference.
-        registry: Contains the versions that there are.
+    Those of the first may be of several; those of the ``other`` have segments in common with
+    inference only.
     """
     both = inference.keys() & other.keys()
     split = {first: _split(inference[first], other[first], registry) for first in both}

@@ -120,10 +120,8 @@ class _Management:
                 return json_response(describe_listener(["Management"]))
             case "GET", []:
                 query = query_parameters(request)
-                limit, first = (
-                    query.integer("limit", MAX_LISTED),
-                    query.integer("next_page_token", 0),
-                )
+                limit = query.integer("limit", MAX_LISTED)
+                first = query.integer("next_page_token", 0)
                 return json_response(self.operations.list_workflows(limit, first))
             case "POST", []:
                 self.operations.check_model_api()  # before the body is read
@@ -146,7 +144,7 @@ class _Management:
 
 
 def _refuse(error: ServeError) -> HttpResponse:
-    """The response to a failed run, which names the node and tells how it failed."""
+    """The response to a failed run, with the node and its failure."""
     if not isinstance(error, NodeFailed):
         return error_response(error)
     cause = error.cause

@@ -42,7 +42,7 @@ from marserve.frontend.models.archives.http_client import (
     reason_of,
     url_of,
 )
-from marserve.frontend.models.archives.s3 import signed_request
+from marserve.frontend.models.archives.s3 import Signer
 from marserve.frontend.models.archives.unpack import ArchiveLimits
 
 _CHUNK_BYTES = 1 << 20
@@ -254,7 +254,7 @@ async def _fetch(source: Source, stall: float) -> AsyncGenerator[bytes]:
     scheme = urlsplit(url).scheme
     # Either may ask the machine for its role, which can take its time.
     if source.is_signed or scheme == "s3":
-        url, signature = await in_abandonable_thread(signed_request, url)
+        url, signature = await in_abandonable_thread(Signer().sign, url)
         headers |= signature
     elif scheme == "gs":
         url, token = await in_abandonable_thread(authorised_request, url)

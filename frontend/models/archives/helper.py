@@ -69,10 +69,8 @@ def main() -> None:
 
 def _open(request: Mapping[str, Any]) -> dict[str, Any]:
     """Make a model directory of a URL, or of the file that was downloaded from there; read it."""
-    root, store = Path(request["root"]), Path(request["store"])
-    is_downloaded = request["source"] is not None
-    source = Path(request["source"]) if is_downloaded else find_model(request["url"], store)
-    directory = root
+    directory = root = Path(request["root"])
+    source = _source(request, find_model)
     if source.is_dir():
         directory = link_directory(source, root)
     else:
@@ -81,22 +79,20 @@ def _open(request: Mapping[str, Any]) -> dict[str, Any]:
     contents = read_contents(
         directory, request["known_keys"], needs_requirements=request["needs_requirements"]
     )
-    return {
-        "directory": str(directory),
-        "source": str(source),
-        "contents": contents.as_json(),
-    }
+    return {"directory": str(directory), "source": str(source), "contents": contents.as_json()}
 
 
 def _open_workflow(request: Mapping[str, Any]) -> dict[str, Any]:
     """Unpack the archive of a workflow, and read its manifest and its specification."""
-    root, store = Path(request["root"]), Path(request["store"])
-    is_downloaded = request["source"] is not None
-    source = Path(request["source"]) if is_downloaded else find_workflow(request["url"], store)
+    root, source = Path(request["root"]), _source(request, find_workflow)
     unpack(source, root, _limits(request), zip_suffix=".war")
     _limit_processor_time()
     contents = read_workflow_contents(root)
     return {"directory": str(root), "source": str(source), "contents": contents.as_json()}
+
+
+def _source(request: Mapping[str, Any], find: Callable[[str, Path], Path]) -> Path:
+    return Path(request["source"] or find(request["url"], Path(request["store"])))
 
 
 def _copy(request: Mapping[str, Any]) -> None:

@@ -23,11 +23,6 @@ _NONE: Mapping[str, str] = {}
 _BUCKET = re.compile(r"[\w.-]+", re.ASCII)
 
 
-def signed_request(url: str) -> tuple[str, Mapping[str, str]]:
-    """A GET of an object, signed with credentials that are looked up for it; see `Signer`."""
-    return Signer().sign(url)
-
-
 class Signer:
     """Signs requests as this machine; roles that it is lent are asked for once, and renewed."""
 

@@ -1,11 +1,11 @@
 """Changes of a catalog that management calls ask for: pure functions of a catalog."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 
 from marserve.frontend.configuration.model_schema import SETTINGS
-from marserve.frontend.configuration.setting import Fields
+from marserve.frontend.configuration.setting import Fields, Setting
 from marserve.frontend.errors import (
     DefaultVersionInUse,
     ModelNotFound,
@@ -50,12 +50,11 @@ def with_workers(name: str, version: str | None, low: int, high: int) -> Edit:
 
 def with_settings(name: str, version: str | None, changes: Fields) -> Edit:
     """Change settings of a version, by default of the default one."""
-    return partial(
-        _changed,
-        name,
-        version,
-        lambda entry: replace(entry, settings={**entry.settings, **changes}),
-    )
+
+    def change(entry: CatalogEntry) -> CatalogEntry:
+        return replace(entry, settings={**entry.settings, **changes})
+
+    return partial(_changed, name, version, change)
 
 
 def with_default(name: str, version: str) -> Edit:
@@ -102,14 +101,14 @@ def find(catalog: Catalog, name: str, version: str | None) -> tuple[CatalogModel
 
 def chosen_settings(settings: ModelSettings) -> Fields:
     """What was chosen for a model by requests or a catalog, by attribute."""
-    values = settings.values
-    return {name: values[name] for name in _chosen_attributes(settings)}
+    values, origins = settings.values, settings.origins
+    chosen = (row for row in ROWS if origins.get(row.name) in ("request", CATALOG))
+    return {name: values[name] for name in _attributes(chosen)}
 
 
-def _chosen_attributes(settings: ModelSettings) -> Iterator[str]:
-    for row in ROWS:
-        if settings.origins.get(row.name) in ("request", CATALOG):
-            yield from _TOGETHER.get(row.attribute, (row.attribute,))
+def _attributes(rows: Iterable[Setting]) -> Iterator[str]:
+    for row in rows:
+        yield from _TOGETHER.get(row.attribute, (row.attribute,))
 
 
 def _right(model: CatalogModel | None) -> CatalogModel | None:
@@ -120,12 +119,7 @@ def _right(model: CatalogModel | None) -> CatalogModel | None:
 
 
 #: The attributes of settings that can be changed while a model is served.
-LIVE_ATTRIBUTES = frozenset(
-    attribute
-    for row in SETTINGS
-    if row.is_live
-    for attribute in _TOGETHER.get(row.attribute, (row.attribute,))
-)
+LIVE_ATTRIBUTES = frozenset(_attributes(row for row in SETTINGS if row.is_live))
 
 
 def _changed(

@@ -36,12 +36,7 @@ _LOCK_PAUSE = 0.02  # seconds
 
 
 class FileStore:
-    """A catalog in a file, or in the ``catalog.json`` of a directory.
-
-    Args:
-        path: The file or the directory.
-        lock_seconds: How long a writer waits for others.
-    """
+    """A catalog at a path; a writer waits for others for ``lock_seconds``."""
 
     def __init__(self, path: Path, lock_seconds: float) -> None:
         self.place = str(path)

@@ -9,7 +9,8 @@ One URL is one object, which S3 replaces as a whole. What its clients may read a
 bucket's policy to say; that they may not is told in S3's words.
 """
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import AsyncIterator, Mapping
 from http import HTTPStatus
 
 import aiohttp
@@ -38,10 +39,7 @@ _WRITTEN = (HTTPStatus.OK, HTTPStatus.CREATED, HTTPStatus.NO_CONTENT)
 class HttpStore:
     """A catalog behind an ``http``, ``https`` or ``s3`` URL.
 
-    Args:
-        url: Where it lies.
-        timeout: How long the server may be silent.
-        may_write: Whether it was asked for that it be written.
+    The server may be silent for ``timeout`` seconds. ``may_write``: the configuration demands it.
     """
 
     def __init__(self, url: str, timeout: float, *, may_write: bool) -> None:
@@ -61,17 +59,13 @@ class HttpStore:
     async def read(self, known: str = "") -> Document | None:
         """See `CatalogStore`."""
         headers = {"If-None-Match": known} if known else {}
-        async with self._client() as client:
-            try:
-                async with await self._request(client, "GET", b"", headers) as response:
-                    if response.status == HTTPStatus.NOT_MODIFIED and known:
-                        return None
-                    if response.status != HTTPStatus.OK:
-                        raise StoreFailed(await reason_of(response))
-                    text = await _whole(response)
-                    revision = response.headers.get("etag", "")
-            except (aiohttp.ClientError, ValueError, OSError) as error:
-                raise StoreFailed(failure_of(error)) from error
+        async with self._answer("GET", b"", headers) as response:
+            if response.status == HTTPStatus.NOT_MODIFIED and known:
+                return None
+            if response.status != HTTPStatus.OK:
+                raise StoreFailed(await reason_of(response))
+            text = await _whole(response)
+            revision = response.headers.get("etag", "")
         if not revision:
             raise StoreFailed("the server gives no ETag, by which a new catalog would be known")
         return Document(text, revision)
@@ -81,19 +75,25 @@ class HttpStore:
         if revision.startswith("W/"):
             raise StoreFailed("the server's ETag is a weak one, which no write can refer to")
         headers = {"If-Match": revision, "Content-Type": "application/json"}
-        async with self._client() as client:
-            try:
-                async with await self._request(client, "PUT", text, headers) as response:
-                    if response.status in _CONFLICTS:
-                        raise StoreConflict
-                    if response.status not in _WRITTEN:
-                        raise StoreFailed(await reason_of(response))
-                    return response.headers.get("etag", "")
-            except (aiohttp.ClientError, ValueError, OSError) as error:
-                raise StoreFailed(failure_of(error)) from error
+        async with self._answer("PUT", text, headers) as response:
+            if response.status in _CONFLICTS:
+                raise StoreConflict
+            if response.status not in _WRITTEN:
+                raise StoreFailed(await reason_of(response))
+            return response.headers.get("etag", "")
 
-    def _client(self) -> aiohttp.ClientSession:
-        return http_client(self._timeout, read_bytes=_READ_BYTES)
+    @contextlib.asynccontextmanager
+    async def _answer(
+        self, method: str, body: bytes, headers: Mapping[str, str]
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        try:
+            async with (
+                http_client(self._timeout, read_bytes=_READ_BYTES) as client,
+                await self._request(client, method, body, headers) as response,
+            ):
+                yield response
+        except (aiohttp.ClientError, ValueError, OSError) as error:
+            raise StoreFailed(failure_of(error)) from error
 
     async def _request(
         self, client: aiohttp.ClientSession, method: str, body: bytes, headers: Mapping[str, str]

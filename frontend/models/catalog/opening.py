@@ -26,11 +26,10 @@ def make_synchroniser(
     counted = CatalogMetrics(metrics)
     convergence = Convergence(manager, registry, counted.failed)
     counted.watch_pending(lambda: len(convergence.unconverged()))
-    store = _make_store(config.model_catalog, options)
-    return Synchroniser(store, convergence, options, counted)
-
-
-def _make_store(place: str, options: CatalogOptions) -> CatalogStore:
+    store: CatalogStore
+    place = config.model_catalog
     if "://" in place:
-        return HttpStore(place, options.timeout, may_write=options.mode == READ_WRITE)
-    return FileStore(Path(place), options.timeout)
+        store = HttpStore(place, options.timeout, may_write=options.mode == READ_WRITE)
+    else:
+        store = FileStore(Path(place), options.timeout)
+    return Synchroniser(store, convergence, options, counted)

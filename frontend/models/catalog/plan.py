@@ -90,12 +90,7 @@ def _steps_of(version: str, there: CatalogEntry | None, wanted: CatalogEntry) ->
     elif not can_become(there, wanted):
         yield Replace(version, wanted)
     else:
-        changes = {
-            name: value
-            for name, value in wanted.settings.items()
-            if name not in there.settings or there.settings[name] != value
-        }
-        if changes:
+        if changes := _changes(there, wanted):
             there = replace(there, settings=wanted.settings)
             yield Reconfigure(version, changes, there)
         if wanted.workers is not None and wanted.workers != there.workers:
@@ -107,19 +102,20 @@ def can_become(there: CatalogEntry, wanted: CatalogEntry) -> bool:
 
     What an entry no longer sets can only be found anew from the archive and the configuration.
     """
-    is_same = replace(there, workers=None, settings={}) == replace(
-        wanted, workers=None, settings={}
-    )
+    is_same = replace(there, workers=wanted.workers, settings=wanted.settings) == wanted
     if not is_same or (there.workers is not None and wanted.workers is None):
         return False
     dropped = there.settings.keys() - wanted.settings.keys()
     if wanted.settings.get("is_automatic"):
         dropped -= {"size"}  # it is found by measuring from now on
-    if dropped:
-        return False
-    changed = {
-        name
+    return not dropped and _changes(there, wanted).keys() <= LIVE_ATTRIBUTES
+
+
+def _changes(there: CatalogEntry, wanted: CatalogEntry) -> Fields:
+    """The settings that one entry has otherwise than the other, or has alone."""
+    missing = object()
+    return {
+        name: value
         for name, value in wanted.settings.items()
-        if name not in there.settings or there.settings[name] != value
+        if there.settings.get(name, missing) != value
     }
-    return changed <= LIVE_ATTRIBUTES

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from marserve.frontend.errors import DownloadFailed, ModelNotFound
-from marserve.frontend.models.archives.s3 import object_url, signed_request
+from marserve.frontend.models.archives.s3 import Signer, object_url
 
 KEYS = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret"}
 
@@ -34,7 +34,7 @@ def keys(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("keys")
 def test_what_is_sent_is_spelt_as_it_was_signed() -> None:
     url = "https://b.s3.amazonaws.com/a b/%7Eü+%2b.mar?b=%20&a"
-    signed_url, _ = signed_request(url)
+    signed_url, _ = Signer().sign(url)
     assert signed_url == "https://b.s3.amazonaws.com/a%20b/~%C3%BC%2B%2B.mar?a=&b=%20"
 
 
@@ -43,7 +43,7 @@ def test_lent_credentials_come_with_a_token_that_is_signed_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("AWS_SESSION_TOKEN", "borrowed")
-    headers = {name.lower(): text for name, text in signed_request("s3://b/k")[1].items()}
+    headers = {name.lower(): text for name, text in Signer().sign("s3://b/k")[1].items()}
     assert headers["x-amz-security-token"] == "borrowed"
     assert "x-amz-date;x-amz-security-token," in headers["authorization"]
 
@@ -92,7 +92,7 @@ def test_credentials_of_the_environment(
 ) -> None:
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
-    signed_url, headers = signed_request("s3://b/k")
+    signed_url, headers = Signer().sign("s3://b/k")
     assert signed_url == f"https://b.s3.{region}.amazonaws.com/k"
     assert f"Credential=key/{dt.datetime.now(dt.UTC):%Y%m%d}/{region}/s3" in str(headers)
 
@@ -102,7 +102,7 @@ def test_credentials_of_a_profile(tmp_path: Path) -> None:
         "[default]\naws_access_key_id = p\naws_secret_access_key = s\n"
     )
     (tmp_path / "config").write_text("[default]\nregion = ap-south-1\n")
-    signed_url, headers = signed_request("s3://b/k")
+    signed_url, headers = Signer().sign("s3://b/k")
     assert signed_url == "https://b.s3.ap-south-1.amazonaws.com/k"
     assert "Credential=p/" in str(headers)
     assert "security-token" not in str(headers).lower()
@@ -112,7 +112,7 @@ def test_without_the_library_it_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setitem(sys.modules, "botocore", None)
     monkeypatch.setitem(sys.modules, "botocore.auth", None)
     with pytest.raises(DownloadFailed) as failure:
-        signed_request("s3://b/k")
+        Signer().sign("s3://b/k")
     assert failure.value.message == (
         "Failed to download archive from: s3://b/k: no AWS credentials; install botocore (pip "
         "install marserve[s3]), which reads and uses them, and set AWS_ACCESS_KEY_ID, "
@@ -122,10 +122,10 @@ def test_without_the_library_it_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_a_library_that_finds_nothing() -> None:
     with pytest.raises(DownloadFailed, match="or a profile or role that botocore finds"):
-        signed_request("s3://b/k")
+        Signer().sign("s3://b/k")
 
 
 def test_half_of_the_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
     with pytest.raises(DownloadFailed, match="botocore says: Partial credentials found in env"):
-        signed_request("s3://b/k")
+        Signer().sign("s3://b/k")
