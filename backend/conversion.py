@@ -11,12 +11,7 @@ from typing import Any, Protocol
 from marserve.backend.context import RequestProcessor
 from marserve.backend.errors import HANDLER_LOG, poison_of
 from marserve.backend.protocol import TENSORS_TYPE, Buffer, Input, Part, Prediction
-from marserve.backend.tensor_requests import (
-    LENGTH_HEADER,
-    UnknownOutput,
-    document_of,
-    documents_of,
-)
+from marserve.backend.tensor_requests import LENGTH_HEADER, UnknownOutput, document_of, documents_of
 from marserve.backend.tensors import UnusableTensor
 
 logger = logging.getLogger(HANDLER_LOG)

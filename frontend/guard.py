@@ -70,13 +70,10 @@ class Guard:
         ):
             self._tokens.authorize(kind, headers.get("authorization"))
         elif kind in self._local:
-            self._refuse_foreign(headers)
-
-    def _refuse_foreign(self, headers: Mapping[str, str]) -> None:
-        for name in filter(_FORWARDED.fullmatch, headers):
-            raise ForeignOrigin(f"the header {name}")
-        if self._browsers:
-            _refuse_pages(headers)
+            for name in filter(_FORWARDED.fullmatch, headers):
+                raise ForeignOrigin(f"the header {name}")
+            if self._browsers:
+                _refuse_pages(headers)
 
 
 def _has_bearer(headers: Mapping[str, str]) -> bool:

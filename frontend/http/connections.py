@@ -263,7 +263,7 @@ class Connection(asyncio.Protocol):
         self._unread = unread
 
     def check_unread(self) -> None:
-        """See `Writer`; a stream that cannot be written for a while must not fill the memory."""
+        """`count_unread` of a slow reader; its stream must not fill the memory."""
         self.count_unread()
         if self._answer_stream is not None and self._usage.is_full:
             self._break_off("the client is too slow, and too much is in flight")

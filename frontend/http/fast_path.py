@@ -1,14 +1,12 @@
 """The fast path: answers plain predictions without aiohttp.
 
-For a model that answers at once, most of the cost of a prediction is what a web framework does
-around it: a task, a request object, a response, several turns of the event loop. A plain request
-needs none of it: it is parsed by httptools, submitted as soon as its last byte has come, and its
-answer is written as soon as the worker's reply has come.
+For a model that answers at once, most of the cost of a prediction is that of a web framework: a
+task, a request object, a response, several turns of the event loop. A plain request is parsed by
+httptools, submitted with its last byte, and answered as soon as the worker's reply has come.
 
 `_plain_request` decides which requests are plain, and `Route.accept` which of them a route takes.
-At the first request that is not plain, the connection is handed over to aiohttp for good, with all
-bytes of that request: aiohttp, and the routes behind it, answer everything that is special, broken
-or hostile. `HttpServer` with `Connection` for `FastConnection` is a server without this file.
+At the first other request the connection is handed over to aiohttp for good, with all bytes of that
+request. `HttpServer` with `Connection` for `FastConnection` is a server without this file.
 """
 
 import asyncio
@@ -23,11 +21,7 @@ from marserve.frontend.batching.jobs import Answer, Stream
 from marserve.frontend.errors import ServeError, unexpected
 from marserve.frontend.http.connections import IDLE_SECONDS, Connection
 from marserve.frontend.http.http_server import HttpServer
-from marserve.frontend.http.responses import (
-    HttpResponse,
-    check_prediction,
-    prediction_response,
-)
+from marserve.frontend.http.responses import HttpResponse, check_prediction, prediction_response
 from marserve.frontend.http.router import PlainRequest, Submit, split_path
 from marserve.frontend.models.predict_request import Ticket
 from marserve.frontend.request_ids import new_request_id

@@ -111,9 +111,7 @@ class TlsHandshake(asyncio.Protocol):
 
 
 async def bind_listener(
-    opened: AsyncExitStack,
-    address: Address | UnixAddress,
-    clients: Callable[[], asyncio.Protocol],
+    opened: AsyncExitStack, address: Address | UnixAddress, clients: Callable[[], asyncio.Protocol]
 ) -> BoundListener:
     """Bind a listener, until ``opened`` is closed; ``clients`` makes protocols of connections.
 

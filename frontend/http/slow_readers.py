@@ -12,25 +12,16 @@ import struct
 import sys
 import termios
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from marserve.frontend.http.connections import Connection
 
 _TCP_INFO_BYTES = 256
 _COUNTS = struct.Struct("@QQ")  # of bytes: acknowledged by the other machine, received from it
 _COUNTS_AT = 120  # in `struct tcp_info` of Linux, from 4.1 on
 _OUTSTANDING = struct.Struct("@i")
 _LONGEST_PERIOD = 1.0
-
-
-class Writer(Protocol):
-    """A connection that may have something left to write."""
-
-    transport: asyncio.Transport
-
-    def check_unread(self) -> None:
-        """Note how much there is left; called every second or so."""
-
-    def give_up(self) -> None:
-        """Hang up: the client is too slow."""
 
 
 @dataclass(slots=True)
@@ -55,19 +46,19 @@ class SlowReaders:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, timeout: float, rate: int) -> None:
         self._loop, self._timeout, self._rate = loop, timeout, rate
-        self._progress: dict[Writer, _Progress] = {}
+        self._progress: dict[Connection, _Progress] = {}
         self._timer: asyncio.TimerHandle | None = None
 
-    def watch(self, writer: Writer) -> None:
+    def watch(self, connection: "Connection") -> None:
         """Look at a client from now on."""
-        if writer not in self._progress:
-            now, taken = self._loop.time(), bytes_taken(writer.transport)
-            self._progress[writer] = _Progress(now, taken, taken, now)
+        if connection not in self._progress:
+            now, taken = self._loop.time(), bytes_taken(connection.transport)
+            self._progress[connection] = _Progress(now, taken, taken, now)
             self._set_timer()
 
-    def forget(self, writer: Writer) -> None:
+    def forget(self, connection: "Connection") -> None:
         """The client has taken everything, or has left."""
-        self._progress.pop(writer, None)
+        self._progress.pop(connection, None)
 
     def _set_timer(self) -> None:
         if self._timer is None:
@@ -77,18 +68,18 @@ class SlowReaders:
     def _look(self) -> None:
         self._timer = None
         now = self._loop.time()
-        for writer in list(self._progress):
-            if self._is_slow(writer, now):
-                self.forget(writer)
-                writer.give_up()
+        for connection in list(self._progress):
+            if self._is_slow(connection, now):
+                self.forget(connection)
+                connection.give_up()
             else:
-                writer.check_unread()
+                connection.check_unread()
         if self._progress:
             self._set_timer()
 
-    def _is_slow(self, writer: Writer, now: float) -> bool:
-        progress = self._progress[writer]
-        taken = bytes_taken(writer.transport)
+    def _is_slow(self, connection: "Connection", now: float) -> bool:
+        progress = self._progress[connection]
+        taken = bytes_taken(connection.transport)
         if taken != progress.taken:
             progress.taken, progress.moved = taken, now
         if now - progress.moved >= self._timeout:

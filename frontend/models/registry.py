@@ -32,10 +32,6 @@ class FailedLoad:
     is_name_implied: bool = False  # by the file: its manifest may have another
     is_awaited: bool = True  # whether the server is not ready without it
 
-    def matches(self, name: str, version: str | None) -> bool:
-        """Whether this is the model of that name and version; None matches any version."""
-        return self.name == name and (not version or self.version in ("", version))
-
 
 class FailedLoads:
     """Models that could not be loaded, at start or from a catalog; there may be thousands.
@@ -65,7 +61,8 @@ class FailedLoads:
 
     def find(self, name: str, version: str | None = None) -> list[FailedLoad]:
         """Return those of a name, or of one of its versions."""
-        return [load for load in self._by_name.get(name, ()) if load.matches(name, version)]
+        loads = self._by_name.get(name, ())
+        return [load for load in loads if not version or load.version in ("", version)]
 
     def registered(self, name: str, version: str, url: str) -> None:
         """Remove the failed loads that a newly registered model makes good."""
@@ -146,8 +143,7 @@ class ModelRegistry:
 
     def check_absent(self, model: ModelVersion) -> None:
         """Raise VersionConflict if there is such a version."""
-        versions = self._models.get(model.name)
-        if versions is not None and model.version in versions.by_version:
+        if self.has(model.name, model.version):
             raise VersionConflict(
                 f"Model version {model.version} is already registered for model {model.name}"
             )

@@ -19,14 +19,11 @@ from urllib.parse import quote
 
 import yaml
 
+from marserve.frontend.configuration.saved_models import SAVED
 from marserve.frontend.errors import MethodNotAllowed, RouteNotFound
 from marserve.frontend.http.responses import HttpResponse, json_response, text_response
 from marserve.frontend.http.router import HttpRequest, Route
-from marserve.frontend.rest.model_parameters import (
-    described_schemas,
-    may_be_absent,
-    setting_parameters,
-)
+from marserve.frontend.rest.model_parameters import described_schemas, setting_parameters
 from marserve.frontend.version import __version__
 
 Json = dict[str, Any]
@@ -182,9 +179,8 @@ def _resolved(node: Any) -> Any:
         }
     if "$settings" in node.get("properties", ()):
         properties = {key: of for key, of in node["properties"].items() if key != "$settings"}
-        described = described_schemas()
-        required = [*node["required"], *(each for each in described if each not in may_be_absent())]
-        node = {**node, "required": required, "properties": {**properties, **described}}
+        required = [*node["required"], *(row.key for row in SAVED if not row.may_be_none)]
+        node = {**node, "required": required, "properties": {**properties, **described_schemas()}}
     reference = node.get("$ref", _SCHEMAS)
     if reference.startswith(_SCHEMAS):
         return {key: _resolved(value) for key, value in node.items()}

@@ -39,10 +39,7 @@ from marserve.frontend.rest.metrics import metrics_routes
 from marserve.frontend.rest.open_inference import repository_routes
 from marserve.frontend.rest.shared_routes import shared_routes
 from marserve.frontend.rest.vertex import vertex_routes
-from marserve.frontend.rest.workflows import (
-    workflow_inference_routes,
-    workflow_management_routes,
-)
+from marserve.frontend.rest.workflows import workflow_inference_routes, workflow_management_routes
 from marserve.frontend.telemetry.metrics import Metrics
 from marserve.frontend.telemetry.series import WatchedGauge
 from marserve.frontend.tokens import Tokens
@@ -72,7 +69,7 @@ class HttpEndpoints:
             OSError: A listener cannot be bound.
         """
         usages: dict[str, Usage] = {}
-        self._watch_bytes(usages)
+        watch_bytes(self.metrics, usages)
         listeners = self._listeners()
         limits = self._limits(len(listeners))
         return [
@@ -92,11 +89,7 @@ class HttpEndpoints:
         }
         setup = config.platform.setup
         inference = vertex_routes(
-            self.registry,
-            limit,
-            inference,
-            predict=setup.predict_route,
-            health=setup.health_route,
+            self.registry, limit, inference, predict=setup.predict_route, health=setup.health_route
         )
         management = {
             **management_routes(self.management, tokens=self.tokens, max_request_bytes=limit),
@@ -196,13 +189,13 @@ class HttpEndpoints:
             certain_connections=CERTAIN_CONNECTIONS * listeners + of_grpc,
         )
 
-    def _watch_bytes(self, usages: Mapping[str, Usage]) -> None:
-        """Add the gauge of what each listener keeps in memory."""
-        host = self.metrics.hostname
 
-        def in_flight() -> Iterable[tuple[Sequence[str], float]]:
-            return [((name, host), usage.bytes) for name, usage in usages.items()]
+def watch_bytes(metrics: Metrics, usages: Mapping[str, Usage]) -> None:
+    """Add the gauge of what each listener, by its name, keeps in memory."""
 
-        text = "Bytes of requests and answers that the clients of a listener keep in memory"
-        gauge = WatchedGauge("marserve_bytes_in_flight", text, ("listener", "hostname"), in_flight)
-        self.metrics.registry.watch(gauge)
+    def in_flight() -> Iterable[tuple[Sequence[str], float]]:
+        return [((name, metrics.hostname), usage.bytes) for name, usage in usages.items()]
+
+    text = "Bytes of requests and answers that the clients of a listener keep in memory"
+    labels = ("listener", "hostname")
+    metrics.registry.watch(WatchedGauge("marserve_bytes_in_flight", text, labels, in_flight))

@@ -20,12 +20,7 @@ from dataclasses import dataclass
 from marserve.backend.protocol import Input
 from marserve.frontend.batching.jobs import OnAnswer
 from marserve.frontend.errors import BadRequest, RouteNotFound
-from marserve.frontend.http.request_bodies import (
-    is_form,
-    plain_input,
-    query_value,
-    read_input,
-)
+from marserve.frontend.http.request_bodies import is_form, plain_input, query_value, read_input
 from marserve.frontend.http.responses import HttpResponse, json_response, prediction_response
 from marserve.frontend.http.router import ANY_OTHER, HttpRequest, PlainRequest, Route, Submit
 from marserve.frontend.long_work import Steps

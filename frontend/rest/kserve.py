@@ -15,13 +15,13 @@ As in TorchServe the server passes bodies on as they are, unless the model wants
 
 from collections.abc import Awaitable, Mapping, Sequence
 
-from marserve.frontend.errors import MethodNotAllowed, RouteNotFound, ServeError
-from marserve.frontend.http.responses import HttpResponse, error_response, json_response
+from marserve.frontend.errors import MethodNotAllowed, RouteNotFound
+from marserve.frontend.http.responses import HttpResponse, json_response
 from marserve.frontend.http.router import HttpRequest, PlainRequest, Route, Submit
 from marserve.frontend.models.readiness import is_ready
 from marserve.frontend.models.registry import ModelRegistry
 from marserve.frontend.rest.inference import Extra, Predictor
-from marserve.frontend.rest.open_inference import open_inference_routes
+from marserve.frontend.rest.open_inference import open_inference_routes, readiness_response, refusal
 
 # The headers that the server adds for the handler, by verb.
 _VERBS = {"predict": {"explain": "False"}, "explain": {"explain": "True"}}
@@ -53,7 +53,7 @@ def kserve_platform_routes(
                 raise
             return json_response({"status": "alive"})
 
-    route = Route(platform.serve, "inference", _refuse, accept=platform.accept_prediction)
+    route = Route(platform.serve, "inference", refusal, accept=platform.accept_prediction)
     return {"": Route(live), "v1": route}
 
 
@@ -84,7 +84,7 @@ class _KServePlatform(_KServe):
 
     async def _readiness(self, name: str) -> HttpResponse:
         ready = is_ready(self.registry, self.registry.find(name))
-        return json_response({"name": name, "ready": ready}, status=200 if ready else 503)
+        return readiness_response({"name": name}, ready=ready)
 
 
 def _asked(segments: Sequence[str]) -> tuple[str, Extra]:
@@ -94,8 +94,3 @@ def _asked(segments: Sequence[str]) -> tuple[str, Extra]:
             if name and verb in _VERBS:
                 return name, _VERBS[verb]
     raise RouteNotFound
-
-
-def _refuse(error: ServeError) -> HttpResponse:
-    """With the member that KServe's clients know, beside TorchServe's."""
-    return error_response(error, {"error": error.message or error.wire_type})

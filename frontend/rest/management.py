@@ -11,7 +11,7 @@ from marserve.frontend.http.router import HttpRequest, Route
 from marserve.frontend.models.registry import ModelRegistry
 from marserve.frontend.operations.management import MAX_LISTED, ModelManagement, Outcome
 from marserve.frontend.rest.api_description import describe_listener, describe_model_management
-from marserve.frontend.rest.model_parameters import change_parameters, registration_parameters
+from marserve.frontend.rest.model_parameters import read_parameters
 from marserve.frontend.rest.parameters import query_parameters
 from marserve.frontend.tokens import Tokens
 
@@ -113,7 +113,7 @@ class _Management:
 
     async def _register(self, request: HttpRequest) -> HttpResponse:
         self.operations.check_model_api()  # before the body is read
-        parameters = await registration_parameters(request, self.max_request_bytes)
+        parameters = await read_parameters(request, self.max_request_bytes)
         return _response(await self.operations.register(parameters))
 
     async def _batches(self, request: HttpRequest) -> HttpResponse:
@@ -123,7 +123,7 @@ class _Management:
         return json_response({**names, "batches": batches})
 
     async def _change(self, request: HttpRequest) -> HttpResponse:
-        parameters = await change_parameters(request, self.max_request_bytes)
+        parameters = await read_parameters(request, self.max_request_bytes, may_be_empty=True)
         name, version = _model_of(request)
         version = version or parameters.text("model_version") or None
         synchronous = parameters.flag("synchronous", default=False)

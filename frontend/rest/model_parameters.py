@@ -23,33 +23,21 @@ _GROUPS = {
 }
 
 
-async def registration_parameters(request: HttpRequest, max_bytes: int) -> Parameters:
-    """The parameters of a request to register a model, in a JSON body or else a query.
+async def read_parameters(
+    request: HttpRequest, max_bytes: int, *, may_be_empty: bool = False
+) -> Parameters:
+    """The parameters of a request to register or change a model, in a JSON body or else a query.
+
+    A JSON body that ``may_be_empty`` and is so leaves them to the query.
 
     Raises:
         BadRequest: The body is not a JSON object, or too long.
         PayloadTooLarge: The body is longer than ``max_bytes``.
     """
     body = await read_body(request, max_bytes)
-    return _from_json(body, request) if _is_json(request) else query_parameters(request)
-
-
-async def change_parameters(request: HttpRequest, max_bytes: int) -> Parameters:
-    """The parameters of a request to change a model: likewise, but an empty body is none.
-
-    Raises:
-        BadRequest, PayloadTooLarge: See `registration_parameters`.
-    """
-    body = await read_body(request, max_bytes)
-    return _from_json(body, request) if body and _is_json(request) else query_parameters(request)
-
-
-def _is_json(request: HttpRequest) -> bool:
-    content_type = request.headers.get("content-type", "")
-    return content_type.partition(";")[0].strip().lower() == "application/json"
-
-
-def _from_json(body: bytes, request: HttpRequest) -> Parameters:
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != "application/json" or (may_be_empty and not body):
+        return query_parameters(request)
     if len(body) > _MAX_JSON_BYTES:
         raise BadRequest(f"The JSON of a registration is longer than {_MAX_JSON_BYTES} bytes.")
     try:
@@ -76,11 +64,6 @@ def setting_parameters(group: str) -> list[Json]:
 def described_schemas() -> dict[str, Json]:
     """The schemas of the settings of our own that descriptions of models have."""
     return {row.key: {"description": row.help, **row.kind.schema} for row in SAVED}
-
-
-def may_be_absent() -> set[str]:
-    """Those of `described_schemas` that a description leaves out where nobody has set them."""
-    return {row.key for row in SAVED if row.may_be_none}
 
 
 def _parameter(row: Setting, *, is_registration: bool = False) -> Json:

@@ -56,7 +56,7 @@ def open_inference_routes(
     models = OpenInferenceModels(registry)
     protocol = _OpenInference(registry, max_request_bytes, models=models)
     if is_whole:
-        return {"v2": Route(protocol.serve, "inference", _refuse)}
+        return {"v2": Route(protocol.serve, "inference", refusal)}
     return {"v2": Route(protocol.predictions, "inference")}
 
 
@@ -66,7 +66,7 @@ def repository_routes(models: OpenInferenceModels) -> Mapping[str, Route]:
     async def serve(request: HttpRequest) -> HttpResponse:
         return await _repository(models, request)
 
-    return {"v2": Route(serve, "management", _refuse)}
+    return {"v2": Route(serve, "management", refusal)}
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class _OpenInference(Predictor):
             case [_, "health", "live"]:
                 return json_response({"live": True})
             case [_, "health", "ready"]:
-                return _readiness({}, ready=self.models.is_server_ready())
+                return readiness_response({}, ready=self.models.is_server_ready())
             case [_, "repository", *_]:
                 return await _repository(self.models, request)
             case [_, "models", "stats"]:
@@ -105,7 +105,7 @@ class _OpenInference(Predictor):
                 return json_response(self.models.metadata(name, version))
             case ["ready"]:
                 ready = self.models.is_model_ready(name, version)
-                return _readiness({"name": name}, ready=ready)
+                return readiness_response({"name": name}, ready=ready)
             case ["config"]:
                 return json_response(self.models.config(name, version))
             case ["stats"]:
@@ -165,9 +165,11 @@ async def _read_document(request: HttpRequest) -> dict[str, Any]:
     return document
 
 
-def _refuse(error: ServeError) -> HttpResponse:
+def refusal(error: ServeError) -> HttpResponse:
+    """The response to a failure, with the member that KServe's clients know beside TorchServe's."""
     return error_response(error, {"error": error.message or error.wire_type})
 
 
-def _readiness(members: dict[str, str], *, ready: bool) -> HttpResponse:
+def readiness_response(members: dict[str, str], *, ready: bool) -> HttpResponse:
+    """The ``members`` and whether it is ready; 503 if not."""
     return json_response({**members, "ready": ready}, status=200 if ready else 503)

@@ -20,13 +20,7 @@ from marserve.frontend.http.responses import (
     json_response,
     prediction_response,
 )
-from marserve.frontend.http.router import (
-    ANY_OTHER,
-    HttpRequest,
-    PlainRequest,
-    Route,
-    Submit,
-)
+from marserve.frontend.http.router import ANY_OTHER, HttpRequest, PlainRequest, Route, Submit
 from marserve.frontend.models.predict_request import PredictRequest, Ticket
 from marserve.frontend.operations.management import MAX_LISTED, Outcome
 from marserve.frontend.operations.request_options import read_request_options
@@ -36,7 +30,7 @@ from marserve.frontend.rest.api_description import (
     describe_workflow_inference,
     describe_workflow_management,
 )
-from marserve.frontend.rest.model_parameters import registration_parameters
+from marserve.frontend.rest.model_parameters import read_parameters
 from marserve.frontend.rest.parameters import query_parameters
 from marserve.frontend.workflows.registry import WorkflowRegistry
 
@@ -125,7 +119,7 @@ class _Management:
                 return json_response(self.operations.list_workflows(limit, first))
             case "POST", []:
                 self.operations.check_model_api()  # before the body is read
-                parameters = await registration_parameters(request, self.max_request_bytes)
+                parameters = await read_parameters(request, self.max_request_bytes)
                 return _response(await self.operations.register(parameters))
             case "OPTIONS", [name] | [name, _]:
                 self.operations.workflows.find(name)

@@ -145,10 +145,7 @@ class Downloader:
         """Write what is behind a URL into a file, as long as it gets on."""
         loop, stall = asyncio.get_running_loop(), self._limits.stall_seconds
         received = due = 0
-        async with (
-            asyncio.timeout(stall) as patience,
-            aclosing(_fetch(source, stall)) as pieces,
-        ):
+        async with asyncio.timeout(stall) as patience, aclosing(_fetch(source, stall)) as pieces:
             async for piece in pieces:
                 received += len(piece)
                 if received > room:

@@ -16,12 +16,7 @@ from itertools import chain, islice
 from weakref import WeakValueDictionary
 
 from marserve.frontend.background import BackgroundTasks
-from marserve.frontend.errors import (
-    ModelNotFound,
-    ServeError,
-    ServerStopping,
-    VersionConflict,
-)
+from marserve.frontend.errors import ModelNotFound, ServeError, ServerStopping, VersionConflict
 from marserve.frontend.logs.formats import one_line
 from marserve.frontend.long_work import Steps
 from marserve.frontend.models.catalog.document import Catalog, CatalogEntry, CatalogModel

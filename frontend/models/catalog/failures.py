@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from marserve.frontend.logs.formats import one_line
-from marserve.frontend.models.catalog.document import CatalogEntry
-from marserve.frontend.models.catalog.plan import Step
+from marserve.frontend.models.catalog.plan import SetDefault, Step, Unregister
 
 _PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 300.0)  # seconds
 
@@ -52,8 +51,7 @@ class Failures(dict[str, dict[str, Failure]]):
         earlier = failures.get(step.version)
         attempts = earlier.attempts + 1 if earlier else 1
         pause = _PAUSES[min(attempts, len(_PAUSES)) - 1]
-        entry = getattr(step, "entry", None)
-        url = entry.url if isinstance(entry, CatalogEntry) else ""
+        url = "" if isinstance(step, SetDefault | Unregister) else step.entry.url
         failures[step.version] = Failure(
             name, step.version, url, error, attempts, self._clock() + pause
         )

@@ -188,14 +188,12 @@ class Synchroniser:
             why = await self._in_time(self._store.why_read_only())
         if self._options.mode == READ_WRITE and why:
             raise OSError(f"model_catalog_mode=read-write, and {self._store.place}: {why}.")
-        self._why_read_only = (
-            f"model_catalog_mode={READ_ONLY}" if self._options.mode == READ_ONLY else why
-        )
-        changes = (
-            f"it is only read ({self._why_read_only}), so that clients cannot change models here"
-            if self._why_read_only
-            else "what clients change of models is written there"
-        )
+        changes = "what clients change of models is written there"
+        if self._options.mode == READ_ONLY:
+            why = f"model_catalog_mode={READ_ONLY}"
+        if why:
+            changes = f"it is only read ({why}), so that clients cannot change models here"
+        self._why_read_only = why
         logger.info("The models are those of the catalog %s; %s.", self._store.place, changes)
 
     async def _run(self) -> None:
