@@ -126,7 +126,7 @@ def _judge_failure(
         return sum(timeline.count(kind, name, since, outcome.until) for name in names)
 
     text = answer.text
-    if answer.status == 500 and "Worker died" in text:
+    if answer.status == 500 and "Worker died" in text and "broken off" not in text:
         crashes = felt(WORKER_LOST) + 2 * (felt(CRASHING_REQUEST) + felt(WORKER_STOPPED))
         return Verdict("500 after two crashes", crashes >= 2)
     if _is_of_batch(answer):

@@ -109,6 +109,13 @@ def test_an_answer_breaks_off_only_if_it_comes_in_pieces_and_something_failed() 
     assert not verdict(request("streaming"), lost="broken off").is_allowed
 
 
+def test_a_whole_answer_of_pieces_breaks_off_with_its_worker() -> None:
+    body = json.dumps({"code": 500, "message": "The answer was broken off: Worker died."})
+    died = fault(WORKER_LOST, "stepping")
+    assert verdict(request("stepping"), 500, body, faults=(died,)).is_allowed
+    assert not verdict(request("stepping"), 500, body).is_allowed
+
+
 def test_a_sequence_is_over_only_with_its_worker() -> None:
     asked, text = request("sequences", step=2), "Sequence is over, and its state is lost"
     assert asked.expected.endswith(" 2")
