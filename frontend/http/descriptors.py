@@ -22,14 +22,19 @@ def grpc_descriptors() -> int:
     return 0 if soft == resource.RLIM_INFINITY else soft // 4
 
 
-def is_reserved(descriptor: int, certain: int) -> bool:
+def is_reserved(descriptor: int, listeners: int, *, has_grpc: bool) -> bool:
     """Return whether the descriptor of a connection is one of those left to everything else.
 
     The system gives out the lowest free number, so the number of a new descriptor is about that of
-    those in use. ``certain`` is the number of connections that all listeners may always have.
+    those in use. The limit may be changed from outside while the server runs.
     """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return soft != resource.RLIM_INFINITY and descriptor >= soft - min(_SPARE, soft // 4) - certain
+    if soft == resource.RLIM_INFINITY:
+        return False
+    reserve = min(_SPARE, soft // 4) + CERTAIN_CONNECTIONS * listeners
+    if has_grpc:
+        reserve += grpc_descriptors()
+    return descriptor >= soft - reserve
 
 
 def raise_descriptor_limit() -> None:

@@ -51,7 +51,8 @@ class ConnectionLimits:
         max_bytes_in_flight: Of requests and answers (`usage`); 0 for any number.
         max_client_bytes_in_flight: The same, from one address; 0 for any number.
         forms: What a form may have.
-        certain_connections: That all listeners of the server may always have.
+        listeners: The number of HTTP listeners of the server, which share its file descriptors.
+        has_grpc: Whether gRPC listeners share them as well.
     """
 
     head_timeout: float = 60.0
@@ -64,7 +65,8 @@ class ConnectionLimits:
     max_bytes_in_flight: int = 0
     max_client_bytes_in_flight: int = 0
     forms: FormLimits = field(default_factory=FormLimits)
-    certain_connections: int = CERTAIN_CONNECTIONS
+    listeners: int = 1
+    has_grpc: bool = False
 
 
 _DEFAULT_LIMITS = ConnectionLimits()
@@ -138,7 +140,9 @@ class HttpServer:
         elif client.address and 0 < limits.max_client_connections <= client.connections:
             limit = "max_client_connections"
             reason = f"{client.connections} from {client.address} are open"
-        elif count >= CERTAIN_CONNECTIONS and is_reserved(descriptor, limits.certain_connections):
+        elif count >= CERTAIN_CONNECTIONS and is_reserved(
+            descriptor, limits.listeners, has_grpc=limits.has_grpc
+        ):
             limit = "file descriptors"
             reason = f"{count} are open here, and file descriptors run short (ulimit -n)"
         else:

@@ -13,7 +13,6 @@ from marserve.frontend.configuration.addresses import Address
 from marserve.frontend.configuration.config import Config
 from marserve.frontend.configuration.memory import bytes_in_flight
 from marserve.frontend.guard import Guard
-from marserve.frontend.http.descriptors import CERTAIN_CONNECTIONS, grpc_descriptors
 from marserve.frontend.http.fast_path import FastConnection
 from marserve.frontend.http.forms import FormLimits
 from marserve.frontend.http.http_server import ConnectionLimits, HttpServer
@@ -173,7 +172,6 @@ class HttpEndpoints:
         config = self.config
         in_flight = bytes_in_flight(config.max_bytes_in_flight)
         from_client = config.max_client_bytes_in_flight or in_flight // 2
-        of_grpc = grpc_descriptors() if config.enable_grpc else 0
         return ConnectionLimits(
             head_timeout=config.request_head_timeout,
             body_timeout=config.request_body_timeout,
@@ -186,7 +184,8 @@ class HttpEndpoints:
             max_bytes_in_flight=max(in_flight, config.max_request_size),
             max_client_bytes_in_flight=max(from_client, config.max_request_size),
             forms=FormLimits(config.max_form_parts, config.max_part_header_size),
-            certain_connections=CERTAIN_CONNECTIONS * listeners + of_grpc,
+            listeners=listeners,
+            has_grpc=config.enable_grpc,
         )
 
 

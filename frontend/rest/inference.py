@@ -68,14 +68,9 @@ class Predictor:
     ) -> HttpResponse:
         """Answer a request with a model's prediction, or OPTIONS with its API description.
 
-        Args:
-            request: The request.
-            name: Name of the model.
-            version: Its version; None for the default one.
-            extra: Headers that the server adds for the handler.
-            with_query: Whether the handler gets the parameters of the query.
-            input_: The result of `read_input`, if the request was read already.
-            convert: Makes the model's input of what was read.
+        The handler gets the ``extra`` headers and, with ``with_query``, the parameters of the
+        query. ``input_`` is the result of `read_input` if the request was read already; ``convert``
+        makes the model's input of it.
 
         Raises:
             ServeError: There is no such model, a header is invalid, or the model failed.
