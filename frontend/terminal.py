@@ -14,6 +14,8 @@ def print_text(text: str, file: TextIO | None = None) -> None:
     and tabs remain. JSON remains the same JSON.
     """
     out = sys.stdout if file is None else file
+    if out is None:  # closed before the start, as print() takes it
+        return
     encoding = out.encoding or "utf-8"
     shown = _SUSPECT.sub(_escaped, text).encode(encoding, "backslashreplace").decode(encoding)
     print(shown, file=out, flush=True)
