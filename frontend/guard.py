@@ -55,6 +55,13 @@ class Guard:
         local, keyless = KINDS if config.debugged else local, not config.token_authorization
         return cls(tokens, keyless=keyless, local=local, browsers=browsers)
 
+    def checks(self, kind: Kind | None) -> bool:
+        """Whether `admit` checks anything of a request to a route of this kind."""
+        return kind is not None and (
+            kind in self._local
+            or (self._tokens is not None and (not self._keyless or kind == "management"))
+        )
+
     def admit(self, kind: Kind | None, headers: Mapping[str, str]) -> None:
         """Check a request to a route by its headers, which are looked up in lower case.
 

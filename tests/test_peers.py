@@ -83,7 +83,8 @@ def _hanging_wrk(directory: Path) -> str:
 
 @pytest.mark.integration
 @pytest.mark.parametrize(
-    ("has_wrk", "symptom"), [(True, "wrk did not come to an end"), (False, "it gave no answer for 0.4 s")]
+    ("has_wrk", "symptom"),
+    [(True, "wrk did not come to an end"), (False, "it gave no answer for 0.4 s")],
 )
 def test_a_server_that_never_answers_fails_alone(
     peers: SimpleNamespace,

@@ -225,7 +225,7 @@ class CallRouter(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # the stubs
             if method is None:
                 failure = Failure(StatusCode.UNIMPLEMENTED, f"There is no method {name[:200]}.", "")
                 return self._refusal(call, failure)
-            if method.key is not None:
+            if self._guard.checks(method.key):
                 headers = {key: value for key, value in metadata if isinstance(value, str)}
                 self._guard.admit(method.key, headers)
         except ServeError as error:
@@ -341,8 +341,8 @@ class _Method:
 
     async def _unary(self, call: Call, _requests: object, context: Context) -> bytes:
         async def answer() -> bytes:
-            answer = await self._serve(await self._request_of(call, context), call)
-            data: bytes = answer.SerializeToString()
+            request = self._request_of(call, await self.kind.reads.first(context))
+            data: bytes = (await self._serve(request, call)).SerializeToString()
             self._router.count_answer(call, len(data))
             return data
 
@@ -354,15 +354,14 @@ class _Method:
             if self._takes_stream:
                 requests = self._requests(call, context)
             else:
-                requests = await self._request_of(call, context)
+                requests = self._request_of(call, await self.kind.reads.first(context))
             await self._send(self._serve(requests, call), context)
             if call.is_cut_off:
                 raise ServerStopping
 
         await self._run(call, context, answer())
 
-    async def _request_of(self, call: Call, context: Context) -> Message:
-        data = await self.kind.reads.first(context)
+    def _request_of(self, call: Call, data: bytes | None) -> Message:
         if data is None:
             raise DecodeError
         call.hold(len(data))

@@ -82,17 +82,23 @@ class MessageReads:
                 await self._wait(read)
             self._reads[read] = None
             try:
-                data = await next_message(context)
+                data = await context.read()  # not `next_message`: each coroutine costs time
             finally:
                 del self._reads[read]
-                self._release()
+                if self._waiting:
+                    self._release()
+                else:
+                    self._free += 1
         except asyncio.CancelledError:
             if read.error is None or task.uncancel() > 0:
                 raise
             raise read.error from None
-        if data is not None and len(data) > self._max_bytes:
+        if data is grpc.aio.EOF:  # type: ignore[attr-defined]  # as above
+            return None
+        if len(data) > self._max_bytes:
             raise ServeError(f"The message has more than {self._max_bytes} bytes.", status=413)
-        return data
+        received: bytes = data
+        return received
 
     async def _wait(self, read: _Read) -> None:
         """Wait for a slot; no deadline, because `_check` ends it."""

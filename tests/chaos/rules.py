@@ -155,6 +155,8 @@ def _judge_mode(request: Request, answer: Answer, felt: Callable[..., int]) -> V
     if status == 409 and model.form == "sequence":
         lost = any(felt(kind, _SEQUENCE_SECONDS) for kind in (*_BREAKING, SCALED, FRONTEND_DOWN))
         return Verdict("409 state is lost", lost)
+    if status == 503 and "No slot was free" in text:  # its time passed while nothing could move
+        return Verdict("503 no slot", bool(felt(FRONTEND_STOPPED) or any(map(felt, _BREAKING))))
     if model.streams and "broken off" in text:  # of a call for a whole answer
         return Verdict("broken off", bool(request.misdeed or any(map(felt, _BREAKING))))
     if model.workflow or model.behind:
