@@ -16,6 +16,9 @@ MAX_BYTES = 1 << 20
 MAX_NODES = 100_000  # scalars, lists and mappings, those included that aliases repeat
 MAX_DEPTH = 64
 MAX_ANCHORS = 1000
+_TOO_DEEP = f"is nested more than {MAX_DEPTH} deep"
+# libyaml 0.2.6 reads up to 1024 characters ahead, and refuses more than 1000 open brackets there.
+_LIBYAML_TOO_DEEP = "exceeded maximum nesting depth"
 _MAX_NUMBER = 100_000  # characters
 _MAX_PARTS = 20  # of a number in base 60
 _NUMBER = re.compile(r"[-+]?[0-9.][0-9_:.a-fA-FoxX+-]*")
@@ -70,10 +73,15 @@ def _check_size(text: str | bytes) -> None:
 
 
 def _events(text: str | bytes) -> Iterator[yaml.Event]:
-    for event in yaml.parse(text, _Loader):
-        yield event
-        if isinstance(event, yaml.DocumentEndEvent):
-            return  # there may be one only, which the loader says better
+    try:
+        for event in yaml.parse(text, _Loader):
+            yield event
+            if isinstance(event, yaml.DocumentEndEvent):
+                return  # there may be one only, which the loader says better
+    except yaml.MarkedYAMLError as error:
+        if error.problem == _LIBYAML_TOO_DEEP:
+            raise YamlTooLarge(_TOO_DEEP) from None
+        raise
 
 
 def _is_number(scalar: yaml.ScalarEvent) -> bool:
@@ -104,7 +112,7 @@ class _Nodes:
 
     def open(self, anchor: str | None) -> None:
         if len(self._opened) >= MAX_DEPTH:
-            raise YamlTooLarge(f"is nested more than {MAX_DEPTH} deep")
+            raise YamlTooLarge(_TOO_DEEP)
         self._opened.append((anchor, self._count))
         self.add(None)
 
