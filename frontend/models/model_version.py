@@ -317,7 +317,7 @@ async def _answer_to(
         raise
     if isinstance(answer, ServeError):
         try:
-            raise answer
+            raise answer.with_traceback(None)  # other jobs of the batch have the same error
         finally:
             del answer, answered  # an error in a cycle with its traceback keeps the body in memory
     return answer

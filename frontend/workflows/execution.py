@@ -12,7 +12,6 @@ its node have answered; until then it counts as in flight.
 import asyncio
 import logging
 import time
-import traceback
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
@@ -188,7 +187,8 @@ class Run:
             try:
                 return await self._try(node, times, begun, min(node.timeout, left))
             except ServeError as error:
-                traceback.clear_frames(error.__traceback__)  # they refer to inputs and output
+                # It refers to inputs and outputs, and to runs that failed in the same batch.
+                error.__traceback__ = None
                 self._graph.metrics.failed_tries[node.name].update(1)
                 # Timers are up to a millisecond early.
                 is_over = isinstance(error, RequestExpired) and left <= node.timeout

@@ -75,6 +75,28 @@ def test_a_failing_branch_cancels_its_siblings(
     is_idle(name, ("noted", "gated", "fails_when_told", "tell"))
 
 
+FAILS_TWICE = """
+COUNT = []
+
+def handle(data, context):
+    COUNT.extend([1] if data else [])
+    if data and len(COUNT) <= 2:
+        raise RuntimeError(f"a batch of {len(data)}")
+    return data and ["x"] * len(data)
+"""
+
+
+def test_runs_of_a_batch_that_fails_are_all_tried_again_and_answered(
+    server, install_workflow, make_archive, together
+):
+    """Runs that had the same error ended each other: their clients got no answer."""
+    make_archive(server.store, FAILS_TWICE, "fails_twice", "isolateFailures: false\n")
+    models = "retry-attempts: 3, batch-size: 4, max-batch-delay: 500, n: {url: fails_twice.mar}"
+    name = install_workflow(f"models: {{{models}}}\ndag: {{n: []}}\n")
+    answers = together([lambda: server.inference("POST", f"/wfpredict/{name}", data=b"x")] * 4)
+    assert [answer.text for answer in answers] == ["x"] * 4
+
+
 def test_a_client_that_leaves_takes_its_run_along(
     install, server, background, make_gate, is_idle, wait_for, record
 ):
