@@ -14,7 +14,7 @@ from marserve.frontend.usage import Usage
 
 #: What grpc keeps of a call that is not read, in bytes.
 WINDOW_BYTES = 1 << 16
-# A client that sends its message for so long may have to make room for another.
+# A read that lasts so long may end when other calls need its slot.
 _UNDISTURBED_SECONDS = 5.0
 # Streams that may be open though their messages, if all were of full length, would not fit.
 _MIN_STREAMS = 16

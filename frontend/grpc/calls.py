@@ -266,7 +266,7 @@ class CallRouter(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # the stubs
         self._release_with_task(client, size)
 
     def holding(self, call: Call) -> Holding:
-        """See `Call.holding`."""
+        """Return what counts the memory of a call beside its messages."""
         return Holding(self._limits.usage, self._limits.usage.client(_host_of(call)))
 
     def count_answer(self, call: Call, size: int) -> None:
@@ -341,7 +341,7 @@ class _Method:
 
     async def _unary(self, call: Call, _requests: object, context: Context) -> bytes:
         async def answer() -> bytes:
-            request = self._request_of(call, await self.kind.reads.first(context))
+            request = self._request_of(call, await self._first(call, context))
             data: bytes = (await self._serve(request, call)).SerializeToString()
             self._router.count_answer(call, len(data))
             return data
@@ -354,12 +354,19 @@ class _Method:
             if self._takes_stream:
                 requests = self._requests(call, context)
             else:
-                requests = self._request_of(call, await self.kind.reads.first(context))
+                requests = self._request_of(call, await self._first(call, context))
             await self._send(self._serve(requests, call), context)
             if call.is_cut_off:
                 raise ServerStopping
 
         await self._run(call, context, answer())
+
+    def _first(self, call: Call, context: Context) -> Awaitable[bytes | None]:
+        fail = partial(self._fail, call, context)
+        return self.kind.reads.first(context, _host_of(call), fail)
+
+    async def _fail(self, call: Call, context: Context, error: ServeError) -> None:
+        await self._router.fail(call, context, self._failure_of(error))
 
     def _request_of(self, call: Call, data: bytes | None) -> Message:
         if data is None:
@@ -371,11 +378,15 @@ class _Method:
         """The requests of a stream, which ends as well when the server stops."""
         router, reader = self._router, asyncio.current_task()
         assert reader is not None
-        read = self.kind.reads.first
+        is_first = True
         while not router.stopping.is_set():
             router.readers.add(reader)
             try:
-                data = await read(context)
+                # Streams without a key have the limits of their first message for each.
+                if is_first or self.key is None:
+                    data = await self._first(call, context)
+                else:
+                    data = await next_message(context)
             except asyncio.CancelledError:
                 if not router.stopping.is_set():
                     raise
@@ -386,7 +397,7 @@ class _Method:
             if data is None:
                 return
             yield self._message(data)
-            read = next_message
+            is_first = False
         call.is_cut_off = True
 
     async def _send(self, answers: Answers, context: Context) -> None:
@@ -414,6 +425,8 @@ class _Method:
             is_late = context.time_remaining() == 0
             code = StatusCode.DEADLINE_EXCEEDED if is_late else StatusCode.CANCELLED
             self._router.log(call, code)
+            raise
+        except grpc.aio.AbortError:  # `MessageReads` has ended and logged it
             raise
         except grpc.aio.InternalError:  # of a message that could not be sent
             self._router.log(call, StatusCode.CANCELLED)

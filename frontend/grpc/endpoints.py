@@ -140,7 +140,7 @@ class GrpcEndpoints:
         platform = self.config.platform
         on_platform = [
             self._listener(
-                opened, f"{platform.title} gRPC", address, for_inference, when_ready=True
+                opened, f"{platform.title} gRPC", address, self._services()[0], when_ready=True
             )
             for address in platform.setup.grpc_inference
         ]

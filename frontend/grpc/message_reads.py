@@ -7,6 +7,9 @@ a message to read, reads that last long end with an error.
 """
 
 import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import grpc
@@ -16,6 +19,8 @@ from marserve.frontend.errors import ServeError
 _SECONDS_BETWEEN_CHECKS = 1.0
 
 Context = grpc.aio.ServicerContext[Any, Any]
+#: Ends a call with an error.
+Fail = Callable[[ServeError], Awaitable[object]]
 
 
 async def next_message(context: Context) -> bytes | None:
@@ -27,24 +32,34 @@ async def next_message(context: Context) -> bytes | None:
 class _Read:
     """A call whose first message is read, or waits for its slot."""
 
-    __slots__ = ("error", "since", "task")
+    __slots__ = ("_ending", "_fail", "client", "since")
 
-    def __init__(self, task: asyncio.Task[Any], since: float) -> None:
-        self.task = task
+    def __init__(self, client: str, fail: Fail, since: float) -> None:
+        self.client = client
         self.since = since
-        self.error: ServeError | None = None
+        self._fail = fail
+        self._ending: asyncio.Task[None] | None = None
 
-    def end(self, reason: str, status: int) -> None:
-        if self.error is None:
-            self.error = ServeError(reason, status=status)
-            self.task.cancel()
+    def end(self, error: ServeError) -> None:
+        """End the call, whose read then raises AbortError.
+
+        The read itself is not cancelled: grpc.aio would never free its message, if that is complete
+        by now (grpcio 1.85).
+        """
+        if self._ending is None:
+            self._ending = asyncio.create_task(self._end(error))
+
+    async def _end(self, error: ServeError) -> None:
+        with contextlib.suppress(grpc.aio.BaseError):  # what an abort raises
+            await self._fail(error)
 
 
 class MessageReads:
     """Reads the first messages of calls that share a limit.
 
-    A slot that becomes free goes to the call that came last. Where clients hold all slots and many
-    calls wait, a call whose message is there already is then not behind all the others.
+    A slot that becomes free goes to the client that has the fewest, to its call that came last.
+    Where a client holds all slots and many of its calls wait, the calls of others, and a call whose
+    message is there already, are then not behind all of these.
 
     Args:
         slots: Messages that are read at a time.
@@ -59,40 +74,36 @@ class MessageReads:
         self._undisturbed = undisturbed
         self._timeout = timeout
         self._loop = asyncio.get_running_loop()
-        #: Both oldest first.
-        self._reads: dict[_Read, None] = {}
-        self._waiting: dict[_Read, asyncio.Future[None]] = {}
+        self._reads: dict[_Read, None] = {}  # oldest first
+        #: By client, oldest first.
+        self._waiting: dict[str, dict[_Read, asyncio.Future[None]]] = {}
+        #: Slots of each client.
+        self._held: Counter[str] = Counter()
         self._timer: asyncio.TimerHandle | None = None
 
-    async def first(self, context: Context) -> bytes | None:
+    async def first(self, context: Context, client: str, fail: Fail) -> bytes | None:
         """Return the first message of a call; None if the client ends its requests without one.
 
+        ``fail`` ends the call where its message is not complete in time (504), or when calls of
+        others need its slot (429).
+
         Raises:
-            ServeError: It has not come in time (504), has too many bytes (413), or was not complete
-                when others needed its slot (429).
+            ServeError: It has not got a slot in time (504), or has too many bytes (413).
+            grpc.aio.AbortError: ``fail`` has ended the call.
         """
-        task = asyncio.current_task()
-        assert task is not None
-        read = _Read(task, self._loop.time())
+        read = _Read(client, fail, self._loop.time())
         self._set_timer()
+        if self._free:
+            self._free -= 1
+            self._held[client] += 1
+        else:
+            await self._wait(read)
+        self._reads[read] = None
         try:
-            if self._free:
-                self._free -= 1
-            else:
-                await self._wait(read)
-            self._reads[read] = None
-            try:
-                data = await context.read()  # not `next_message`: each coroutine costs time
-            finally:
-                del self._reads[read]
-                if self._waiting:
-                    self._release()
-                else:
-                    self._free += 1
-        except asyncio.CancelledError:
-            if read.error is None or task.uncancel() > 0:
-                raise
-            raise read.error from None
+            data = await context.read()  # not `next_message`: each coroutine costs time
+        finally:
+            del self._reads[read]
+            self._release(client)
         if data is grpc.aio.EOF:  # type: ignore[attr-defined]  # as above
             return None
         if len(data) > self._max_bytes:
@@ -102,21 +113,35 @@ class MessageReads:
 
     async def _wait(self, read: _Read) -> None:
         """Wait for a slot; no deadline, because `_check` ends it."""
-        self._waiting[read] = slot = self._loop.create_future()
+        slot = self._loop.create_future()
+        self._waiting.setdefault(read.client, {})[read] = slot
         try:
             await slot
         except asyncio.CancelledError:
-            if slot.done() and not slot.cancelled():
-                self._release()
+            if slot.done() and not slot.cancelled() and slot.exception() is None:
+                self._release(read.client)
+            else:
+                self._remove(read)
             raise
-        finally:
-            self._waiting.pop(read, None)
         read.since = self._loop.time()
 
-    def _release(self) -> None:
+    def _remove(self, read: _Read) -> None:
+        calls = self._waiting.get(read.client, {})
+        calls.pop(read, None)
+        if not calls:
+            self._waiting.pop(read.client, None)
+
+    def _release(self, client: str) -> None:
+        """Give a slot of a client to a call that waits, or to the next that comes."""
+        self._held[client] -= 1
+        if not self._held[client]:
+            del self._held[client]
         while self._waiting:
-            _, slot = self._waiting.popitem()
+            client = min(self._waiting, key=self._held.__getitem__)
+            read, slot = next(reversed(self._waiting[client].items()))
+            self._remove(read)
             if not slot.done():
+                self._held[client] += 1
                 slot.set_result(None)
                 return
         self._free += 1
@@ -127,14 +152,36 @@ class MessageReads:
             self._timer = self._loop.call_later(seconds, self._check)
 
     def _check(self) -> None:
-        """End what takes too long, and as many of the oldest reads as calls wait."""
+        """End what takes too long, and as many reads as calls wait."""
         self._timer = None
-        now, reads = self._loop.time(), tuple(self._reads)
-        for read in (*reads, *self._waiting):
+        now = self._loop.time()
+        for read in self._reads:
             if read.since + self._timeout <= now:
-                read.end(f"No message has come within {self._timeout:g} s.", 504)
-        for read in reads[: len(self._waiting)]:
-            if read.since + self._undisturbed <= now:
-                read.end("Other calls need the memory for this incomplete message.", 429)
+                read.end(self._late())
+        waiting = [each for calls in self._waiting.values() for each in calls.items()]
+        for read, slot in waiting:
+            if read.since + self._timeout <= now:
+                self._remove(read)
+                if not slot.done():
+                    slot.set_exception(self._late())
+        for read in self._disturbed(now)[: len(waiting)]:
+            text = "Other calls need the memory for this incomplete message."
+            read.end(ServeError(text, status=429))
         if self._reads or self._waiting:
             self._set_timer()
+
+    def _late(self) -> ServeError:
+        return ServeError(f"No message has come within {self._timeout:g} s.", status=504)
+
+    def _disturbed(self, now: float) -> list[_Read]:
+        """Return the reads that may end because others wait.
+
+        Those of the client that has most come first; of one client the oldest.
+        """
+        left = self._held.copy()
+        found: list[tuple[int, _Read]] = []
+        for read in self._reads:
+            if read.since + self._undisturbed <= now:
+                found.append((left[read.client], read))
+            left[read.client] -= 1
+        return [read for _, read in sorted(found, key=lambda each: each[0], reverse=True)]

@@ -1,7 +1,7 @@
 """First messages of calls: how many are read at a time, for how long, and which end for others."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import grpc
@@ -15,9 +15,10 @@ Run = Callable[[Coroutine[Any, Any, Any]], Any]
 
 
 class Context:
-    """A call; its message is complete when it is sent."""
+    """A call; its message is complete when it is sent, and its read ends when the call fails."""
 
     def __init__(self) -> None:
+        self.failure = ""
         self._message: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
     def send(self, message: Any) -> None:
@@ -26,16 +27,21 @@ class Context:
     async def read(self) -> Any:
         return await self._message
 
+    async def fail(self, error: ServeError) -> None:
+        self.failure = error.message
+        self._message.set_exception(grpc.aio.AbortError())
+        raise grpc.aio.AbortError
+
 
 class Calls:
     """Begins calls whose messages are read with the same limits."""
 
-    def __init__(self, slots: int) -> None:
-        self._reads = MessageReads(slots, max_bytes=100, undisturbed=5.0, timeout=60.0)
+    def __init__(self, slots: int, undisturbed: float = 5.0) -> None:
+        self._reads = MessageReads(slots, 100, undisturbed, timeout=60.0)
 
-    def begin(self) -> tuple[Context, "asyncio.Task[bytes | None]"]:
+    def begin(self, client: str = "") -> tuple[Context, "asyncio.Task[bytes | None]"]:
         context = Context()
-        return context, asyncio.ensure_future(self._reads.first(context))
+        return context, asyncio.ensure_future(self._reads.first(context, client, context.fail))
 
 
 def test_a_message_is_returned_and_its_end_is_none(run: Run) -> None:
@@ -63,10 +69,27 @@ def test_a_message_that_does_not_come_ends_after_its_time(run: Run) -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         began = loop.time()
-        _, reading = Calls(slots=1).begin()
-        with pytest.raises(ServeError, match="within 60 s"):
+        context, reading = Calls(slots=1).begin()
+        with pytest.raises(grpc.aio.AbortError):
             await reading
+        assert context.failure == "No message has come within 60 s."
         assert 60 <= loop.time() - began <= 61.5
+
+    run(main())
+
+
+def test_a_call_that_gets_no_slot_ends_after_its_time(run: Run) -> None:
+    async def main() -> None:
+        calls = Calls(slots=1, undisturbed=90.0)
+        _, reading = calls.begin()
+        _, waiting = calls.begin()
+        with pytest.raises(ServeError, match="within 60 s"):
+            await waiting
+        with pytest.raises(grpc.aio.AbortError):
+            await reading
+        context, another = calls.begin()
+        context.send(b"x")
+        assert await another == b"x"
 
     run(main())
 
@@ -75,16 +98,57 @@ def test_a_call_that_needs_a_slot_ends_a_read_that_has_lasted_long(run: Run) -> 
     async def main() -> None:
         loop, calls = asyncio.get_running_loop(), Calls(slots=1)
         began = loop.time()
-        _, slow = calls.begin()
+        slow, reading = calls.begin()
         await drain_loop()
         context, waiting = calls.begin()
         context.send(b"x")
-        with pytest.raises(ServeError, match="Other calls need the memory"):
-            await slow
+        with pytest.raises(grpc.aio.AbortError):
+            await reading
+        assert slow.failure == "Other calls need the memory for this incomplete message."
         assert 5 <= loop.time() - began <= 6.5
         assert await waiting == b"x"
 
     run(main())
+
+
+def test_reads_of_the_client_that_has_most_end_first(run: Run) -> None:
+    async def main() -> None:
+        calls = Calls(slots=3)
+        slow, reading = calls.begin("one")
+        many = [calls.begin("another") for _ in range(2)]
+        await drain_loop()
+        context, waiting = calls.begin("another")
+        context.send(b"x")
+        assert await waiting == b"x"
+        assert [bool(each.failure) for each, _ in many] == [True, False]
+        slow.send(b"slow")
+        assert await reading == b"slow"
+        await leave([task for _, task in many])
+
+    run(main())
+
+
+def test_a_slot_goes_to_the_client_that_has_fewest(run: Run) -> None:
+    async def main() -> None:
+        calls = Calls(slots=2)
+        many = [calls.begin("one")]
+        held, reading = calls.begin("one")
+        context, waiting = calls.begin("another")
+        many += [calls.begin("one") for _ in range(100)]
+        context.send(b"x")
+        await drain_loop()
+        held.send(b"y")
+        assert (await reading, await waiting) == (b"y", b"x")
+        await leave([task for _, task in many])
+
+    run(main())
+
+
+async def leave(tasks: Sequence["asyncio.Task[Any]"]) -> None:
+    """Cancel calls, as the end of their connection does."""
+    for each in tasks:
+        each.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def test_calls_that_came_first_do_not_keep_out_one_whose_message_is_there(run: Run) -> None:
@@ -97,9 +161,7 @@ def test_calls_that_came_first_do_not_keep_out_one_whose_message_is_there(run: R
         await drain_loop()
         first.send(b"first")
         assert (await reading, await last) == (b"first", b"last")
-        for each in silent:
-            each.cancel()
-        await asyncio.gather(*silent, return_exceptions=True)
+        await leave(silent)
 
     run(main())
 
