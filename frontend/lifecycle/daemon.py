@@ -161,7 +161,8 @@ def claim(pid_file: PidFile) -> None:
         PidFileError: It is another's.
     """
     if pid_file.claim():
-        print_text("Removing orphan pid file.")
+        with contextlib.suppress(OSError):  # of a full disk or a closed pipe: the server starts
+            print_text("Removing orphan pid file.")
 
 
 def stop(timeout: float) -> int:

@@ -1,3 +1,4 @@
+import contextlib
 import os
 import signal
 import subprocess
@@ -208,6 +209,20 @@ def test_an_orphan_pid_file_is_reported_and_replaced(
     pid_path.write_text("1")
     assert main(["--foreground", "--model-store", "store"]) == 0
     assert capsys.readouterr().out == "Removing orphan pid file.\n"
+    assert len(served) == 1
+
+
+def test_an_orphan_pid_file_is_replaced_though_it_cannot_be_reported(
+    pid_path: Path, served: list[Config], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server whose output went to a full disk did not start after a crash."""
+    pid_path.write_text("1")
+    with Path("/dev/full").open("w", buffering=1) as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        assert main(["--foreground", "--model-store", "store"]) == 0
+        monkeypatch.undo()
+        with contextlib.suppress(OSError):
+            full.close()
     assert len(served) == 1
 
 
