@@ -93,7 +93,8 @@ def test_a_client_cannot_ask_for_a_description_by_its_header(
     async def scenario() -> None:
         async with serve_model(fakes.Life(predict=[answer])) as model:
             input_ = fakes.make_input(**({} if describe else {"describe": "True"}))
-            await model.predict(PredictRequest(input_, 1000.0, False, describe=describe))
+            arrived = asyncio.get_running_loop().time()
+            await model.predict(PredictRequest(input_, arrived, False, describe=describe))
             assert seen == [header]
 
     run(scenario())
