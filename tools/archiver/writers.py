@@ -7,10 +7,12 @@ import shutil
 import tarfile
 import time
 import uuid
-import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+# Bound here: tests of other projects replace the class in the module.
+from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile, ZipInfo
 
 
 @dataclass(frozen=True)
@@ -50,8 +52,8 @@ def _move_files(source: Path, target: Path) -> None:
 
 
 def _write_zip(part: Path, content: Content, compression: int) -> None:
-    with zipfile.ZipFile(part, "x", compression, strict_timestamps=False) as archive:
-        info = zipfile.ZipInfo(content.manifest_path, time.localtime()[:6])
+    with ZipFile(part, "x", compression, strict_timestamps=False) as archive:
+        info = ZipInfo(content.manifest_path, time.localtime()[:6])
         info.external_attr = 0o644 << 16
         archive.writestr(info, content.manifest, compression)
         for name, source in content.members:
@@ -87,8 +89,8 @@ def _write_directory(part: Path, content: Content) -> None:
 
 
 WRITERS: dict[str, Callable[[Path, Content], None]] = {
-    "default": functools.partial(_write_zip, compression=zipfile.ZIP_DEFLATED),
-    "zip-store": functools.partial(_write_zip, compression=zipfile.ZIP_STORED),
+    "default": functools.partial(_write_zip, compression=ZIP_DEFLATED),
+    "zip-store": functools.partial(_write_zip, compression=ZIP_STORED),
     "tgz": _write_tgz,
     "no-archive": _write_directory,
 }

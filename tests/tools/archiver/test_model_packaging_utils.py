@@ -151,6 +151,17 @@ def test_the_small_helpers() -> None:
     assert kept == ["a.py"]
 
 
+@pytest.mark.parametrize("archive_format", ["default", "zip-store"])
+def test_packing_under_the_patch_of_torchserves_tests(arguments, archive_format) -> None:
+    arguments.archive_format = archive_format
+    with mock.patch(
+        "model_archiver.model_packaging_utils.zipfile.ZipFile",
+        lambda x, y, _: zipfile.ZipFile(x, y, zipfile.ZIP_STORED),
+    ):
+        package_model(arguments, "{}")
+    assert "handler.py" in read(Path("out/kitten.mar"))
+
+
 def test_the_module_has_the_names_that_tests_of_other_projects_patch() -> None:
     names = "BytesIO MANIFEST_FILE_NAME MAR_INF MODEL_ARCHIVE_VERSION MODEL_SERVER_VERSION Manifest"
     names += " Model ModelArchiverError ModelExportUtils Path archiving_options glob logging os re"
