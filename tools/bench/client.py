@@ -5,6 +5,7 @@ Each wait has a deadline for the whole answer, and answers have a limit. Redirec
 
 import errno
 import http.client
+import io
 import json
 import socket
 import ssl
@@ -152,22 +153,24 @@ class Connection(http.client.HTTPConnection):
             began = time.perf_counter()
             try:
                 self.request(method, path, body, dict(headers))
-            except (ValueError, http.client.InvalidURL):  # its words would tell the key
+            except (ValueError, http.client.InvalidURL):  # its message contains the key
                 raise BenchError(
                     f"{method} {path} cannot be written: the path or a header, such as the key, "
-                    "has a line break in it, or a letter that HTTP does not know."
+                    "has a line break in it, or a character that HTTP does not allow."
                 ) from None
             with self.getresponse() as response:
                 return _read(response, began)
 
 
 def _read(response: http.client.HTTPResponse, began: float) -> Answer:
-    pieces, size = [response.read1(_PIECE)], 0
+    body = io.BytesIO()  # a list takes 60 times the memory where chunks have 2 bytes
+    piece = response.read1(_PIECE)
     first = time.perf_counter() - began
-    while pieces[-1]:
-        if (size := size + len(pieces[-1])) > MAX_ANSWER:
+    while piece:
+        if body.tell() + len(piece) > MAX_ANSWER:
             raise OSError(errno.EFBIG, f"an answer of more than {MAX_ANSWER >> 20} MiB")
-        pieces.append(response.read1(_PIECE))
+        body.write(piece)
+        piece = response.read1(_PIECE)
     took = time.perf_counter() - began
     if response.length:
         raise http.client.IncompleteRead(b"", response.length)
@@ -175,7 +178,7 @@ def _read(response: http.client.HTTPResponse, began: float) -> Answer:
     found = response.headers
     headers = {name.lower(): ", ".join(found.get_all(name, ())) for name in found}
     is_streamed = headers.get("transfer-encoding", "").lower() == "chunked"
-    return Answer(response.status, b"".join(pieces), headers, took, first, is_streamed)
+    return Answer(response.status, body.getvalue(), headers, took, first, is_streamed)
 
 
 @contextmanager
