@@ -20,7 +20,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 #: The page, from the root of the repository.
@@ -41,7 +41,7 @@ class Entry:
     note: str
     is_list: bool = False
 
-    @property
+    @cached_property
     def names(self) -> list[str]:
         """The names that it is about."""
         found = re.findall(r"`([^`]+)`", self.text)

@@ -4,8 +4,10 @@ It is asked what it serves and how, and nothing is changed. What only its files 
 """
 
 import argparse
+import math
 import time
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Any
 from urllib.parse import quote
 
@@ -23,6 +25,11 @@ from marserve.tools.doctor.rules import finding
 
 _TIMEOUT = 20.0  # seconds, of an answer
 _MAX_SECONDS = 300.0  # of all answers
+# Bytes of an answer: values take up to 60 times the memory of their JSON, metrics 100 times.
+_MAX_ANSWER = 2 << 20
+_MAX_METRIC_LINE = 4096  # the time of a line grows with the square of its length
+_MAX_FINDINGS = 10_000
+_MAX_NAME = 200  # characters of a server's text in a finding
 _PAGE = 100
 _SHOWN = 5  # names in a sentence
 _REFUSED = (401, 403)
@@ -53,6 +60,10 @@ class _Server:
         if time.monotonic() > self._end:
             raise DoctorError(f"{self.url} did not answer everything within {_MAX_SECONDS:g} s.")
         answer = self._client.ask(method, path)
+        if len(answer.body) > _MAX_ANSWER:
+            raise DoctorError(
+                f"{self.url}{_cut(path)} sends more than {_MAX_ANSWER >> 20} MiB in an answer."
+            )
         document = answer.json()
         if answer.status in _REFUSED or _NO_KEY in answer.sentence:
             raise DoctorError(
@@ -60,7 +71,7 @@ class _Server:
             )
         if not answer.is_success or document is None:
             raise DoctorError(
-                f"{self.url}{path} is no management interface of TorchServe's kind: "
+                f"{self.url}{_cut(path)} is no management interface of TorchServe's kind: "
                 f"{answer.status} {answer.sentence}"
             )
         return document
@@ -74,7 +85,7 @@ class _Server:
             answer = client.ask("GET", "/metrics")
         except BenchError:
             return ""
-        return answer.text if answer.is_success else ""
+        return answer.text if answer.is_success and len(answer.body) <= _MAX_ANSWER else ""
 
     def _metrics_beside(self) -> Client | None:
         """Where both servers have them by default: at the port behind the management's."""
@@ -91,16 +102,28 @@ def examine_server(options: argparse.Namespace) -> Report:
     """
     server = _Server(options)
     report = Report()
+    report.findings += islice(_examine(server, report.read), _MAX_FINDINGS)
+    if len(report.findings) == _MAX_FINDINGS:
+        what = f"Only the first {_MAX_FINDINGS} findings are listed."
+        report.findings.append(finding("not-read", Place(server.url), what))
+    return report
+
+
+def _examine(server: _Server, read: list[str]) -> Iterator[Finding]:
     identity, paths = _description(server)
-    report.read.append(f"{identity} at {server.url}")
-    report.findings += _endpoints(server, paths)
+    read.append(f"{identity} at {server.url}")
+    yield from _endpoints(server, paths)
     for name in _names(server):
         for described in _versions(server, name):
-            model = f"{name} {described.get('modelVersion', '')}".strip()
-            report.read.append(model)
-            report.findings += _model(Place(model), name, described)
-    report.findings += _metrics(Place(server.url), server.metrics())
-    return report
+            model = f"{_cut(name)} {_cut(described.get('modelVersion', ''))}".strip()
+            read.append(model)
+            yield from _model(Place(model), _cut(name), described)
+    yield from _metrics(Place(server.url), server.metrics())
+
+
+def _cut(value: Any) -> str:
+    """The beginning of what a server sends, as text."""
+    return str(value)[:_MAX_NAME]
 
 
 def _description(server: _Server) -> tuple[str, dict[str, list[str]]]:
@@ -110,13 +133,13 @@ def _description(server: _Server) -> tuple[str, dict[str, list[str]]]:
     paths = document.get("paths") if isinstance(document, dict) else None
     if not isinstance(info, dict) or not isinstance(paths, dict):
         raise DoctorError(f"{server.url} does not describe itself as TorchServe does.")
-    name = str(info.get("title", "a server")).removesuffix(" APIs")
+    name = _cut(info.get("title", "a server")).removesuffix(" APIs")
     methods = {
         str(path): [method for method in of if method in _METHODS]
         for path, of in paths.items()
         if isinstance(of, dict)
     }
-    return f"{name} {info.get('version', '')}".strip(), methods
+    return f"{name} {_cut(info.get('version', ''))}".strip(), methods
 
 
 def _endpoints(server: _Server, paths: Mapping[str, list[str]]) -> Iterator[Finding]:
@@ -132,7 +155,8 @@ def _endpoints(server: _Server, paths: Mapping[str, list[str]]) -> Iterator[Find
             yield finding(
                 "endpoint",
                 Place(server.url),
-                f"{', '.join(map(str.upper, methods))} {path} is not served: a plugin's, perhaps.",
+                f"{', '.join(map(str.upper, methods))} {_cut(path)} is not served: "
+                "a plugin's, perhaps.",
                 "Java's plugins cannot be loaded; serve it beside marserve.",
             )
     yield finding("unchanged", Place(server.url), f"{len(paths)} paths of its description")
@@ -158,12 +182,16 @@ def _names(server: _Server) -> Iterator[str]:
         token = document.get("nextPageToken")
         if not token:
             return
-        path = f"/models?limit={_PAGE}&next_page_token={quote(str(token))}"
+        path = f"/models?limit={_PAGE}&next_page_token={_quoted(str(token))}"
 
 
 def _versions(server: _Server, name: str) -> Iterator[Mapping[str, Any]]:
-    document = server.ask(f"/models/{quote(name, safe='')}/all")
+    document = server.ask(f"/models/{_quoted(name)}/all")
     yield from (each for each in _list(document) if isinstance(each, dict))
+
+
+def _quoted(name: str) -> str:
+    return quote(name, safe="", errors="replace")  # JSON can contain half of a character
 
 
 def _list(value: Any) -> list[Any]:
@@ -191,18 +219,19 @@ def _model(place: Place, name: str, described: Mapping[str, Any]) -> Iterator[Fi
         size, count = described.get("batchSize", 1), described.get("minWorkers", 0)
         if isinstance(size, int) and isinstance(count, int):
             yield from unbatched(place, name, size, count)
-    yield finding("unchanged", place, f"{name}, {described.get('modelUrl', 'its archive')}")
+    yield finding("unchanged", place, f"{name}, {_cut(described.get('modelUrl', 'its archive'))}")
 
 
 def _metrics(place: Place, text: str) -> Iterator[Finding]:
     """Which metrics the user has declared, and what the averages say of queues."""
     try:
-        families = [*text_string_to_metric_families(text)]
+        lines = (line for line in text.splitlines() if len(line) <= _MAX_METRIC_LINE)
+        families = [*text_string_to_metric_families("\n".join(lines))]
     except (ValueError, LookupError):  # not the text of metrics
         return
-    own = [each.name for each in families if not _is_built_in(each.name)]
+    own = [name for name in dict.fromkeys(each.name for each in families) if not _is_built_in(name)]
     if own:
-        shown = ", ".join(own[:_SHOWN]) + (" …" if len(own) > _SHOWN else "")
+        shown = ", ".join(map(_cut, own[:_SHOWN])) + (" …" if len(own) > _SHOWN else "")
         yield finding(
             "custom-metrics",
             place,
@@ -211,14 +240,14 @@ def _metrics(place: Place, text: str) -> Iterator[Finding]:
         )
     totals: dict[str, dict[str, float]] = {}
     for sample in (sample for family in families for sample in family.samples):
-        name, model = sample.name.removesuffix("_total"), sample.labels.get("model_name")
+        name, model = sample.name.removesuffix("_total"), _cut(sample.labels.get("model_name", ""))
         if model:
             of_model = totals.setdefault(model, {})
             of_model[name] = of_model.get(name, 0.0) + sample.value
     for model, of in totals.items():
         count = of.get("ts_inference_requests", 0.0)
         waited, took = of.get(_QUEUE, 0.0), of.get(_LATENCY, 0.0)
-        if count >= _MIN_REQUESTS and waited * 2 > took > 0:
+        if _MIN_REQUESTS <= count < math.inf and took / 2 < waited < math.inf and took > 0:
             yield finding(
                 "queueing",
                 place,

@@ -22,7 +22,7 @@ from marserve.frontend.configuration.properties import ConfigError, parse_proper
 from marserve.frontend.configuration.unread_keys import UNREAD
 from marserve.frontend.errors import ServeError
 from marserve.tools.doctor.contents import open_zip
-from marserve.tools.files import open_regular, read_beginning, read_file
+from marserve.tools.files import MAX_BYTES, open_regular, read_beginning, read_file
 
 _MAX_FILES = 50_000  # and directories
 _MAX_TEXT = 64 << 20  # bytes of all sources that are text
@@ -147,7 +147,7 @@ def _in_directory(root: Path) -> Iterator[Source]:
             if source := _source_of(here / name, str((here / name).relative_to(root))):
                 yield source
                 if source.kind not in (Kind.ARCHIVE, Kind.PLUGIN, Kind.UNREADABLE):
-                    size += source.path.stat().st_size
+                    size += min(source.path.stat().st_size, MAX_BYTES)
     for path in (Path(error.filename) for error in closed):
         yield Source(path, str(path.relative_to(root)), Kind.UNREADABLE)
 

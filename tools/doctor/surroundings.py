@@ -23,7 +23,7 @@ _PUBLIC = (
     r"(?m)^[ \t]*\w+_address[ \t]*[=:][ \t]*+(?:https?://)?+(?!127\.|localhost|unix:|\[::1)\S+"
 )
 _SERVE = ("--start", "--disable-token-auth")
-_ENV = re.compile(r"([A-Za-z_]\w*)(?:=(\"[^\"]*\"|'[^']*'|\S*))")
+_ENV = re.compile(r"\b([A-Za-z_]\w*)(?:=(\"[^\"]*\"|'[^']*'|\S*))")
 _PLATFORMS = {
     "kserve": re.compile(r"serving\.kserve\.io|torchserve-kfs|kserve_wrapper"),
     "sagemaker": re.compile(r"\bSAGEMAKER_|sagemaker[-_]|dkr\.ecr\.", re.IGNORECASE),

@@ -33,6 +33,7 @@ def test_code_that_is_nested_too_deeply_is_a_finding(tmp_path, capsys):
     [
         ("values.yaml", 'image: pytorch/torchserve\nx: "' + "{{" * 100_000 + '"\n'),
         ("values.yaml", "image: pytorch/torchserve\n{{ if x }}" + "\n" * 300_000),
+        ("Dockerfile", f"FROM x\nENV {'A' * 100_000}\n"),
         ("handler.py", "\n" * 300_000 + "import ts\n"),
         ("config.properties", "\n" * 300_000 + "model_store=x\n"),
     ],
@@ -43,6 +44,16 @@ def test_long_files_are_read_in_a_moment(tmp_path, capsys, name, text):
     assert main([str(tmp_path)]) == 0
     assert time.monotonic() - began < 10
     assert "1 source read" in capsys.readouterr().out
+
+
+def test_a_long_file_does_not_hide_the_others(tmp_path, capsys):
+    (tmp_path / "a.properties").write_text("model_store=x\n")
+    os.truncate(tmp_path / "a.properties", 100 << 20)
+    (tmp_path / "b.properties").write_text("model_store=x\n")
+    assert main([str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert out.count("[not-read]") == 1
+    assert "2 sources read" in out
 
 
 def test_an_archive_of_too_much_code_is_told(tmp_path, capsys, monkeypatch):

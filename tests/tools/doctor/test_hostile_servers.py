@@ -181,6 +181,57 @@ def test_a_server_with_answers_without_number_is_left_in_time(monkeypatch, capsy
     assert "did not answer everything within 0.5 s" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "models", [{"models": [{"modelName": "\ud800"}]}, {"models": [], "nextPageToken": "\ud800"}]
+)
+def test_half_of_a_character_is_sent_as_a_question_mark(models, capsys):
+    answers = [("OPTIONS", DESCRIPTION), ("GET /models?limit=100 ", models)]
+    rest = [
+        ("GET /models?limit=100&next_page_token=%3F ", {"models": []}),
+        ("GET /models/%3F/", []),
+    ]
+    with server(saying([*answers, *rest, ("", "")])) as url:
+        assert main(["--url", url]) == 0
+    assert "1 source read" in capsys.readouterr().out
+
+
+def test_an_answer_has_a_limit(capsys):
+    answers = [("OPTIONS", DESCRIPTION), ("GET /models?", MODELS)]
+    with server(saying([*answers, ("", [{"modelVersion": "1" * (2 << 20)}])])) as url:
+        assert main(["--url", url]) == 2
+    assert "/models/m/all sends more than 2 MiB in an answer." in capsys.readouterr().err
+
+
+def test_long_names_are_cut(capsys):
+    long = "1" * 100_000
+    described = {"info": {"title": long, "version": long}, "paths": {long: {"get": {}}}}
+    version = [{"minWorkers": 1, "modelVersion": long, "modelUrl": long}]
+    answers = [("OPTIONS", described), ("GET /models?", MODELS), ("GET /models/", version)]
+    with server(saying([*answers, ("", "")])) as url:
+        assert main(["--url", url, "--json"]) == 0
+    assert len(capsys.readouterr().out) < 10_000
+
+
+def test_findings_have_a_limit(monkeypatch, capsys):
+    monkeypatch.setattr(running, "_MAX_FINDINGS", 10)
+    paths = {f"/{number}": {"get": {}} for number in range(20)}
+    with server(saying({**DESCRIPTION, "paths": paths})) as url:
+        assert main(["--url", url, "--json"]) == 0
+    findings = json.loads(capsys.readouterr().out)["findings"]
+    assert [each["rule"] for each in findings] == ["not-read"] + ["endpoint"] * 10
+
+
+@pytest.mark.parametrize(
+    "text", ["ours 1\n" * 400_000, 'ours{x="' + "1" * 5000 + '"} 1\n', "ours 1\nx 1\n" * 500]
+)
+def test_long_metrics_are_not_parsed(text, capsys):
+    answers = [("OPTIONS", DESCRIPTION), ("GET /models?", {"models": []}), ("GET /metrics", text)]
+    with server(saying(answers)) as url:
+        assert main(["--url", url, "--metrics-url", url]) == 0
+    is_told = "2 metrics are this server's own: ours, x [" in capsys.readouterr().out
+    assert is_told == text.startswith("ours 1\nx")
+
+
 def test_what_servers_say_cannot_control_the_terminal(capsys, tmp_path):
     controls = "\x1b]0;x\x07\x1b[31m\x9b2J\x7f\u202e"
     described = {"info": {"title": controls, "version": controls}, "paths": {controls: {"get": 1}}}

@@ -127,6 +127,20 @@ def test_a_torchserve(capsys: pytest.CaptureFixture[str]) -> None:
         assert line in printed
 
 
+@pytest.mark.parametrize(("count", "waited"), [("Inf", "Inf"), ("100", "Inf"), ("Inf", "100")])
+def test_metrics_without_an_average(
+    count: str, waited: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    metrics = (
+        f'ts_inference_requests_total{{model_name="b"}} {count}\n'
+        'ts_inference_latency_microseconds{model_name="b"} 100\n'
+        f'ts_queue_latency_microseconds{{model_name="b"}} {waited}\n'
+    )
+    with torchserve({"b": {}}, metrics) as url:
+        assert main(["--url", url, "--token", "key", "--metrics-url", url]) == 0
+    assert "[queueing]" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1", "nonsense", "http://localhost:0"])
 def test_nobody_answers(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--url", url]) == 2

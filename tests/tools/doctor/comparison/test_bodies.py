@@ -6,7 +6,7 @@ import pytest
 
 from marserve.tools.bench.client import Answer
 from marserve.tools.doctor.comparison.bodies import compare_bodies
-from marserve.tools.doctor.comparison.forms import multipart
+from marserve.tools.doctor.comparison.forms import multipart, parts
 
 
 def what(old: bytes | str, new: bytes | str, tolerance: float = 1e-4, ignored=(), types=("", "")):
@@ -80,6 +80,35 @@ def test_parts_are_compared_one_by_one():
     assert what(old, near, types=(kind, other_boundary)) == ""
     assert what(old, far, types=(kind, kind)) == "p1: [0]: 2.0 and 3.0"
     assert "the parts" in what(old, more, types=(kind, kind))
+
+
+def test_parts_within_a_part_are_its_content():
+    def form(depth: int, content: str) -> str:
+        heads = [
+            f"--b{at}\r\nContent-Type: multipart/mixed; boundary=b{at + 1}\r\n\r\n"
+            for at in range(depth)
+        ]
+        return "".join(heads) + content
+
+    kind = "multipart/mixed; boundary=b0"
+    for depth in (2, 1500):
+        pair = [form(depth, content) for content in ("x=1.0", "x=1.1")]
+        assert what(*pair, types=(kind, kind)).endswith("1.0 and 1.1"), depth
+        assert what(*pair, 0.2, types=(kind, kind)) == "", depth
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (b"before\r\n--b\r\n\r\nx\r\n\r\ny\r\n--b-- \r\nafter\r\n--b\r\n", [b"x\r\n\r\ny"]),
+        (b"--b\nContent-Transfer-Encoding: base64\n\neA==\n--b\n\n--bb\n--b--", [b"x", b"--bb"]),
+        (b"--b\nno: end", [b""]),
+        (b"--bb", None),
+    ],
+)
+def test_where_parts_begin_and_end(body, expected):
+    found = parts(body, "multipart/mixed; boundary=b")
+    assert (found and [content for _, _, content in found]) == expected
 
 
 @pytest.mark.parametrize("depth", [300, 700, 100_000])
