@@ -191,9 +191,9 @@ class Server:
             if conflicts := await in_abandonable_thread(find_conflicts):
                 logger.warning("%s", conflicts)
             _announce(as_json=self._config.log_format == "json")
-            failed = sorted({load.name for load in self._registry.failed})
-            loading = [name for name in unready(self._registry) if name not in failed]
-            self._report.listening(self._url, loading, failed)
+            failed = {load.name for load in self._registry.failed}
+            loading = sorted(unready(self._registry) - failed)
+            self._report.listening(self._url, loading, sorted(failed))
             self._starter.ready(f"Listens at {self._url}")
             await signals.stop.wait()
             if self._error is not None:

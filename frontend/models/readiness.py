@@ -27,26 +27,27 @@ def is_healthy(registry: ModelRegistry) -> bool:
     )
 
 
-def unready(registry: ModelRegistry) -> list[str]:
+def unready(registry: ModelRegistry) -> set[str]:
     """Names of the models whose default version has fewer READY workers than its minimum.
 
     Also of those that the start could not load, until they are registered or unregistered, and of
     those that the catalog wanted at start, until they are there. A model that comes into a catalog
     later and cannot be loaded does not count: it would take all replicas from their clients.
     """
-    waiting = {
-        model.name
-        for model in registry.defaults()
-        if model.workers.ready < model.workers.min_workers
-    }
-    failed = {load.name for load in registry.failed if load.is_awaited}
-    return sorted(waiting | failed | registry.catalog_progress.awaited)
+    waiting = (model.name for model in registry.defaults() if _lacks_workers(model))
+    return registry.failed.awaited.union(registry.catalog_progress.awaited, waiting)
+
+
+def _lacks_workers(model: ModelVersion) -> bool:
+    return model.workers.ready < model.workers.min_workers
 
 
 def is_server_ready(registry: ModelRegistry) -> bool:
     """Whether every model answers, and will for longer than a moment."""
-    is_known = registry.catalog_progress.is_known
-    return is_known and not registry.is_leaving and not unready(registry)
+    progress = registry.catalog_progress
+    if registry.is_leaving or not progress.is_known or progress.awaited or registry.failed.awaited:
+        return False
+    return not any(map(_lacks_workers, registry.defaults()))
 
 
 async def until_ready(registry: ModelRegistry) -> None:

@@ -41,6 +41,8 @@ class FailedLoads:
 
     def __init__(self) -> None:
         self._by_name: defaultdict[str, list[FailedLoad]] = defaultdict(list)
+        #: Names of those without which the server is not ready.
+        self.awaited: set[str] = set()
 
     def __iter__(self) -> Iterator[FailedLoad]:
         return chain.from_iterable(self._by_name.values())
@@ -52,12 +54,17 @@ class FailedLoads:
     def append(self, load: FailedLoad) -> None:
         """Add one."""
         self._by_name[load.name].append(load)
+        if load.is_awaited:
+            self.awaited.add(load.name)
 
     def replace(self, name: str, loads: Iterable[FailedLoad]) -> None:
         """Put others in the place of those of a name."""
         self._by_name.pop(name, None)
+        self.awaited.discard(name)
         if kept := [*loads]:
             self._by_name[name] = kept
+        if any(load.is_awaited for load in kept):
+            self.awaited.add(name)
 
     def find(self, name: str, version: str | None = None) -> list[FailedLoad]:
         """Return those of a name, or of one of its versions."""

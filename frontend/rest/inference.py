@@ -14,6 +14,7 @@ parameters of the query; /predictions and /explanations ignore them, and add the
 ``url_path`` and ``explain``.
 """
 
+import heapq
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
@@ -143,7 +144,7 @@ def server_readiness(registry: ModelRegistry) -> HttpResponse:
     catalog = {"catalog": progress.trouble} if progress.trouble else {}
     if is_server_ready(registry):
         return json_response({"status": "Ready", **catalog})
-    waiting = {"models": unready(registry)[:100]}
+    waiting = {"models": heapq.nsmallest(100, unready(registry))}
     return json_response({"status": "Not ready", **waiting, **catalog}, status=503)
 
 

@@ -469,32 +469,41 @@ def test_thousands_of_models_that_cannot_be_read_do_not_freeze_the_server(
 ):
     (server,) = all_one = replicas(1)
     url = all_one.pack("m")
-    taken, worst = threading.Event(), [0.0]
+    taken = threading.Event()
 
-    def ping() -> None:
+    def ping() -> float:
+        worst = 0.0
         while not taken.is_set():
             began = time.perf_counter()
-            assert server.inference("GET", "/ping").status_code == 200
-            worst.append(time.perf_counter() - began)
+            with contextlib.suppress(requests.ConnectionError):  # it does not listen yet
+                assert server.inference("GET", "/ping").status_code == 200
+                worst = max(worst, time.perf_counter() - began)
+        return worst
 
-    pinging = background(ping)
-    unread = {f"m{number}": {"1.0": {"url": url, "newWord": 1}} for number in range(6000)}
-    write(all_one.catalog, {**unread, "good": {"1.0": {"url": url, "minWorkers": 1}}})
-    all_one.wait_served(wait_for, "good", "m 1.0")
-    assert server.management("PUT", "/models/good?batch_size=2").status_code == 200
-    for _ in range(3):
-        server.inference("GET", "/ready")
-        server.metrics()
-    taken.set()
-    pinging.result()
-    assert max(worst) < 3  # 30 s were it quadratic; 0.03 s on an idle machine
+    unread = {f"m{number}": {"1.0": {"url": url, "newWord": 1}} for number in range(20_000)}
+    for restarts in range(2):
+        if restarts:
+            server.stop()
+            taken.clear()
+        pinging = background(ping)
+        if restarts:
+            server.start()
+        else:
+            write(all_one.catalog, {**unread, "good": {"1.0": {"url": url, "minWorkers": 1}}})
+        all_one.wait_served(wait_for, "good", "m 1.0")
+        assert server.management("PUT", "/models/good?batch_size=2").status_code == 200
+        for _ in range(3):
+            server.inference("GET", "/ready")
+            server.metrics()
+        taken.set()
+        # Quadratic work took 5 s at the start. On two idle cores it is 0.1 s, at the start 0.2 s,
+        # which is the collection of garbage before the server serves.
+        assert pinging.result() < 1
     described = status(server)
-    assert (described["unconverged"], len(described["pending"])) == (6000, 100)
-    assert (
-        server.console_text().count("models cannot be read (what was read of them before stays)")
-        == 1
-    )
-    assert server.console_text().count("newWord") < 20
+    assert (described["unconverged"], len(described["pending"])) == (20_000, 100)
+    text = server.console_text()
+    assert text.count("models cannot be read (what was read of them before stays)") == 2
+    assert text.count("newWord") < 40
     assert read(all_one.catalog)["m0"] == unread["m0"]
     server.stop()
 

@@ -1,11 +1,13 @@
 """Which path asks which model for what, and what the handler gets of it."""
 
+import random
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from marserve.frontend.models.registry import ModelRegistry
+from marserve.frontend.models.readiness import is_server_ready
+from marserve.frontend.models.registry import FailedLoad, ModelRegistry
 
 Ask = Callable[..., Any]
 
@@ -236,6 +238,37 @@ def test_ready_names_the_models_that_lack_loaded_workers(
     answer = ask("/ready", "GET")
     assert answer.status == 503
     assert answer.document == {"status": "Not ready", "models": ["b", "z"]}
+
+
+class Name(str):
+    """A name that counts how often it is compared for its order."""
+
+    __slots__ = ()
+    comparisons = 0
+
+    def __lt__(self, other: str) -> bool:
+        Name.comparisons += 1
+        return super().__lt__(other)
+
+
+@pytest.mark.parametrize("is_of_catalog", [True, False])
+def test_thousands_of_models_that_are_missing_do_not_make_a_probe_slow(
+    is_of_catalog: bool, ask: Ask, registry: ModelRegistry
+) -> None:
+    names = [Name(f"m{number}") for number in range(10_000, 20_000)]
+    random.Random(7).shuffle(names)
+    if is_of_catalog:
+        registry.catalog_progress.awaited.update(names)
+    for name in names:
+        registry.failed.append(FailedLoad(name, "", "why", is_awaited=not is_of_catalog))
+    Name.comparisons = 0
+    assert not is_server_ready(registry)
+    assert Name.comparisons == 0
+    answer = ask("/ready", "GET")
+    assert (answer.status, answer.document["models"]) == (503, sorted(names)[:100])
+    Name.comparisons = 0
+    ask("/ready", "GET")
+    assert Name.comparisons < 2 * len(names)
 
 
 def test_a_server_about_to_stop_is_neither_ready_nor_healthy_and_still_answers(
