@@ -76,13 +76,14 @@ class CatalogModel:
     Attributes:
         wrong: Why its text cannot be applied; empty if it can. There are no versions then, or
             those that were wanted before.
-        text: What is wrong, as JSON has it; a server that writes the catalog keeps it.
+        text: What is wrong, as JSON has it; a server that writes the catalog keeps it. It is not
+            compared: it may be nested deeper than a comparison can follow.
     """
 
     default: str
     versions: Mapping[str, CatalogEntry]
     wrong: str = ""
-    text: Any = None
+    text: Any = field(default=None, compare=False)
 
 
 #: Models by name.

@@ -292,8 +292,8 @@ class Synchroniser:
                 one_line(revision),
                 len(catalog),
             )
-        self._revision = revision
         await self._long_work.run(self._convergence.want(catalog, self._background))
+        self._revision = revision  # last: what fails before is tried again
         self._wake.set()
 
     def _has_been_read(self) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -150,7 +151,18 @@ def test_a_wrong_model_says_why_keeps_its_text_and_stops_no_other(
     assert len(wrong.wrong) <= 300
     assert wrong.wrong.isprintable()
     assert (wrong.versions, other.wrong, [*other.versions]) == ({}, "", ["1"])
-    assert read_catalog(catalog_text(catalog)) == catalog
+    written = read_catalog(catalog_text(catalog))
+    assert written == catalog
+    assert [each.text for each in written.values()] == [wrong.text, None]
+
+
+def test_models_that_are_nested_deeply_can_be_compared() -> None:
+    with ThreadPoolExecutor(1) as thread:  # which has more recursion left
+        for depth in range(900, 1000):
+            document = b'{"models": {"m": %s}}' % (b"[" * depth + b"]" * depth)
+            with contextlib.suppress(WrongCatalog):
+                one, other = (thread.submit(read_catalog, document).result() for _ in range(2))
+                assert one == other
 
 
 @pytest.mark.parametrize("depth", [100, 900, 1000, 5000, 100_000])

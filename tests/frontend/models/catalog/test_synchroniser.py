@@ -4,7 +4,7 @@ import asyncio
 import datetime as dt
 import itertools
 import json
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 import pytest
@@ -187,6 +187,29 @@ def test_a_write_that_was_made_counts_even_if_its_answer_is_lost(run: Call) -> N
             assert synchroniser.describe()["revision"] == place.revision
 
     run(scenario())
+
+
+def test_a_catalog_whose_application_failed_is_applied_at_the_next_look(
+    run: Call, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        place = Place()
+        synchroniser, convergence = watch(place)
+
+        def fail(*_: object) -> Iterator[None]:
+            monkeypatch.undo()
+            yield
+            raise RecursionError("too deep")
+
+        async with synchroniser.running():
+            monkeypatch.setattr(convergence, "want", fail)
+            place.text = catalog_text(added("m", "1", ENTRY)({}))
+            await asyncio.sleep(30)
+            assert [*(convergence.wanted or ())] == ["m"]
+            assert synchroniser.describe()["revision"] == place.revision
+
+    run(scenario())
+    assert "too deep" in caplog.text
 
 
 def test_who_is_overtaken_every_time_is_told(run: Call) -> None:
