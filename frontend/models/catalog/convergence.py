@@ -233,7 +233,7 @@ class Convergence:
         )
 
     def _report(self, name: str, due: float) -> None:
-        """Schedule a model where it is not as wanted, and tell the registry what is known of it."""
+        """Schedule a model that is not as wanted, and update its entries in the registry."""
         wanted, registered = (self.wanted or {}).get(name), self._registered(name)
         if not plan(wanted, registered):
             self._due_at.pop(name, None)

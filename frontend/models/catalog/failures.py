@@ -31,7 +31,7 @@ class Failure:
         return {
             "modelName": self.name,
             "modelVersion": self.version,
-            "modelUrl": self.url,
+            "modelUrl": one_line(self.url),
             "reason": self.reason,
             "attempts": self.attempts,
             "nextAttemptSeconds": round(max(0.0, self.retry_at - now), 1),

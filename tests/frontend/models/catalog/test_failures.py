@@ -1,7 +1,8 @@
 """What failed is tried again; the rest is in `test_convergence`."""
 
+from marserve.frontend.models.catalog.document import CatalogEntry
 from marserve.frontend.models.catalog.failures import Failures
-from marserve.frontend.models.catalog.plan import Unregister
+from marserve.frontend.models.catalog.plan import Register, Unregister
 
 
 def test_what_has_failed_for_days_is_still_tried_again() -> None:
@@ -20,3 +21,12 @@ def test_failures_of_other_versions_are_kept() -> None:
     assert [each.version for each in failures.of("m")] == ["1"]
     failures.forget("m")
     assert failures == {}
+
+
+def test_the_secrets_of_urls_are_not_shown() -> None:
+    failures = Failures(lambda: 0.0)
+    entry = CatalogEntry("https://user:pa55@example.org/m.mar?signature=t0p")
+    failures.note("m", Register("1", entry), ValueError())
+    failures.note("m", Unregister("2"), ValueError())
+    shown = [each.described(0.0)["modelUrl"] for each in failures.of("m")]
+    assert shown == ["https://example.org/m.mar", ""]
