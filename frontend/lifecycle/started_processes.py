@@ -8,6 +8,7 @@ What escapes: a process that was started with another environment, or has overwr
 """
 
 import contextlib
+import logging
 import os
 import threading
 import time
@@ -17,9 +18,13 @@ from typing import TypeAlias
 
 import psutil
 
+logger = logging.getLogger(__name__)
+
 _PREFIX = b"MARSERVE_"
 _KILL_SECONDS = 5.0
 _PAUSE_SECONDS = 0.02
+# Not every OSError: a search that lacks a descriptor has seen nothing.
+_ENDED = (ProcessLookupError, FileNotFoundError, PermissionError, psutil.Error)
 
 #: A process, the id of its parent, and its environment where that has a mark.
 _Seen: TypeAlias = tuple[psutil.Process, int, Sequence[bytes]]
@@ -33,16 +38,16 @@ class StartedProcesses:
         self._scanned_at = -1.0
         self._scan: Sequence[_Seen] = ()
 
-    def find(self, mark: str) -> set[psutil.Process]:
-        """Return the living processes with a mark, and all below those."""
+    def find(self, mark: str, roots: Iterable[psutil.Process] = ()) -> set[psutil.Process]:
+        """Return the living processes with a mark, the living ``roots``, and all below those."""
         asked_at = time.monotonic()
         with self._lock:
             if self._scanned_at <= asked_at:
-                self._scanned_at = time.monotonic()
-                self._scan = _scan()
+                self._scanned_at, self._scan = time.monotonic(), _scan()
             scan = self._scan
         found: set[psutil.Process] = set()
-        new = {process for process, _, environment in scan if mark.encode() in environment}
+        marked = (process for process, _, environment in scan if mark.encode() in environment)
+        new = {*roots, *marked}
         while new := set(filter(_is_ours, new - found)):
             found |= new
             parents = {process.pid for process in new}
@@ -53,12 +58,14 @@ class StartedProcesses:
         """Kill what `find` returns and the ``known``, within 5 s; returns how many there were."""
         deadline = time.monotonic() + _KILL_SECONDS
         killed: set[psutil.Process] = set()
-        while found := self.find(mark) | set(filter(_is_ours, {*known, *killed})):
+        while found := self.find(mark, {*known, *killed}):
             for process in found:
                 with contextlib.suppress(psutil.Error):
                     process.kill()  # not another one that has got its id
             killed |= found
             if time.monotonic() > deadline:
+                pids = sorted(process.pid for process in found)
+                logger.warning("Processes have not ended by SIGKILL within 5 s: %s", pids)
                 break
             time.sleep(_PAUSE_SECONDS)
         return len(killed)
@@ -68,7 +75,7 @@ def _scan() -> Sequence[_Seen]:
     """Look at all processes, which takes some 0.1 ms for each."""
     scan = []
     for pid in psutil.pids():
-        with contextlib.suppress(OSError, psutil.Error):  # it has ended
+        with contextlib.suppress(*_ENDED):
             process = psutil.Process(pid)  # first: its start time tells it from a later one
             parent = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1]
             environment = b""

@@ -1,7 +1,7 @@
 """A worker process on this machine: watches its end, keeps its last output, kills its children.
 
 Children in its process group are killed with it, at once. The others, in sessions of their own, are
-found by the mark in their environment (`frontend.lifecycle.started_processes`).
+found by the mark in their environment or below it (`frontend.lifecycle.started_processes`).
 """
 
 import asyncio
@@ -123,6 +123,10 @@ class LocalProcess:
         self._oom_kills = oom_kills
         self._runner = spec.runner
         self._terminal = terminal
+        #: The worker, for searches: with its time of start, so that it is no later process.
+        self._roots: set[psutil.Process] = set()
+        with contextlib.suppress(psutil.Error):  # it has ended
+            self._roots = {psutil.Process(self.pid)}
         self._group = ProcessGroup(self.pid)
         self._processes = processes
         #: The searches after the ends of workers, which may take longer than the start of the next.
@@ -163,7 +167,7 @@ class LocalProcess:
         known: Iterable[psutil.Process] = ()  # some are not marked
         try:
             if not has_died:
-                known = await _in_time(self._processes.find, self._mark) or ()
+                known = await _in_time(self._processes.find, self._mark, self._roots) or ()
             close()
             for number in (signal.SIGTERM, signal.SIGKILL):
                 if grace > 0:
@@ -243,8 +247,11 @@ class LocalProcess:
 
 
 async def _in_time(search: Callable[..., T], *arguments: object) -> T | None:
-    """Call a function in a thread; None if it hangs, or lacks a descriptor or thread."""
-    with contextlib.suppress(OSError, RuntimeError):  # TimeoutError is an OSError
+    """Call a function in a thread; None if it hangs, or lacks a descriptor or thread: logged."""
+    try:
         async with asyncio.timeout(_SEARCH_SECONDS):
             return await in_abandonable_thread(search, *arguments)
-    return None
+    except (OSError, RuntimeError) as error:  # TimeoutError is an OSError
+        why = str(error) or f"no end within {_SEARCH_SECONDS:g} s"
+        logger.warning("The search for processes that a worker has started failed: %s", why)
+        return None

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import errno
 import logging
 import os
 import select
@@ -67,6 +68,11 @@ def handle(data, context):
         return executor.submit(list, ["done"]).result()
     if task == "child":
         return [str(subprocess.Popen(["sleep", "600"]).pid)]
+    if task == "renamed":  # as setproctitle does it: over the environment
+        fields = open("/proc/self/stat").read().rpartition(")")[2].split()
+        ctypes.memset(int(fields[47]), 0, int(fields[48]) - int(fields[47]))
+        engine = ["/bin/sleep", "600"]
+        return [str(subprocess.Popen(engine, env={}, start_new_session=True).pid)]
     if task == "deaf":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         time.sleep(600)
@@ -287,6 +293,37 @@ def test_the_children_of_a_worker_go_with_it(work: Callable[..., None], fakes: M
     ended, _, _ = select.select(children, [], [], SECONDS)
     os.close(children[0])
     assert ended == children
+
+
+def test_what_a_worker_with_another_title_has_started_goes_with_it(
+    work: Callable[..., None], fakes: ModuleType
+) -> None:
+    async def scenario(machine: Machine) -> None:
+        engine = int(await machine.do(fakes, "renamed"))
+        assert not gone(engine)
+        await machine.process.stop(SECONDS, machine.connection.close)
+        assert gone(engine)
+
+    work(scenario)
+
+
+def test_a_search_that_fails_is_logged_and_holds_up_no_end(
+    work: Callable[..., None],
+    fakes: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fail() -> list[int]:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    async def scenario(machine: Machine) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(psutil, "pids", fail)
+            assert await machine.process.stop(SECONDS, machine.connection.close) == 0
+
+    work(scenario)
+    failure = "The search for processes that a worker has started failed: [Errno 24] Too many open"
+    assert [each for each in caplog.messages if each.startswith(failure)]
 
 
 def test_a_worker_that_does_not_listen_is_killed(
