@@ -106,8 +106,8 @@ class WorkerConnection(asyncio.BufferedProtocol):
     async def load(self, load: Load, timeout: float | None, start_seconds: float) -> Reply:
         """Make the worker load its model, and wait at most ``timeout`` seconds; None for ever.
 
-        The time counts from the start of its process, which may take ``start_seconds``. Raises
-        ConnectionLost if it ended, broke the protocol or did not answer in time.
+        The time counts from the moment when loading begins; until then it has ``start_seconds``.
+        Raises ConnectionLost if it ended, broke the protocol or did not answer in time.
         """
         reply: asyncio.Future[Reply] = self._loop.create_future()
         has_started = False

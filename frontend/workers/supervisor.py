@@ -47,6 +47,8 @@ logger = logging.getLogger(__name__)
 #: What the process of a worker may take until it begins to load, as in TorchServe; more where
 #: `WorkerTimeouts.startup` is more.
 START_SECONDS = 120.0
+# The least that is left of it once there is a process, whose first message may be here, unread.
+_LEAST_START_SECONDS = 1.0
 # How long an idle worker may take to end after its connection was closed, and then after SIGTERM.
 _LEAVE_SECONDS = 2.0
 
@@ -284,7 +286,7 @@ class WorkerSupervisor:
             process.on_exit(partial(fail_later, connection))
             if self._draining:
                 raise asyncio.CancelledError  # noqa: TRY301 - told to stop while it started
-            await self._load_model(connection, process)
+            await self._load_model(connection, process, began + self._start_seconds)
             self._metrics.worker_loaded(self._spec.name, time.monotonic() - began)
             await self._serve(connection, process)
         except asyncio.CancelledError:
@@ -298,7 +300,9 @@ class WorkerSupervisor:
                 self._diagnostics = process.diagnostics
                 self.pid = None
 
-    async def _load_model(self, connection: WorkerConnection, process: WorkerProcess) -> None:
+    async def _load_model(
+        self, connection: WorkerConnection, process: WorkerProcess, start_by: float
+    ) -> None:
         self._set_state(WorkerState.LOADING)
         # The present batch size, which may have been changed since this worker was made.
         load = replace(self._load, batch_size=self._batcher.batching.max_size)
@@ -312,9 +316,10 @@ class WorkerSupervisor:
         # A debugged handler may stop at a breakpoint in its initialize().
         timeout = None if self._spec.terminal else self._timeouts.startup
         try:
-            reply = await connection.load(load, timeout, self._start_seconds)
+            left = max(_LEAST_START_SECONDS, start_by - time.monotonic())
+            reply = await connection.load(load, timeout, left)
         except StartTimedOut:
-            raise
+            raise StartTimedOut(self._start_seconds) from None
         except ConnectionLost as loss:
             loss.cause = await find_cause(loss, process, "startupTimeout", timeout)
             is_needed = load.must_validate or not load.validated_sizes

@@ -274,6 +274,7 @@ def test_every_client_of_a_model_that_cannot_load_got_megabytes_of_missing_weigh
         ({"load": "hang"}, "did not respond in given time", STARTUP_SECONDS),
         ({"load": "stuck"}, "startup time out", START_SECONDS),
         ({"start_seconds": 1e6}, "startup time out", START_SECONDS),
+        ({"start_seconds": 100.0, "load": "stuck"}, "startup time out", START_SECONDS),
         ({"start_error": OSError("no more processes")}, "no more processes", 0.0),
         ({"start_error": EOFError("unexpected EOF")}, "unexpected EOF", 0.0),
     ],
