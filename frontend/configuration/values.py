@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 _WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
-_URL = re.compile(r"(?<=://)(?:[^/?#]*@)?([^\s?#]*)(?:[?#]\S*)?")
+_URL = re.compile(r"(?<=://)(?:[^\s/?#]*@)?([^\s?#]*)(?:[?#]\S*)?")
 _DECIMAL = re.compile(r"[0-9]{1,12}(\.[0-9]{1,12})?")
 
 
