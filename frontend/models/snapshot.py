@@ -6,11 +6,12 @@ kept.
 """
 
 import asyncio
+import contextlib
 import logging
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from marserve.frontend.background import DaemonThreads
@@ -112,8 +113,8 @@ class SnapshotWriter:
         self._directory.mkdir(parents=True, exist_ok=True)
         # Two changes in one millisecond are two snapshots, in order; so are two around a restart
         # with a clock that went back, since the last one is restored.
-        there = (file.stat().st_mtime_ns // 10**6 for file in self._directory.glob("[!.]*.cfg"))
-        created_ms = max(int(self._clock() * 1000), self._last_ms + 1, max(there, default=0) + 1)
+        there = max(_written_ms(self._directory), default=0)
+        created_ms = max(int(self._clock() * 1000), self._last_ms + 1, there + 1)
         while (path := self._directory / f"{_stamp(created_ms)}-{kind}.cfg").exists():
             created_ms += 1
         self._last_ms = created_ms
@@ -131,6 +132,12 @@ class SnapshotWriter:
         old = sorted(path for path in self._directory.iterdir() if ours.fullmatch(path.name))
         for path in old[: -self._kept]:
             path.unlink(missing_ok=True)
+
+
+def _written_ms(directory: Path) -> Iterator[int]:
+    for file in directory.glob("[0-9]" * 17 + "-*.cfg"):
+        with contextlib.suppress(OSError):  # a dangling link, or removed meanwhile
+            yield file.stat().st_mtime_ns // 10**6
 
 
 def _stamp(epoch_ms: int) -> str:

@@ -102,6 +102,19 @@ def test_the_newest_of_each_kind_are_kept(
     assert {*start.parent.iterdir()} == {start, mine, *changes[2:]}
 
 
+def test_files_of_others_neither_date_a_snapshot_nor_stop_it(
+    make_writer: Callable[..., SnapshotWriter],
+) -> None:
+    first = make_writer().write("startup", [])
+    directory = first.parent
+    (directory / "mine.cfg").touch()
+    os.utime(directory / "mine.cfg", (NOON + 3600,) * 2)
+    (directory / "dangling.cfg").symlink_to("nowhere")
+    (directory / "20261120213709459-startup.cfg").symlink_to("nowhere")
+    second = make_writer().write("snapshot", [])
+    assert second.stat().st_mtime - first.stat().st_mtime == pytest.approx(0.001, abs=1e-4)
+
+
 def test_what_cannot_be_written_leaves_nothing(
     make_writer: Callable[..., SnapshotWriter], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
