@@ -127,7 +127,10 @@ class Conversion:
             return _error(503, "The handler set a reason phrase or a header that is no text.")
         size = len(reason) + sum(len(key) + len(value) for key, value in headers.items())
         if size > _MAX_HEAD_CHARACTERS or len(headers) > _MAX_HEADERS:
-            what = f"The handler set {len(headers)} headers with {size} characters in all."
+            what = (
+                f"The handler set {len(headers)} headers with {size} characters in all; at most "
+                f"{_MAX_HEADERS} headers with {_MAX_HEAD_CHARACTERS} characters are accepted."
+            )
             logger.warning("The answer to request %d cannot be sent. %s", place, what)
             return _error(500, what)
         return Prediction(body, status, reason, headers)

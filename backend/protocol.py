@@ -27,7 +27,7 @@ class ProtocolError(Exception):
 class Load:
     """Frontend to worker: load this model. Answered by a `Reply` without predictions.
 
-    Before it comes an empty reply with ``more``: the process has started, and loading begins.
+    An empty reply with ``more`` precedes it: the process has started, and loading begins.
 
     ``envelope`` names the request envelope around the handler's entry point; empty for none. With
     ``asynchronous`` the handler is a coroutine, and batches are sent without waiting for replies.

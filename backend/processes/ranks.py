@@ -54,7 +54,7 @@ class FollowerConnection(FrontendConnection):
         return _on_own_device(message, self._rank) if isinstance(message, Load) else message
 
     def announce_load(self) -> None:
-        """Send nothing: that is for rank 0."""
+        """Send nothing: only rank 0 announces."""
 
     def send(self, message: Message) -> None:
         """Send the reply to the load; those to batches are rank 0's to give."""

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from marserve.backend.conversion import describe_unsendable, encode_result
+from marserve.backend.context import RequestProcessor
+from marserve.backend.conversion import Conversion, describe_unsendable, encode_result
 
 
 def test_a_tensor_is_saved_the_way_torch_does(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,3 +119,15 @@ def test_a_tensor_without_data_is_reported() -> None:
     with pytest.raises(RuntimeError):
         encode_result(result)
     assert describe_unsendable(result) == 'prediction["loss"] is a torch.Tensor of 1 dimension.'
+
+
+def test_more_headers_than_clients_read_are_refused_with_what_is_accepted() -> None:
+    processor = RequestProcessor({})
+    for number in range(1001):
+        processor.add_response_property(f"x-{number:04}", "y")
+    prediction = Conversion(True, 1000).prediction(0, "result", processor)
+    assert prediction.status == 500
+    assert json.loads(bytes(prediction.body))["message"] == (
+        "The handler set 1001 headers with 7007 characters in all; "
+        "at most 1000 headers with 65536 characters are accepted."
+    )
