@@ -1,6 +1,7 @@
 """Tasks beside the work: they fail without harm, and end with their owner."""
 
 import asyncio
+import inspect
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +16,7 @@ from marserve.frontend.background import (
     in_abandonable_thread,
     unless,
 )
-from marserve.frontend.errors import ServerBusy
+from marserve.frontend.errors import ServerBusy, ServerStopping
 
 
 async def fail() -> None:
@@ -69,6 +70,18 @@ def test_tasks_end_with_the_block_also_those_that_have_not_begun() -> None:
         return [running.cancelled(), waiting.cancelled()]
 
     assert asyncio.run(work()) == [True, True]
+
+
+def test_after_the_block_nothing_is_begun() -> None:
+    async def work() -> str:
+        async with BackgroundTasks() as tasks:
+            pass
+        late = fail()
+        with pytest.raises(ServerStopping):
+            tasks.start(late)
+        return inspect.getcoroutinestate(late)
+
+    assert asyncio.run(work()) == inspect.CORO_CLOSED
 
 
 def test_an_error_of_the_block_comes_out_as_it_is() -> None:
@@ -249,6 +262,3 @@ def test_slots_make_some_wait_and_refuse_the_rest(run: Callable[[Any], Any]) -> 
     run(work())
     assert held == [-1, 0, 1, 2, 3]
     assert refused == ["2 archives are on their way and 3 more wait; try again later."]
-
-
-# At the limit of its memory a process still starts threads, on the stacks of ended ones.
