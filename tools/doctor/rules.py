@@ -113,7 +113,11 @@ RULES = {
         Level.CHECK, _YAML, "a key of model-config.yaml that is not read, or a value that is wrong"
     ),
     "metrics-file": Rule(Level.CHECK, _METRICS, "a metrics.yaml that cannot be used"),
-    "not-read": Rule(Level.CHECK, "", "a file that is TorchServe's and could not be read"),
+    "not-read": Rule(
+        Level.CHECK,
+        "",
+        "a file of TorchServe's, or a part of a server's answers, that is not examined",
+    ),
     "custom-metrics": Rule(
         Level.CHECK, _METRICS, "metrics that a running server has and neither server brings"
     ),
