@@ -1,20 +1,17 @@
 """Calls: who may make them, how they are read, answered, counted and logged.
 
-A `Service` names a service of a .proto file and an object with a method for each of its calls. To
-add one, write it (`inference` and `health` are examples) and put it into the list of its listener
-in `endpoints`. Such a method has the call's name in lower case with underscores, and is
+A `Service` names a service of a .proto file and an object with a method for each of its calls. The
+method has the name of the call in lower case with underscores:
 
     async def ping(self, request, call) -> Message     one request, one answer
     async def watch(self, request, call) -> Answers    one request, answers in a stream
     async def chat(self, requests, call) -> Answers    requests as they come, answers in a stream
 
-where the latter two are asynchronous generators. It raises the ServeError that is the answer; what
-else it raises is a defect, is logged, and the client gets INTERNAL. When the client cancels the
-call, or its deadline passes, the method is cancelled.
+The latter two are asynchronous generators. A ServeError that a method raises is the answer; another
+exception is logged, and the client gets INTERNAL. When the client cancels the call, or its deadline
+passes, the method is cancelled. `endpoints` has the services of each listener.
 
-Messages are parsed here and not by grpc, which would log a traceback for each that is broken, and
-say UNKNOWN. A call that is refused by what is known of it at its beginning is refused before its
-message is read.
+Messages are parsed here: grpc would log a traceback for each that is broken, and answer UNKNOWN.
 """
 
 import asyncio
@@ -93,14 +90,14 @@ class Call:
         is_cut_off: Whether its requests ended because the server stops.
     """
 
-    __slots__ = ("_context", "_metadata", "_router", "arrived", "is_cut_off", "method", "stopping")
+    __slots__ = ("_context", "_metadata", "_usage", "arrived", "is_cut_off", "method", "stopping")
 
     def __init__(self, method: str, metadata: Metadata, router: "CallRouter") -> None:
         self.method = method
         self.arrived = time.monotonic()
         self.stopping = router.stopping
         self.is_cut_off = False
-        self._router = router
+        self._usage = router.usage
         self._metadata = metadata
         self._context: Context | None = None
 
@@ -114,25 +111,51 @@ class Call:
         Raises:
             TooMuchInFlight: There are too many.
         """
-        self._router.hold(self, size)
+        usage = self._usage
+        is_small = size <= _COUNTED_BYTES
+        if is_small and (not usage.bytes or not size):
+            return
+        client = usage.client(self.host())
+        if is_small and not usage.limit_of(client, size):
+            return
+        usage.hold(client, size)
+        self._release_with_task(client, size)
 
     def holding(self) -> Holding:
-        """For what is in memory for it, beside its messages."""
-        return self._router.holding(self)
+        """Return what counts the memory of the call beside its messages."""
+        return Holding(self._usage, self._usage.client(self.host()))
 
     def count_answer(self, answer: Prediction | Stream | int) -> None:
-        """Count the bytes of an answer, if it is large, until the current task has sent it.
+        """Count a large answer, or its number of bytes, until the current task has sent it.
 
-        A number is that of the bytes.
-
-        Its client may read it slowly, or never; too many of these, and no request is taken. Of an
-        answer in pieces that is what waits; it is broken off where too much is in flight.
+        Its client may read slowly, or never; where too much is in flight, requests are refused. Of
+        an answer in pieces counts what waits; it is broken off where too much is in flight.
         """
         if isinstance(answer, Stream):
-            self._router.follow(self, answer)
-        else:
-            size = answer if isinstance(answer, int) else len(answer.body)
-            self._router.count_answer(self, size)
+            self._follow(answer)
+            return
+        size = answer if isinstance(answer, int) else len(answer.body)
+        if size > _COUNTED_BYTES:
+            client = self._usage.client(self.host())
+            self._usage.add(client, size)
+            self._release_with_task(client, size)
+
+    def _follow(self, stream: Stream) -> None:
+        usage, client = self._usage, self._usage.client(self.host())
+
+        def count(more: int) -> None:
+            usage.add(client, more)
+            # Others may have filled it; a client that reads has not much waiting.
+            if usage.is_full and more > 0 and stream.waiting_bytes > _MAX_WAITING_WHEN_FULL:
+                stream.fall_behind("the client is too slow, and too much is in flight")
+
+        usage.add(client, stream.waiting_bytes)
+        stream.on_waiting = count
+
+    def _release_with_task(self, client: ClientUsage, size: int) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        task.add_done_callback(lambda _task: self._usage.add(client, -size))
 
     def headers(self) -> dict[str, str]:
         """The client's metadata, as handlers see headers; without secrets."""
@@ -172,6 +195,10 @@ class Call:
             return address.replace("%5B", "[").replace("%5D", "]")
         return address
 
+    def host(self) -> str:
+        """The client's address."""
+        return self.peer().rpartition(":")[0]
+
 
 class CallRouter(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # the stubs' invention
     """Everything between grpc and the services of a listener.
@@ -193,6 +220,8 @@ class CallRouter(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # the stubs
         self._guard = guard
         self._access_log = access_log
         self._limits = limits
+        #: What clients use.
+        self.usage = limits.usage
         keyless, unary, streams = limits.kinds()
         #: Set when no more calls are taken.
         self.stopping = asyncio.Event()
@@ -253,49 +282,6 @@ class CallRouter(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # the stubs
         # Of a kind for which grpc reads no message.
         return grpc.stream_stream_rpc_method_handler(refuse)
 
-    def hold(self, call: Call, size: int) -> None:
-        """See `Call.hold`."""
-        usage = self._limits.usage
-        is_small = size <= _COUNTED_BYTES
-        if is_small and (not usage.bytes or not size):
-            return
-        client = usage.client(_host_of(call))
-        if is_small and not usage.limit_of(client, size):
-            return
-        usage.hold(client, size)
-        self._release_with_task(client, size)
-
-    def holding(self, call: Call) -> Holding:
-        """Return what counts the memory of a call beside its messages."""
-        return Holding(self._limits.usage, self._limits.usage.client(_host_of(call)))
-
-    def count_answer(self, call: Call, size: int) -> None:
-        """See `Call.count_answer`."""
-        if size > _COUNTED_BYTES:
-            usage = self._limits.usage
-            client = usage.client(_host_of(call))
-            usage.add(client, size)
-            self._release_with_task(client, size)
-
-    def follow(self, call: Call, stream: Stream) -> None:
-        """Count what waits of an answer in pieces; see `Call.count_answer`."""
-        usage = self._limits.usage
-        client = usage.client(_host_of(call))
-
-        def count(more: int) -> None:
-            usage.add(client, more)
-            # Others may have filled it; a client that reads has not much waiting.
-            if usage.is_full and more > 0 and stream.waiting_bytes > _MAX_WAITING_WHEN_FULL:
-                stream.fall_behind("the client is too slow, and too much is in flight")
-
-        usage.add(client, stream.waiting_bytes)
-        stream.on_waiting = count
-
-    def _release_with_task(self, client: ClientUsage, size: int) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        task.add_done_callback(lambda _task: self._limits.usage.add(client, -size))
-
     async def fail(self, call: Call, context: Context, failure: Failure) -> None:
         """End a call without an answer; raises what ends it."""
         self.log(call, failure.code)
@@ -307,10 +293,6 @@ class CallRouter(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # the stubs
         method = call.method
         status = http_status_of(code)
         self._access_log.add_call(call.peer(), method, number_of(code), status, seconds)
-
-
-def _host_of(call: Call) -> str:
-    return call.peer().rpartition(":")[0]
 
 
 class _Method:
@@ -343,7 +325,7 @@ class _Method:
         async def answer() -> bytes:
             request = self._request_of(call, await self._first(call, context))
             data: bytes = (await self._serve(request, call)).SerializeToString()
-            self._router.count_answer(call, len(data))
+            call.count_answer(len(data))
             return data
 
         data: bytes = await self._run(call, context, answer())
@@ -363,7 +345,7 @@ class _Method:
 
     def _first(self, call: Call, context: Context) -> Awaitable[bytes | None]:
         fail = partial(self._fail, call, context)
-        return self.kind.reads.first(context, _host_of(call), fail)
+        return self.kind.reads.first(context, call.host(), fail)
 
     async def _fail(self, call: Call, context: Context, error: ServeError) -> None:
         await self._router.fail(call, context, self._failure_of(error))
