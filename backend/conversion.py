@@ -296,7 +296,6 @@ def _formatted_key(key: Any) -> str:
 
 
 def _shortened(place: str) -> str:
-    """A place shortened to its beginning and end."""
     if len(place) <= _MAX_PLACE:
         return place
     half = _MAX_PLACE // 2

@@ -193,7 +193,6 @@ class DebuggedModel:
                 self._files[path] = _stamp(path)
 
     def _own_modules(self) -> list[str]:
-        """The names of modules whose sources are the author's."""
         return [
             name
             for name, module in list(sys.modules.items())  # a thread may import meanwhile

@@ -211,7 +211,6 @@ def _import_module(name: str) -> ModuleType:
 
 
 def _classes_of(module: ModuleType) -> list[type]:
-    """The classes a module defines, by name."""
     return [
         member
         for _, member in inspect.getmembers(module, inspect.isclass)

@@ -254,7 +254,6 @@ class _Loop:
             self._finishing.popleft().result()
 
     def _predict(self, batch: _Batch, middle: ThreadPoolExecutor) -> Future[None] | None:
-        """Run the model, here or in a thread."""
         if self._threads > 1:
             return middle.submit(batch.advance)
         batch.advance()

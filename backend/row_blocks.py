@@ -136,7 +136,6 @@ def answered_by_blocks(
 
 
 def _columns(rows: list[list[Output]]) -> list[tuple[Output, ...]]:
-    """The outputs of all rows by name."""
     names = [output.name for output in rows[0]]
     for outputs in rows:
         if (other := [output.name for output in outputs]) != names:

@@ -179,7 +179,6 @@ class Stacking:
         return found
 
     def _numbers(self, name: str, value: Any) -> tuple[str, Any]:
-        """One row of the numbers in JSON."""
         numpy = self._numpy
         try:
             array = numpy.asarray(value)

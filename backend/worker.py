@@ -136,7 +136,6 @@ def _serve(connection: FrontendConnection, terminal_of: int = 0) -> int:
 
 
 def _predict(connection: FrontendConnection, service: Service, load: Load) -> None:
-    """Answer one batch after the other."""
     profiling = IdleProfiling(load, service)
     while (message := connection.receive_work()) is not None:
         send = functools.partial(connection.reply, message.number)

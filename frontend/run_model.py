@@ -269,6 +269,5 @@ def _checked(prediction: Prediction) -> Prediction:
 
 
 def _failure(error: ServeError) -> Prediction:
-    """An error as a client gets it."""
     document = {"code": error.status, "type": error.wire_type, "message": error.message or None}
     return Prediction(json_text(document).encode(), error.status)

@@ -185,7 +185,6 @@ def _arguments(flags: Mapping[str, Any]) -> list[str]:
 
 
 def _pass_on(output: IO[bytes], lines: "queue.Queue[str | None]") -> None:
-    """Prints what the server writes, and keeps it."""
     with output:
         for line in output:
             text = line.decode(errors="replace").rstrip()

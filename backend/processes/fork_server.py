@@ -122,7 +122,6 @@ def _preload(names: Iterable[str]) -> Sequence[Finalizer]:
 
 
 def _finalizers() -> Sequence[Finalizer]:
-    """Those of all objects that there are."""
     callbacks = (each.__callback__ for each in gc.get_objects() if type(each) is weakref.ref)
     return [each for each in callbacks if isinstance(each, weakref.finalize)]
 

@@ -207,7 +207,6 @@ class _Profiler:
         return sorted(times)[len(times) // 2]
 
     def _run(self, size: int) -> float:
-        """Run a batch; returns its seconds."""
         started = self._clock()
         try:
             reply = self._run_batch(size)

@@ -147,7 +147,6 @@ class _Validator:
         return True
 
     def _run(self, arrangement: Sequence[int]) -> list[Prediction]:
-        """Answers to a batch of these samples."""
         batch = [
             repeats(self._samples[sample], [f"sample-{next(self._numbers)}"])[0]
             for sample in arrangement

@@ -303,7 +303,6 @@ class Batcher:
             self.note_failures()
 
     def _learn_lengths(self, batch: Batch, seconds: float) -> float:
-        """Learn from a batch what lengths cost, see `LengthGrouping.learn`."""
         assert self.lengths is not None
         was_active = self.lengths.is_active
         learnt = self.lengths.learn(batch, seconds)
@@ -369,7 +368,6 @@ class Batcher:
             self._dispatch()
 
     def _dispatch(self) -> None:
-        """Send the batches that the policy releases now."""
         now, queue = self._now(), self._queue
         held = now - self._window_opened if self._window is not None else 0.0
         self._close_window()

@@ -164,7 +164,6 @@ class Exploration:
 
     @property
     def _best(self) -> float:
-        """The best throughput that was seen."""
         return max(point.size / point.seconds for point in self._costs.observed_points)
 
     def _doubt(self, batches: int = 1) -> float:

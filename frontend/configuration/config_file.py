@@ -176,7 +176,6 @@ def read_config_file(
 
 
 def _decoded(path: Path, content: bytes | None = None) -> tuple[str, list[str]]:
-    """The text of a file, and warnings about it."""
     try:
         content = path.read_bytes() if content is None else content
     except OSError as error:

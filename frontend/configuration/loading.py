@@ -165,7 +165,6 @@ def _value(key: Key, setting: Assignment, tolerated: list[str]) -> object:
 
 
 def _shortened(text: str) -> str:
-    """In one line, and not endless."""
     shortened = text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}..."
     return " ".join(shortened.split())
 
@@ -207,7 +206,6 @@ def _check_listeners(config: Config) -> None:
 def _warnings(
     config: Config, settings: Mapping[str, Assignment], file: ConfigFile
 ) -> Iterator[str]:
-    """What the operator should act on, sentence by sentence."""
     if not config.workflows_directory.is_dir():
         # The configuration of TorchServe's image names one that the image never makes.
         place = settings["workflow_store"].place

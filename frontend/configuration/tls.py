@@ -132,7 +132,6 @@ def _load_bytes(context: ssl.SSLContext, pem: bytes) -> None:
 
 
 def _certificates(reason: str) -> ModuleType:
-    """The module that needs cryptography, where that is installed."""
     try:
         from marserve.frontend.configuration import certificates
     except ImportError as error:

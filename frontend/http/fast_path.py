@@ -176,7 +176,6 @@ class FastConnection(Connection):
     # -- answering ---------------------------------------------------------------------------------
 
     def _start(self, request: PlainRequest, submit: Submit) -> None:
-        """Submit a request that has come completely."""
         self._head_since = self._submit = None
         if self._collecting_timer is not None:
             self._collecting_timer.cancel()

@@ -168,7 +168,6 @@ def _malformed(why: str) -> BadRequest:
 
 
 def _find(body: bytes, delimiter: bytes, start: int) -> Steps[int]:
-    """Where the next delimiter begins."""
     while start < len(body):
         stop = start + _SEARCHED_BYTES
         found = body.find(delimiter, start, stop + len(delimiter))

@@ -167,7 +167,6 @@ class _Init:
             server.has_ended, self._ended = True, time.monotonic()
 
     def _signals(self) -> bytes:
-        """The numbers of the signals that have come since."""
         with contextlib.suppress(BlockingIOError):
             return os.read(self._woken, _MAX_MESSAGE_BYTES)
         return b""
@@ -185,7 +184,6 @@ class _Init:
                 process.send(number)
 
     def _hear(self) -> None:
-        """Read what servers and their starters say."""
         for _ in range(_MAX_MESSAGES):
             try:
                 message, ancillary, _, _ = self._listener.recvmsg(
@@ -206,7 +204,6 @@ class _Init:
             self._outer.tell(*others)
 
     def _adopt(self, pid: int) -> None:
-        """Look after a server, unless there is one."""
         if self._server is not None:
             if not self._server.has_ended or self._server.pid == pid:
                 return

@@ -188,7 +188,6 @@ def _where_to_ask(url: str) -> str:
 
 
 def _end_of(server: "subprocess.Popen[bytes]") -> str:
-    """How a server ends that did not start."""
     try:
         status = server.wait(_END_SECONDS)
     except subprocess.TimeoutExpired:

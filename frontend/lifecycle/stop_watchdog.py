@@ -105,7 +105,6 @@ def _tasks(loop: asyncio.AbstractEventLoop | None) -> Iterable[str]:
 
 
 def _stacks() -> str:
-    """What all threads are doing."""
     with open(os.memfd_create("stacks"), "r+b") as file:  # noqa: PTH123 - no path: a disk may hang
         faulthandler.dump_traceback(file)
         file.seek(0)

@@ -219,7 +219,6 @@ class LogFile(logging.Handler):
 
 
 def _complain(sentence: str) -> None:
-    """Say what cannot be logged."""
     with contextlib.suppress(OSError):  # standard error is perhaps a file of the same full disk
         print(sentence, file=sys.stderr)  # noqa: T201
 
@@ -237,7 +236,6 @@ def _split(name: str) -> tuple[str, str]:
 
 
 def _as_regex(pattern: str) -> str:
-    """Matches the old files of a pattern."""
     stem, ending = _split(pattern)
     regex, at = "", 0
     for match in _TOKEN.finditer(stem):

@@ -41,7 +41,6 @@ _Nested = dict[str, "str | _Nested"]
 
 
 def _nested(properties: Mapping[str, str]) -> _Nested:
-    """``a.b.c = v`` as dictionaries in one another."""
     top: _Nested = {}
     for key, value in properties.items():
         *path, last = key.split(".") if not key.startswith("property.") else key.split(".", 1)

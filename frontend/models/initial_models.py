@@ -57,7 +57,6 @@ async def _load(manager: ModelManager, registry: ModelRegistry, config: Config) 
 
 
 async def _restore(manager: ModelManager, registry: ModelRegistry, config: Config) -> None:
-    """Register what a snapshot remembers."""
     saved_models = config.model_snapshot or ()
     if not saved_models:
         logger.warning("The snapshot holds no models, so none are registered.")

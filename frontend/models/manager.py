@@ -348,7 +348,6 @@ class ModelManager:
                 group.create_task(model.close(0))
 
     def _start(self, change: Coroutine[Any, Any, T]) -> "asyncio.Future[T]":
-        """Run a change in a task of its own."""
         return self._background.start(change, _log_failure)
 
 
@@ -372,7 +371,6 @@ async def _drain(
     timeout: float,
     drained: Callable[[], Awaitable[object]] | None,
 ) -> None:
-    """Wait until all accepted requests are answered."""
     loop = asyncio.get_running_loop()
     end = loop.time() + timeout
     if drained is not None:

@@ -262,7 +262,6 @@ class PendingRows:
         self._end(error)
 
     def _take(self, place: int, answer: Answer) -> None:
-        """Receive the answer to one of the jobs."""
         if isinstance(answer, Stream):
             answer.close()  # else its pieces would wait in memory for the rows before it
             answer = ServeError("The model answers in pieces; such answers make no list.")

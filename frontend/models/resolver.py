@@ -122,7 +122,6 @@ class Resolver:
         return Requirements(manifest.model_name, archive.directory, file, venv)
 
     def _configured(self, manifest: Manifest) -> Mapping[str, object]:
-        """The model's entry in the ``models`` key."""
         return self._config.models.get(manifest.model_name, {}).get(manifest.model_version, {})
 
 

@@ -116,12 +116,10 @@ def _rows(input_: Input, bodies: Iterable[Part]) -> list[Input]:
 
 
 def _as_written(headers: Mapping[str, str], name: str) -> str:
-    """A header's name as the client writes it."""
     return next((key for key in headers if key.lower() == name), name)
 
 
 def _json_text(body: Buffer) -> str:
-    """A body as a JSON text."""
     text = bytes(body).decode("utf-8", "replace")
     stripped = text.strip()
     try:

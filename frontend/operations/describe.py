@@ -175,7 +175,6 @@ def _describe_validation(found: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _describe_failures(isolation: FailureIsolation) -> dict[str, Any]:
-    """What is known of requests that fail by themselves."""
     return {
         "share": round(isolation.rate.share, 3),
         "remembered": len(isolation.contents),

@@ -243,7 +243,6 @@ class WorkerConnection(asyncio.BufferedProtocol):
         self._decoder.max_frame_bytes = min(limit, _MAX_FRAME_BYTES)
 
     def _expect_reply(self) -> None:
-        """Start the timeout for the next reply."""
         if self._timeout is None:
             return
         self._deadline = time.monotonic() + self._timeout

@@ -88,7 +88,6 @@ class IdleProfiling:
         self._look_later()
 
     def _run(self) -> None:
-        """Have a worker do the next run."""
         idle = self._batcher.idle_runners
         worker, sizes = self._worker, list[int]()
         if worker is None or worker not in idle:

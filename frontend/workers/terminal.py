@@ -31,7 +31,6 @@ def _is_ours(terminal: int) -> bool:
 
 @contextmanager
 def _opened() -> Iterator[int]:
-    """The terminal, open for a ``with`` block."""
     terminal = os.open("/dev/tty", os.O_RDWR | os.O_CLOEXEC)
     try:
         yield terminal

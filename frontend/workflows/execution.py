@@ -147,7 +147,6 @@ class Run:
                     group.create_task(self._run_from(child, group))
 
     def _parts(self, node: Node) -> list[Part]:
-        """The input of a node whose parents have answered."""
         if not node.parents:
             return self._request.input.parts
         names = node.parents if len(node.parents) > 1 else ("body",)
@@ -255,5 +254,4 @@ def _cause(node: Node, error: ServeError) -> ServeError:
 
 
 def _is_clients_fault(error: ServeError) -> bool:
-    """Whether a handler has refused its input."""
     return isinstance(error, PredictionFailed) and error.status in _CLIENTS_FAULT

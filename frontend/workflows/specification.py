@@ -178,7 +178,6 @@ def _with(settings: NodeSettings, values: Mapping[str, Any], where: str) -> Node
 
 
 def _read_dag(section: Any) -> dict[str, tuple[str, ...]]:
-    """The children of each name, without the empty ones."""
     if not isinstance(section, dict):
         raise WorkflowRefused("The specification has no mapping called dag.")
     dag: dict[str, tuple[str, ...]] = {}

@@ -282,7 +282,6 @@ def _check(config: ModelArchiverConfig) -> None:
 
 
 def _prepare_target(config: ModelArchiverConfig) -> Path:
-    """Where the archive goes, once it may go there."""
     make_export_path(config.export_path)
     target = archive_path(config.export_path, config.model_name, config.archive_format)
     check_overwriting(target, force=config.force)

@@ -73,7 +73,6 @@ def cast(config: "ModelArchiverConfig") -> Iterator[Cast]:
 
 
 def _settings(config_file: str | None, precision: str) -> dict[str, Any]:
-    """The model's configuration, with the precision in it."""
     try:
         settings = yaml.safe_load(Path(config_file).read_text("utf-8")) if config_file else None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -96,7 +95,6 @@ def _settings(config_file: str | None, precision: str) -> dict[str, Any]:
 
 
 def _cast_file(source: Path, target: Path, precision: str) -> None:
-    """Write a state dict's copy in another precision."""
     import torch
 
     from marserve.handlers.model_files import is_torchscript

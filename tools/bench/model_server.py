@@ -276,7 +276,6 @@ class ModelServer:
         return f"/models/{quote(self.model)}{version}"
 
     def _served(self) -> str:
-        """A sentence about what is served instead."""
         document = self._management.ask("GET", "/models").json()
         models = document.get("models") if isinstance(document, dict) else None
         if not isinstance(models, list):

@@ -132,7 +132,6 @@ class Validation:
     def _round(
         self, threads: ThreadPoolExecutor, count: int, alone: Sequence[Answer], found: Validated
     ) -> None:
-        """Send so many requests at a time."""
         before = self._server.past_batches()
         order = [place % len(self._payloads) for place in range(count)]
         self._order.shuffle(order)

@@ -127,7 +127,6 @@ def _is_model_yaml(source: Source, document: Any) -> bool:
 
 
 def _embedded(source: Source) -> Iterator[Source]:
-    """The configuration files that ConfigMaps in a source hold."""
     for page in documents_of(source.text) if "ConfigMap" in source.text else ():
         for name, text in files_in(page):
             is_config = name.endswith(".properties") and "/" not in name

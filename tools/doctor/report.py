@@ -74,8 +74,6 @@ def _member(found: Finding) -> dict[str, Any]:
 
 
 def _grouped(found: Sequence[Finding]) -> list[list[Finding]]:
-    """Findings that say the same of several places."""
-
     def key(each: Finding) -> tuple[str, str, str]:
         return (each.rule, each.what, each.do)
 

@@ -297,12 +297,10 @@ class SequenceTable:
         return sequence
 
     def _wait(self, sequence: StatefulSequence) -> None:
-        """Have a sequence wait for a slot."""
         self._waiting[sequence] = now = self._clock()
         self._wake_by(now + self.limits.max_wait)
 
     def _assign(self) -> None:
-        """Give free slots to the sequences that wait."""
         while self._waiting:
             free = [
                 each

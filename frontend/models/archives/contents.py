@@ -154,7 +154,6 @@ def _without_other_values(
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON has it."""
     match value:
         case None | bool() | float() | str():
             return value

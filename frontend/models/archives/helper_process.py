@@ -102,7 +102,6 @@ class HelperProcesses:
 
 @contextlib.asynccontextmanager
 async def _process() -> AsyncIterator[asyncio.subprocess.Process]:
-    """A helper process, which is gone after the block."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         *as_program(helper.__name__),

@@ -246,7 +246,6 @@ def _default_root() -> Path:
 
 
 def _clear(home: Path) -> None:
-    """An empty directory, whatever was there."""
     if home.exists():
         shutil.rmtree(home)
     home.mkdir(mode=0o700)

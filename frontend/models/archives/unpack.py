@@ -130,7 +130,6 @@ def _reason(error: Exception) -> str:
 
 
 def _printable(text: str) -> str:
-    """Foreign text, fit for one line of a message."""
     return (text if text.isprintable() else ascii(text))[:200]
 
 

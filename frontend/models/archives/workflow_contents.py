@@ -97,7 +97,6 @@ def _read_specification(path: Path) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON has it."""
     match value:
         case None | bool() | float() | str():
             return value

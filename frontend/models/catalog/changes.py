@@ -153,5 +153,4 @@ class CatalogChanges:
                 raise failure.error
 
     async def _to_its_end(self, work: Coroutine[Any, Any, T]) -> T:
-        """Do something even if the client hangs up meanwhile."""
         return await outcome_of(self._synchroniser.start(work))

@@ -252,13 +252,11 @@ def _mode(asynchronous: object, continuous: object) -> str:
 
 
 def _split(found: Fields) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What is of batching, and what is not."""
     of_batching = {name: value for name, value in found.items() if name in _BATCHING}
     return of_batching, {name: found[name] for name in found if name not in _BATCHING}
 
 
 def _names(attributes: Mapping[str, Any]) -> list[str]:
-    """What origins call them."""
     return sorted({row.name for row in SETTINGS if row.attribute in attributes})
 
 

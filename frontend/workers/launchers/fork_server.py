@@ -289,7 +289,6 @@ class _Process:
         return answer.result()
 
     def _receive(self) -> None:
-        """Take what it has answered."""
         while not self.is_lost:
             try:
                 data, descriptors, flags, _ = socket.recv_fds(
@@ -314,7 +313,6 @@ class _Process:
                 due.set_result(answer)
 
     def _lose(self, reason: str) -> None:
-        """Kill it, and fail what is due."""
         if self.is_lost:
             return
         self.is_lost = True

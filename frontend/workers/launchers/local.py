@@ -85,7 +85,6 @@ class LocalLauncher:
                 group.create_task(each.close())
 
     def _fork_server(self, environment: Mapping[str, str]) -> ForkServer:
-        """The fork server for workers with this environment."""
         openmp = variables_of(environment)
         key = tuple(openmp.items())
         if key not in self._fork_servers:

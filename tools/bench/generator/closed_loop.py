@@ -77,7 +77,6 @@ class ClosedLoop(Traffic):
             self._left = -1 if self._load.requests is None else self._load.requests
 
     def _leave(self, connection: Connection, now: float) -> None:
-        """This client sends no more on this connection."""
         if connection.is_closed:
             self._connections.discard(connection)
             if not self._is_over:

@@ -93,7 +93,6 @@ class OpenLoop(Traffic):
             self._soon(self._join())
 
     def _leave(self, connection: Connection) -> None:
-        """One request less is under way."""
         self._in_flight -= 1
         if not connection.is_closed:
             self._serve(connection)

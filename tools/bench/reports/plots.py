@@ -166,7 +166,6 @@ def _nines(summary: Summary) -> float:
 
 
 def _place(percent: float) -> float:
-    """Where a percentile stands on the axis."""
     return -math.log10(1 - percent / 100)
 
 

@@ -187,8 +187,6 @@ def _removal(source: Source, file: ConfigFile, name: str) -> Fix | None:
 def _judged(
     source: Source, file: ConfigFile, config: Config, around: Surroundings
 ) -> Iterator[Finding]:
-    """What the values mean together."""
-
     def place(name: str) -> Place:
         return Place(source.name, file.settings[name].line if name in file.settings else 0)
 

@@ -166,7 +166,6 @@ def _from_log(file: Path, text: str, payloads: Sequence[Payload]) -> list[Reques
 
 
 def _from_item(item: Mapping[str, Any], source: str, folder: Path) -> Request:
-    """A request of a JSON or yaml file."""
     if not isinstance(item, dict) or "path" not in item:
         raise ValueError(f"{source} has no path.")
     if unknown := item.keys() - _MEMBERS:
