@@ -180,8 +180,10 @@ class LengthGrouping:
         count = max(_MIN_LOOKED_AHEAD, _BATCHES_LOOKED_AHEAD * limit)
         jobs = sorted(queue.of_first_group(count), key=_length_of)
         lengths = [job.length for job in jobs]
-        if limit != self._limit or not self._rows:
-            self._limit, self._rows = limit, self._costs_up_to(limit, fmean(lengths))
+        # Before the first batch, what is assumed depends on the jobs that wait.
+        if limit != self._limit or not self._rows or not self.learnt.samples:
+            typical = math.expm1(fmean(map(math.log1p, lengths)))  # the geometric mean
+            self._limit, self._rows = limit, self._costs_up_to(limit, typical)
         self._batches = {}
         for places in cheapest_batches(lengths, self._rows):
             batch = jobs[places.start : places.stop]

@@ -1,5 +1,6 @@
 """Batches by length, through the batcher, in virtual time."""
 
+import asyncio
 import math
 import random
 import time
@@ -155,6 +156,16 @@ def test_compiled_sizes_are_padded_by_what_that_costs(make: Make) -> None:
     learn(setup)
     setup.put(500, *[100] * 4)  # five would run as eight of the longest
     assert setup.finish_all() == [[500], [100] * 4]
+
+
+def test_a_long_job_that_comes_first_does_not_join_short_ones(make: Make) -> None:
+    """The batches of the first jobs depended on the length of the very first."""
+    setup = make(policy="fixed", delay=1.0)
+    setup.hire()
+    setup.put(9000)
+    setup.put(100, 9100, 110, 9200, 120)
+    setup.loop.run_until_complete(asyncio.sleep(1.0))
+    assert setup.finish_all() == [[9000, 9100, 9200], [100, 110, 120]]
 
 
 def test_a_full_window_leaves_though_lengths_differ(make: Make) -> None:
