@@ -220,7 +220,6 @@ class CallRouter(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # the stubs
         self._guard = guard
         self._access_log = access_log
         self._limits = limits
-        #: What clients use.
         self.usage = limits.usage
         keyless, unary, streams = limits.kinds()
         #: Set when no more calls are taken.

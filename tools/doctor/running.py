@@ -122,7 +122,6 @@ def _examine(server: _Server, read: list[str]) -> Iterator[Finding]:
 
 
 def _cut(value: Any) -> str:
-    """The beginning of what a server sends, as text."""
     return str(value)[:_MAX_NAME]
 
 
