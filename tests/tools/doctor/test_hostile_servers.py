@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 import socket
 import threading
 import time
@@ -52,6 +53,15 @@ def saying(document):
     return answer
 
 
+def read_request(connection):
+    """The head of a request; all of it is read, since unread bytes reset the connection."""
+    head, _, body = connection.recv(65536).partition(b"\r\n\r\n")
+    length = re.search(rb"(?i)^content-length: (\d+)", head, re.MULTILINE)
+    while length and len(body) < int(length[1]) and (more := connection.recv(65536)):
+        body += more
+    return head.decode("latin-1")
+
+
 @contextmanager
 def server(answer):
     """One connection after the other, closed behind its first answer."""
@@ -66,7 +76,7 @@ def server(answer):
             with connection:
                 connection.settimeout(2)  # of a client that no longer reads
                 try:
-                    answer(connection, connection.recv(65536).decode("latin-1"))
+                    answer(connection, read_request(connection))
                 except OSError:
                     continue
 
