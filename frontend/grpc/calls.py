@@ -343,8 +343,7 @@ class _Method:
         await self._run(call, context, answer())
 
     def _first(self, call: Call, context: Context) -> Awaitable[bytes | None]:
-        fail = partial(self._fail, call, context)
-        return self.kind.reads.first(context, call.host(), fail)
+        return self.kind.reads.first(context, call.host(), partial(self._fail, call, context))
 
     async def _fail(self, call: Call, context: Context, error: ServeError) -> None:
         await self._router.fail(call, context, self._failure_of(error))

@@ -32,11 +32,12 @@ async def next_message(context: Context) -> bytes | None:
 class _Read:
     """A call whose first message is read, or waits for its slot."""
 
-    __slots__ = ("_ending", "_fail", "client", "since")
+    __slots__ = ("_ending", "_fail", "client", "is_over", "since")
 
     def __init__(self, client: str, fail: Fail, since: float) -> None:
         self.client = client
         self.since = since
+        self.is_over = False
         self._fail = fail
         self._ending: asyncio.Task[None] | None = None
 
@@ -50,16 +51,16 @@ class _Read:
             self._ending = asyncio.create_task(self._end(error))
 
     async def _end(self, error: ServeError) -> None:
-        with contextlib.suppress(grpc.aio.BaseError):  # what an abort raises
-            await self._fail(error)
+        if not self.is_over:  # else the message came a moment before, and is answered
+            with contextlib.suppress(grpc.aio.BaseError):  # what an abort raises
+                await self._fail(error)
 
 
 class MessageReads:
     """Reads the first messages of calls that share a limit.
 
-    A slot that becomes free goes to the client that has the fewest, to its call that came last.
-    Where a client holds all slots and many of its calls wait, the calls of others, and a call whose
-    message is there already, are then not behind all of these.
+    A free slot goes to the newest call of the client that has fewest slots. So one client does not
+    keep out the others, and a complete message does not wait behind incomplete ones.
 
     Args:
         slots: Messages that are read at a time.
@@ -102,6 +103,7 @@ class MessageReads:
         try:
             data = await context.read()  # not `next_message`: each coroutine costs time
         finally:
+            read.is_over = True
             del self._reads[read]
             self._release(client)
         if data is grpc.aio.EOF:  # type: ignore[attr-defined]  # as above
@@ -113,8 +115,7 @@ class MessageReads:
 
     async def _wait(self, read: _Read) -> None:
         """Wait for a slot; no deadline, because `_check` ends it."""
-        slot = self._loop.create_future()
-        self._waiting.setdefault(read.client, {})[read] = slot
+        self._waiting.setdefault(read.client, {})[read] = slot = self._loop.create_future()
         try:
             await slot
         except asyncio.CancelledError:

@@ -29,7 +29,8 @@ class Context:
 
     async def fail(self, error: ServeError) -> None:
         self.failure = error.message
-        self._message.set_exception(grpc.aio.AbortError())
+        if not self._message.done():
+            self._message.set_exception(grpc.aio.AbortError())
         raise grpc.aio.AbortError
 
 
@@ -107,6 +108,22 @@ def test_a_call_that_needs_a_slot_ends_a_read_that_has_lasted_long(run: Run) -> 
         assert slow.failure == "Other calls need the memory for this incomplete message."
         assert 5 <= loop.time() - began <= 6.5
         assert await waiting == b"x"
+
+    run(main())
+
+
+def test_a_message_that_comes_at_the_moment_of_its_end_is_answered(run: Run) -> None:
+    async def main() -> None:
+        loop, calls = asyncio.get_running_loop(), Calls(slots=1, undisturbed=4.5)
+        late, reading = calls.begin()
+        await drain_loop()
+        context, waiting = calls.begin()
+        context.send(b"y")
+        # In the same turn of the loop as the check after 5 s, and before it.
+        loop.call_at(loop.time() + 5 - 1e-10, late.send, b"x")
+        assert (await reading, await waiting) == (b"x", b"y")
+        await drain_loop()
+        assert late.failure == ""
 
     run(main())
 
