@@ -1,22 +1,25 @@
 """The frontend: HTTP, queues, batching and supervision, in one asyncio process without torch.
 
-A request comes in through ``http/``, is understood in ``rest/``, finds its model in ``models/``,
-waits in ``batching/``, is worked on through ``workers/`` and is counted in ``telemetry/``. Beside:
+``http/`` receives a request, ``rest/`` or ``grpc/`` reads it, ``serving/`` finds the model version
+and admits it, ``batching/`` forms batches, ``workers/`` sends them to worker processes.
 
-* ``cli``              flags to configuration; start, stop or run
-* ``server``           the object graph; opens and closes everything in order
-* ``startup``          what a server that starts says in its log
-* ``ready_command``    ``marserve ready``: asks the running server for /ready
-* ``background``       tasks and threads beside the requests
-* ``process_group``    signals to a program and its children, and to nobody else
-* ``debugging``        ``--debug-handler``
-* ``run_model``        ``marserve run``: a handler in this process, without a server
-* ``errors``           what can go wrong, with its status and TorchServe's word for it
-* ``lifecycle/``       the process: start, pid file, who watches it, signals, what a stop leaves
-* ``configuration/``   keys and values, the files they stand in, how they become one object
-* ``logs/``            logger names, files, formats, levels
+* ``cli``, ``server``   flags to configuration; the object graph, opened and closed in order
+* ``run_model``         ``marserve run``: a handler in this process, without a server
+* ``ready_command``     ``marserve ready``: requests /ready from the running server
+* ``errors``            every error with its status and TorchServe's name for it
+* ``operations/``       requests independent of the transport
+* ``workflows/``        graphs of models
+* ``registration/``     changes the registry: registration, scaling, snapshots, autoscaling
+* ``catalog/``          a list of models that several servers share
+* ``archives/``         downloads, unpacking, requirements
+* ``settings/``         the settings of a model, used by ``serving/`` and ``registration/``
+* ``lifecycle/``        start, pid file, signals, stop
+* ``configuration/``    keys, files, platforms
+* ``security/``         keys and limits of clients
+* ``aio/``              background tasks and work in slices
+* ``logs/``, ``telemetry/``
 
-An upper layer may import from a lower one, never the reverse (contracts in setup.cfg).
+A layer imports only from lower layers; the contracts are in setup.cfg.
 """
 
 if __name__ != "marserve.frontend":

@@ -33,8 +33,8 @@ from marserve.frontend.lifecycle.daemon import (
     stop,
 )
 from marserve.frontend.lifecycle.pidfile import PidFile, PidFileError
+from marserve.frontend.lifecycle.terminal import print_text
 from marserve.frontend.logs.setup import log_directories
-from marserve.frontend.terminal import print_text
 
 _DROP_IN = "torchserve"
 #: What `marserve NAME` runs.
@@ -133,7 +133,7 @@ def _run(options: argparse.Namespace, arguments: list[str]) -> int:
     _check_paths(options)
     config = load_config_of(options)
     if options.debug_handler:
-        from marserve.frontend.debugging import for_debugging
+        from marserve.frontend.registration.debugging import for_debugging
 
         config = for_debugging(config, options.debug_handler, foreground=options.foreground)
     argument = config.platform.setup.server_argument

@@ -18,7 +18,7 @@ from marserve.frontend.cli import build_parser, load_config_of
 from marserve.frontend.configuration.addresses import Address, UnixAddress
 from marserve.frontend.configuration.properties import ConfigError
 from marserve.frontend.lifecycle.pidfile import PidFile, PidFileError
-from marserve.frontend.terminal import print_text
+from marserve.frontend.lifecycle.terminal import print_text
 
 _PROGRAMS = ("torchserve", "marserve", "marserve.frontend")
 # Where a listener that is bound everywhere can be reached from here.

@@ -27,15 +27,15 @@ from marserve.backend.loader import load_service
 from marserve.backend.protocol import STREAM_NEXT, Input, Part, Prediction, Reply
 from marserve.backend.service import Service
 from marserve.backend.worker import WorkerPlace, enter_model
+from marserve.frontend.archives.archive import make_helpers, make_opener
 from marserve.frontend.configuration.loading import load_config
 from marserve.frontend.configuration.properties import ConfigError
 from marserve.frontend.documents import json_text
 from marserve.frontend.errors import PredictionFailed, ServeError
 from marserve.frontend.http.responses import check_prediction
 from marserve.frontend.lifecycle.workdir import own_workdir
-from marserve.frontend.models.archives.archive import make_helpers, make_opener
-from marserve.frontend.models.host import ServedModel, WorkerHost, load_message, worker_spec
-from marserve.frontend.models.resolver import Registration, Resolver, handler_path
+from marserve.frontend.registration.resolver import Registration, Resolver, handler_path
+from marserve.frontend.serving.host import ServedModel, WorkerHost, load_message, worker_spec
 from marserve.frontend.telemetry.gpu import count_gpus
 from marserve.frontend.telemetry.metrics_config import load_metrics_config
 from marserve.frontend.workers.devices import DeviceAllocator

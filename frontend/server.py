@@ -21,21 +21,22 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import uvloop
 
-from marserve.frontend.access_log import AccessLog
-from marserve.frontend.background import BackgroundTasks, in_abandonable_thread, unless
+from marserve.frontend.aio.background import BackgroundTasks, in_abandonable_thread, unless
+from marserve.frontend.catalog.changes import CatalogChanges
+from marserve.frontend.catalog.opening import make_synchroniser
 from marserve.frontend.configuration.config import Config
 from marserve.frontend.configuration.config_file import SNAPSHOT_FOLDER, WRITTEN_BY
 from marserve.frontend.configuration.memory import bytes_in_flight
 from marserve.frontend.configuration.properties import ConfigError
 from marserve.frontend.configuration.tls import load_identity, server_context
-from marserve.frontend.debugging import leaves_interrupts, warn_if_unknown
-from marserve.frontend.given_tokens import GivenTokens
 from marserve.frontend.http.descriptors import raise_descriptor_limit
 from marserve.frontend.http.listeners import BoundListener
 from marserve.frontend.lifecycle.daemon import FORCED_END_SECONDS, StartReport
 from marserve.frontend.lifecycle.service_manager import ServiceManager
 from marserve.frontend.lifecycle.signals import Signals, ignore_signals
+from marserve.frontend.lifecycle.startup import banner, find_conflicts
 from marserve.frontend.lifecycle.stop_watchdog import StopWatchdog
+from marserve.frontend.lifecycle.terminal import print_text
 from marserve.frontend.lifecycle.workdir import guard_workdir, own_workdir, remove_leftovers
 from marserve.frontend.logs.config import configure_by_file
 from marserve.frontend.logs.setup import (
@@ -45,27 +46,26 @@ from marserve.frontend.logs.setup import (
     log_directories,
     reopen_log_files,
 )
-from marserve.frontend.models.autoscaler import Autoscaler
-from marserve.frontend.models.catalog.changes import CatalogChanges
-from marserve.frontend.models.catalog.opening import make_synchroniser
-from marserve.frontend.models.host import WorkerHost
-from marserve.frontend.models.initial_models import register_initial_models
-from marserve.frontend.models.manager import ModelManager
-from marserve.frontend.models.model_calls import ModelCalls
-from marserve.frontend.models.monitoring import start_monitoring
-from marserve.frontend.models.readiness import unready, until_ready
-from marserve.frontend.models.registry import ModelRegistry
-from marserve.frontend.models.snapshot import RestoreFailed, SnapshotWriter
-from marserve.frontend.models.torch_options import wait_environment
 from marserve.frontend.operations.management import ModelManagement
 from marserve.frontend.operations.workflows import WorkflowManagement
+from marserve.frontend.registration.autoscaler import Autoscaler
+from marserve.frontend.registration.debugging import leaves_interrupts, warn_if_unknown
+from marserve.frontend.registration.initial_models import register_initial_models
+from marserve.frontend.registration.manager import ModelManager
+from marserve.frontend.registration.snapshot import RestoreFailed, SnapshotWriter
 from marserve.frontend.rest.endpoints import HttpEndpoints
-from marserve.frontend.startup import banner, find_conflicts
+from marserve.frontend.security.given_tokens import GivenTokens
+from marserve.frontend.security.tokens import Tokens, TokenStore
+from marserve.frontend.serving.host import WorkerHost
+from marserve.frontend.serving.model_calls import ModelCalls
+from marserve.frontend.serving.monitoring import start_monitoring
+from marserve.frontend.serving.readiness import unready, until_ready
+from marserve.frontend.serving.registry import ModelRegistry
+from marserve.frontend.serving.torch_options import wait_environment
+from marserve.frontend.telemetry.access_log import AccessLog
 from marserve.frontend.telemetry.gpu import GpuReader, count_gpus_in_time
 from marserve.frontend.telemetry.metrics import Metrics
 from marserve.frontend.telemetry.metrics_config import load_metrics_config
-from marserve.frontend.terminal import print_text
-from marserve.frontend.tokens import Tokens, TokenStore
 from marserve.frontend.version import __version__
 from marserve.frontend.workers.devices import DeviceAllocator
 from marserve.frontend.workers.launchers.command import cpu_launcher_works

@@ -19,17 +19,17 @@ from typing import Any
 
 from marserve.backend.framing import Decoder, encode
 from marserve.backend.protocol import CallReply, Input, Load, Part, Predict, Prediction, Reply
-from marserve.frontend.access_log import AccessLog
 from marserve.frontend.batching.jobs import Answer, Job
 from marserve.frontend.errors import ServeError
-from marserve.frontend.guard import Guard
 from marserve.frontend.http.connections import Connection
 from marserve.frontend.http.fast_path import FastConnection
 from marserve.frontend.http.http_server import HttpServer
 from marserve.frontend.http.router import Route, Router
+from marserve.frontend.security.guard import Guard
+from marserve.frontend.security.tokens import TokenStore
+from marserve.frontend.telemetry.access_log import AccessLog
 from marserve.frontend.telemetry.exposition import render
 from marserve.frontend.telemetry.metrics import Metrics
-from marserve.frontend.tokens import TokenStore
 from marserve.frontend.workers.failures import Diagnostics
 
 # Only threads can still make something happen in a loop without timers; they get this long.

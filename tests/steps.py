@@ -1,4 +1,4 @@
-"""Runs work that is written in steps (`marserve.frontend.long_work`) without an event loop."""
+"""Runs work that is written in steps (`marserve.frontend.aio.long_work`) without an event loop."""
 
 from collections.abc import Generator
 from typing import TypeVar

@@ -33,8 +33,6 @@ from marserve.frontend.http.router import ANY_OTHER, Route
 from marserve.frontend.lifecycle import service_manager
 from marserve.frontend.logs.levels import logger_levels
 from marserve.frontend.logs.setup import configure_logging
-from marserve.frontend.models.registry import ModelRegistry
-from marserve.frontend.models.settings.model_settings import resolve_settings
 from marserve.frontend.rest import endpoints as rest_endpoints
 from marserve.frontend.rest.api_description import describe_listener, description_routes
 from marserve.frontend.rest.inference import inference_routes
@@ -49,6 +47,8 @@ from marserve.frontend.rest.workflows import (
     workflow_inference_routes,
     workflow_management_routes,
 )
+from marserve.frontend.serving.registry import ModelRegistry
+from marserve.frontend.settings.model_settings import resolve_settings
 from marserve.frontend.telemetry.metrics import Metrics
 from marserve.frontend.telemetry.metrics_config import KINDS, load_metrics_config
 from marserve.frontend.workers.launchers import openmp
@@ -428,7 +428,7 @@ def test_metrics_of_the_server() -> None:
         re.findall(
             r'"(marserve_\w+)"',
             sources(
-                "frontend/telemetry", "frontend/models/monitoring.py", "frontend/rest/endpoints.py"
+                "frontend/telemetry", "frontend/serving/monitoring.py", "frontend/rest/endpoints.py"
             ),
         )
     )

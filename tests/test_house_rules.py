@@ -93,7 +93,7 @@ def test_a_room_cannot_be_imported_by_its_bare_folder_name(folder: str) -> None:
         ),
         ("marserve.frontend.server", {"torch", "marserve.handlers", "numpy", "PIL"}),
         ("marserve.frontend.cli", {"aiohttp", "torch", "marserve.frontend.server"}),
-        ("marserve.frontend.models.archives.helper", {"aiohttp", "asyncio", "psutil", "uvloop"}),
+        ("marserve.frontend.archives.helper", {"aiohttp", "asyncio", "psutil", "uvloop"}),
         ("marserve.frontend.__main__", {"argparse", "marserve.frontend.cli", "torch"}),
         ("marserve.__main__", {"argparse", "marserve.frontend.cli", "torch"}),
     ],

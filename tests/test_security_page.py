@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from marserve.backend import manifest
+from marserve.frontend.archives import download, helper
+from marserve.frontend.archives.unpack import ArchiveLimits
 from marserve.frontend.batching.sequences.lost_sequences import _MAX_REMEMBERED
 from marserve.frontend.configuration import bounded_yaml
 from marserve.frontend.configuration.config import KEYS
@@ -16,11 +18,9 @@ from marserve.frontend.configuration.model_schema import MAX_WORKERS
 from marserve.frontend.errors import CyclicCall, ServerBusy
 from marserve.frontend.grpc import statuses, tensor_messages
 from marserve.frontend.http import connections, fast_path
-from marserve.frontend.models import sequences
-from marserve.frontend.models.archives import download, helper
-from marserve.frontend.models.archives.unpack import ArchiveLimits
-from marserve.frontend.models.model_calls import MAX_DEPTH
 from marserve.frontend.rest import model_parameters
+from marserve.frontend.serving import sequences
+from marserve.frontend.serving.model_calls import MAX_DEPTH
 from marserve.frontend.workers.calls import MAX_CALLS
 from marserve.frontend.workflows.specification import MAX_NODES
 

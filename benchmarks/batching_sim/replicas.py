@@ -24,7 +24,7 @@ from report import print_table
 from virtual_time import VirtualLoop
 from workloads import poisson
 
-from marserve.frontend.models.fullness import Fullness, Use
+from marserve.frontend.serving.fullness import Fullness, Use
 
 #: Of this group, among the others.
 NAME = "replicas"

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from marserve.frontend.grpc.message_reads import MessageReads
-from marserve.frontend.usage import Usage
+from marserve.frontend.security.usage import Usage
 
 #: What grpc keeps of a call that is not read, in bytes.
 WINDOW_BYTES = 1 << 16

@@ -31,18 +31,18 @@ from google.protobuf.message import DecodeError
 from grpc import StatusCode
 
 from marserve.backend.protocol import Prediction
-from marserve.frontend.access_log import AccessLog
 from marserve.frontend.batching.jobs import Stream
 from marserve.frontend.errors import ServeError, ServerStopping, unexpected
 from marserve.frontend.grpc.call_limits import CallKind, Limits
 from marserve.frontend.grpc.message_reads import Context, next_message
 from marserve.frontend.grpc.messages import Answers, Message, message_class
 from marserve.frontend.grpc.statuses import Failure, failure_of, http_status_of, number_of
-from marserve.frontend.guard import Guard
-from marserve.frontend.models.predict_request import RequestOptions
 from marserve.frontend.operations.request_options import read_request_options
-from marserve.frontend.tokens import Kind
-from marserve.frontend.usage import ClientUsage, Holding
+from marserve.frontend.security.guard import Guard
+from marserve.frontend.security.tokens import Kind
+from marserve.frontend.security.usage import ClientUsage, Holding
+from marserve.frontend.serving.predict_request import RequestOptions
+from marserve.frontend.telemetry.access_log import AccessLog
 
 logger = logging.getLogger(__name__)
 

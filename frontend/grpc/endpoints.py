@@ -27,8 +27,7 @@ from dataclasses import dataclass, replace
 
 import grpc
 
-from marserve.frontend.access_log import AccessLog
-from marserve.frontend.background import BackgroundTasks
+from marserve.frontend.aio.background import BackgroundTasks
 from marserve.frontend.configuration.addresses import Address
 from marserve.frontend.configuration.config import Config
 from marserve.frontend.configuration.memory import bytes_in_flight
@@ -40,14 +39,15 @@ from marserve.frontend.grpc.inference import inference_service
 from marserve.frontend.grpc.management import management_service
 from marserve.frontend.grpc.open_inference import open_inference_services, repository_service
 from marserve.frontend.grpc.reflection import reflection_services
-from marserve.frontend.guard import Guard
 from marserve.frontend.http.descriptors import grpc_descriptors
-from marserve.frontend.models.registry import ModelRegistry
 from marserve.frontend.operations.management import ModelManagement
 from marserve.frontend.operations.open_inference_models import OpenInferenceModels
+from marserve.frontend.security.guard import Guard
+from marserve.frontend.security.tokens import Tokens
+from marserve.frontend.security.usage import Usage
+from marserve.frontend.serving.registry import ModelRegistry
+from marserve.frontend.telemetry.access_log import AccessLog
 from marserve.frontend.telemetry.metrics import Metrics
-from marserve.frontend.tokens import Tokens
-from marserve.frontend.usage import Usage
 from marserve.frontend.workflows.registry import WorkflowRegistry
 
 _INFERENCE, _MANAGEMENT = "gRPC Inference", "gRPC Management"

@@ -12,8 +12,8 @@ import random
 from marserve.frontend.errors import ModelNotFound, VersionNotFound
 from marserve.frontend.grpc.calls import Call, Service
 from marserve.frontend.grpc.messages import POOL, Answers, Message, load_proto
-from marserve.frontend.models.readiness import is_ready, is_server_ready
-from marserve.frontend.models.registry import ModelRegistry
+from marserve.frontend.serving.readiness import is_ready, is_server_ready
+from marserve.frontend.serving.registry import ModelRegistry
 
 _HEALTH = load_proto("grpc/health/v1/health.proto")
 _Response = _HEALTH.messages.HealthCheckResponse

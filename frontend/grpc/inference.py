@@ -17,6 +17,7 @@ from functools import partial
 from grpc import StatusCode
 
 from marserve.backend.protocol import Buffer, Input, Part, Prediction
+from marserve.frontend.aio.long_work import LongWork
 from marserve.frontend.batching.jobs import Stream, StreamBroken
 from marserve.frontend.configuration.config import Config
 from marserve.frontend.documents import json_text
@@ -33,14 +34,13 @@ from marserve.frontend.grpc.messages import Answers, Message, load_proto
 from marserve.frontend.grpc.request_streams import RequestStream
 from marserve.frontend.grpc.statuses import Failure, failure_of, number_of, sendable
 from marserve.frontend.grpc.stream_sequences import StreamSequences
-from marserve.frontend.long_work import LongWork
-from marserve.frontend.models.predict_request import PredictRequest
-from marserve.frontend.models.readiness import is_healthy
-from marserve.frontend.models.registry import ModelRegistry
-from marserve.frontend.models.whole_answers import whole_answer
 from marserve.frontend.operations.predictions import predict
 from marserve.frontend.operations.workflows import run_workflow
-from marserve.frontend.request_ids import new_request_id
+from marserve.frontend.serving.predict_request import PredictRequest
+from marserve.frontend.serving.readiness import is_healthy
+from marserve.frontend.serving.registry import ModelRegistry
+from marserve.frontend.serving.request_ids import new_request_id
+from marserve.frontend.serving.whole_answers import whole_answer
 from marserve.frontend.workflows.registry import WorkflowRegistry
 
 _INFERENCE = load_proto("inference.proto")

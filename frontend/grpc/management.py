@@ -10,7 +10,7 @@ from marserve.frontend.grpc.calls import Call, Service
 from marserve.frontend.grpc.messages import Message, load_proto
 from marserve.frontend.operations.management import MAX_LISTED, ModelManagement, Outcome
 from marserve.frontend.operations.parameters import Parameters
-from marserve.frontend.request_ids import new_request_id
+from marserve.frontend.serving.request_ids import new_request_id
 
 _MANAGEMENT = load_proto("management.proto")
 _Response = _MANAGEMENT.messages.ManagementResponse

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from google.protobuf.json_format import ParseDict
 
 from marserve.backend.protocol import Input
+from marserve.frontend.aio.long_work import LongWork
 from marserve.frontend.batching.jobs import Stream, StreamBroken
 from marserve.frontend.configuration.config import Config
 from marserve.frontend.errors import ServeError
@@ -30,11 +31,6 @@ from marserve.frontend.grpc.request_streams import RequestStream
 from marserve.frontend.grpc.statuses import Failure, failure_of, sendable
 from marserve.frontend.grpc.stream_sequences import StreamSequences
 from marserve.frontend.grpc.tensor_messages import parameters_of, read_request, write_answer
-from marserve.frontend.long_work import LongWork
-from marserve.frontend.models.host import sequence_headers
-from marserve.frontend.models.model_version import ModelVersion
-from marserve.frontend.models.predict_request import PredictRequest, Ticket
-from marserve.frontend.models.registry import ModelRegistry
 from marserve.frontend.operations.open_inference import InferRequest, asked_model, input_of
 from marserve.frontend.operations.open_inference_answers import (
     InferAnswer,
@@ -44,7 +40,11 @@ from marserve.frontend.operations.open_inference_answers import (
 )
 from marserve.frontend.operations.open_inference_models import OpenInferenceModels
 from marserve.frontend.operations.tensor_rows import TensorRows
-from marserve.frontend.request_ids import new_request_id
+from marserve.frontend.serving.host import sequence_headers
+from marserve.frontend.serving.model_version import ModelVersion
+from marserve.frontend.serving.predict_request import PredictRequest, Ticket
+from marserve.frontend.serving.registry import ModelRegistry
+from marserve.frontend.serving.request_ids import new_request_id
 
 _FILE = "open_inference.proto"
 _SERVICE = "GRPCInferenceService"

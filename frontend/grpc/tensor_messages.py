@@ -10,9 +10,9 @@ from typing import Any
 
 from marserve.backend import tensors
 from marserve.backend.tensors import BYTES, UnusableTensor
+from marserve.frontend.aio.long_work import Steps
 from marserve.frontend.errors import BadRequest
 from marserve.frontend.grpc.messages import Message
-from marserve.frontend.long_work import Steps
 from marserve.frontend.operations.open_inference import InferRequest
 from marserve.frontend.operations.open_inference_answers import InferAnswer, OutputTensor
 

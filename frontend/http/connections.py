@@ -26,12 +26,12 @@ from marserve.frontend.http.responses import (
     error_response,
     response_head,
 )
-from marserve.frontend.request_ids import new_request_id
-from marserve.frontend.usage import ClientUsage, Holding
+from marserve.frontend.security.usage import ClientUsage, Holding
+from marserve.frontend.serving.request_ids import new_request_id
 
 if TYPE_CHECKING:
+    from marserve.frontend.aio.long_work import LongWork
     from marserve.frontend.http.http_server import ConnectionLimits, HttpServer
-    from marserve.frontend.long_work import LongWork
 
 logger = logging.getLogger(__name__)
 

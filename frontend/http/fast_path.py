@@ -23,8 +23,8 @@ from marserve.frontend.http.connections import IDLE_SECONDS, Connection
 from marserve.frontend.http.http_server import HttpServer
 from marserve.frontend.http.responses import HttpResponse, check_prediction, prediction_response
 from marserve.frontend.http.router import PlainRequest, Submit, split_path
-from marserve.frontend.models.predict_request import Ticket
-from marserve.frontend.request_ids import new_request_id
+from marserve.frontend.serving.predict_request import Ticket
+from marserve.frontend.serving.request_ids import new_request_id
 
 logger = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from urllib.parse import unquote, unquote_to_bytes
 
 from marserve.backend.protocol import Part
+from marserve.frontend.aio.long_work import Steps
 from marserve.frontend.errors import BadRequest
-from marserve.frontend.long_work import Steps
 
 _OCTETS = "application/octet-stream"
 # How many bytes one step searches or copies, and how many it decodes.

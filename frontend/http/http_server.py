@@ -17,14 +17,14 @@ from dataclasses import dataclass, field
 from aiohttp import HttpVersion11, web
 from aiohttp.http import HttpProcessingError
 
+from marserve.frontend.aio.long_work import LongWork
 from marserve.frontend.http.absent_clients import AbsentClients
 from marserve.frontend.http.connections import CONNECTION_INFO, IDLE_SECONDS, Connection
 from marserve.frontend.http.descriptors import CERTAIN_CONNECTIONS, is_reserved
 from marserve.frontend.http.forms import FormLimits
 from marserve.frontend.http.router import HttpRequest, Router
 from marserve.frontend.http.slow_readers import SlowReaders
-from marserve.frontend.long_work import LongWork
-from marserve.frontend.usage import Usage
+from marserve.frontend.security.usage import Usage
 
 logger = logging.getLogger(__name__)
 

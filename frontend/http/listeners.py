@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
-from marserve.frontend.background import BackgroundTasks
+from marserve.frontend.aio.background import BackgroundTasks
 from marserve.frontend.configuration.addresses import Address, UnixAddress
 from marserve.frontend.http.connections import Connection
 from marserve.frontend.http.http_server import HttpServer

@@ -13,15 +13,15 @@ from urllib.parse import unquote
 
 from aiohttp import web
 
-from marserve.frontend.access_log import AccessLog
 from marserve.frontend.batching.jobs import OnAnswer
 from marserve.frontend.errors import RouteNotFound, ServeError, unexpected
-from marserve.frontend.guard import Guard
 from marserve.frontend.http.connections import Connection
 from marserve.frontend.http.responses import HttpResponse, error_response
-from marserve.frontend.models.predict_request import Ticket
-from marserve.frontend.request_ids import new_request_id
-from marserve.frontend.tokens import Kind
+from marserve.frontend.security.guard import Guard
+from marserve.frontend.security.tokens import Kind
+from marserve.frontend.serving.predict_request import Ticket
+from marserve.frontend.serving.request_ids import new_request_id
+from marserve.frontend.telemetry.access_log import AccessLog
 
 logger = logging.getLogger(__name__)
 

@@ -25,8 +25,8 @@ from marserve.frontend.lifecycle.service_manager import (
     WATCHDOG_PID_VARIABLE,
     ServiceManager,
 )
+from marserve.frontend.lifecycle.terminal import print_text
 from marserve.frontend.logs.setup import log_directories
-from marserve.frontend.terminal import print_text
 
 FORCED_END_SECONDS = 10.0  # that the end of a server by force takes at most, `stop_watchdog`
 

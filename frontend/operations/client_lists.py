@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from marserve.backend.protocol import Buffer, Input, Part, Prediction
-from marserve.frontend.long_work import Steps
+from marserve.frontend.aio.long_work import Steps
 from marserve.frontend.operations.json_items import UNREADABLE, json_items
 
 _JSON = "application/json"

@@ -15,10 +15,10 @@ from marserve.frontend.batching.latency_model import BOUND_SHARE, LatencyModel
 from marserve.frontend.batching.lengths.length_grouping import LengthGrouping
 from marserve.frontend.configuration.model_schema import SETTINGS
 from marserve.frontend.errors import ServeError
-from marserve.frontend.models.model_version import ModelVersion
-from marserve.frontend.models.predict_request import PredictRequest, RequestOptions
-from marserve.frontend.models.registry import FailedLoad
-from marserve.frontend.models.settings.model_settings import ModelSettings
+from marserve.frontend.serving.model_version import ModelVersion
+from marserve.frontend.serving.predict_request import PredictRequest, RequestOptions
+from marserve.frontend.serving.registry import FailedLoad
+from marserve.frontend.settings.model_settings import ModelSettings
 from marserve.frontend.telemetry.gpu import Gpu
 from marserve.frontend.workers.failures import Failure
 from marserve.frontend.workers.supervisor import WorkerSupervisor

@@ -10,7 +10,7 @@ import re
 import sys
 from typing import NamedTuple
 
-from marserve.frontend.long_work import Steps
+from marserve.frontend.aio.long_work import Steps
 
 #: What makes a text or an item no JSON.
 UNREADABLE = (ValueError, RecursionError)

@@ -15,8 +15,8 @@ from marserve.backend.protocol import Buffer, Prediction
 from marserve.backend.tensor_checks import check_request
 from marserve.backend.tensor_requests import LENGTH_HEADER, SIZE
 from marserve.backend.tensors import BYTES, UnusableTensor
+from marserve.frontend.aio.long_work import Steps
 from marserve.frontend.errors import BadRequest, PredictionFailed
-from marserve.frontend.long_work import Steps
 from marserve.frontend.operations.json_items import UNREADABLE, find_member, items_at
 from marserve.frontend.operations.open_inference_answers import InferAnswer, OutputTensor
 

@@ -6,13 +6,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 from marserve.backend.protocol import Input
+from marserve.frontend.catalog.changes import CatalogChanges
 from marserve.frontend.errors import MethodNotAllowed, ModelNotFound, VersionNotFound
 from marserve.frontend.logs.formats import one_line
-from marserve.frontend.models.catalog.changes import CatalogChanges
-from marserve.frontend.models.manager import ModelManager
-from marserve.frontend.models.model_version import ModelVersion
-from marserve.frontend.models.registry import ModelRegistry
-from marserve.frontend.models.resolver import Registration
 from marserve.frontend.operations.describe import (
     customized_metadata,
     describe,
@@ -30,6 +26,10 @@ from marserve.frontend.operations.model_parameters import (
     unread_in_registration,
 )
 from marserve.frontend.operations.parameters import Parameters
+from marserve.frontend.registration.manager import ModelManager
+from marserve.frontend.registration.resolver import Registration
+from marserve.frontend.serving.model_version import ModelVersion
+from marserve.frontend.serving.registry import ModelRegistry
 from marserve.frontend.telemetry.gpu import GpuReader
 
 logger = logging.getLogger(__name__)

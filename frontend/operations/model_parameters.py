@@ -21,9 +21,9 @@ from marserve.frontend.configuration.setting import Fields, Setting
 from marserve.frontend.configuration.setting_kinds import AUTOMATIC
 from marserve.frontend.configuration.unread_keys import other_word, unread_parameter
 from marserve.frontend.errors import BadRequest
-from marserve.frontend.models.resolver import Registration
-from marserve.frontend.models.settings.model_settings import ModelSettings
 from marserve.frontend.operations.parameters import Parameters
+from marserve.frontend.registration.resolver import Registration
+from marserve.frontend.settings.model_settings import ModelSettings
 
 _RUNTIMES = ("python", "python3", "LSP")
 _OF_REGISTRATIONS = (

@@ -31,12 +31,12 @@ from marserve.backend.tensor_requests import (
     SIZE,
 )
 from marserve.backend.tensors import BYTES, UnusableTensor
+from marserve.frontend.aio.long_work import Steps
 from marserve.frontend.batching.jobs import Priority
 from marserve.frontend.errors import BadRequest
-from marserve.frontend.long_work import Steps
-from marserve.frontend.models.model_version import ModelVersion
 from marserve.frontend.operations.json_tensors import AnswerBody, as_bytes, packed, read_document
 from marserve.frontend.operations.tensor_rows import TensorRows, columns_of, row_count
+from marserve.frontend.serving.model_version import ModelVersion
 
 Json = dict[str, Any]
 

@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from marserve.frontend.errors import BadRequest, ModelNotFound
-from marserve.frontend.models.model_version import ModelVersion
-from marserve.frontend.models.readiness import is_ready, is_server_ready
-from marserve.frontend.models.registry import ModelRegistry
 from marserve.frontend.operations.management import ModelManagement
 from marserve.frontend.operations.parameters import Parameters
+from marserve.frontend.serving.model_version import ModelVersion
+from marserve.frontend.serving.readiness import is_ready, is_server_ready
+from marserve.frontend.serving.registry import ModelRegistry
 from marserve.frontend.version import __version__
 
 Json = dict[str, Any]

@@ -5,12 +5,12 @@ from dataclasses import replace
 from typing import Protocol, TypeVar
 
 from marserve.backend.protocol import Part, Prediction
+from marserve.frontend.aio.long_work import Steps
 from marserve.frontend.batching.jobs import Stream
-from marserve.frontend.long_work import Steps
-from marserve.frontend.models.model_version import ModelVersion
-from marserve.frontend.models.predict_request import PredictRequest
 from marserve.frontend.operations.client_lists import ClientList, read_list
 from marserve.frontend.operations.tensor_rows import TensorRows
+from marserve.frontend.serving.model_version import ModelVersion
+from marserve.frontend.serving.predict_request import PredictRequest
 
 T = TypeVar("T")
 

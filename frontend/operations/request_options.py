@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 from marserve.frontend.batching.jobs import Priority
 from marserve.frontend.errors import BadRequest
-from marserve.frontend.models.predict_request import NO_OPTIONS, RequestOptions
+from marserve.frontend.serving.predict_request import NO_OPTIONS, RequestOptions
 
 _MILLISECONDS = re.compile(r"[0-9]+(\.[0-9]+)?")
 _PRIORITIES = {priority.name.lower(): priority for priority in Priority}

@@ -21,9 +21,9 @@ from marserve.backend.protocol import TENSORS_TYPE, Buffer, Input, Part, Predict
 from marserve.backend.row_blocks import check_rows
 from marserve.backend.tensor_requests import SIZE, one_row_of
 from marserve.backend.tensors import BYTES, UnusableTensor
+from marserve.frontend.aio.long_work import Steps
 from marserve.frontend.batching.rows import REST_OF_BLOCK, RowInput
 from marserve.frontend.errors import BadRequest, PredictionFailed
-from marserve.frontend.long_work import Steps
 from marserve.frontend.operations.client_lists import failed_item
 from marserve.frontend.operations.json_tensors import AnswerBody, packed
 from marserve.frontend.operations.open_inference_answers import (

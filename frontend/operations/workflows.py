@@ -5,10 +5,10 @@ from typing import Any
 
 from marserve.backend.protocol import Prediction
 from marserve.frontend.errors import BadRequest, MethodNotAllowed
-from marserve.frontend.models.predict_request import PredictRequest
 from marserve.frontend.operations.management import Outcome, page_of
 from marserve.frontend.operations.parameters import Parameters
 from marserve.frontend.operations.predictions import last_of_each_name
+from marserve.frontend.serving.predict_request import PredictRequest
 from marserve.frontend.workflows.registrar import WorkflowRegistrar, WorkflowRegistration
 from marserve.frontend.workflows.registry import WorkflowRegistry
 from marserve.frontend.workflows.workflow import Workflow

@@ -7,12 +7,10 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 
-from marserve.frontend.access_log import AccessLog
-from marserve.frontend.background import BackgroundTasks
+from marserve.frontend.aio.background import BackgroundTasks
 from marserve.frontend.configuration.addresses import Address
 from marserve.frontend.configuration.config import Config
 from marserve.frontend.configuration.memory import bytes_in_flight
-from marserve.frontend.guard import Guard
 from marserve.frontend.http.fast_path import FastConnection
 from marserve.frontend.http.forms import FormLimits
 from marserve.frontend.http.http_server import ConnectionLimits, HttpServer
@@ -25,7 +23,6 @@ from marserve.frontend.http.listeners import (
 )
 from marserve.frontend.http.responses import common_headers
 from marserve.frontend.http.router import ANY_OTHER, Route, Router
-from marserve.frontend.models.registry import ModelRegistry
 from marserve.frontend.operations.management import ModelManagement
 from marserve.frontend.operations.open_inference_models import OpenInferenceModels
 from marserve.frontend.operations.workflows import WorkflowManagement
@@ -39,10 +36,13 @@ from marserve.frontend.rest.open_inference import repository_routes
 from marserve.frontend.rest.shared_routes import shared_routes
 from marserve.frontend.rest.vertex import vertex_routes
 from marserve.frontend.rest.workflows import workflow_inference_routes, workflow_management_routes
+from marserve.frontend.security.guard import Guard
+from marserve.frontend.security.tokens import Tokens
+from marserve.frontend.security.usage import Usage
+from marserve.frontend.serving.registry import ModelRegistry
+from marserve.frontend.telemetry.access_log import AccessLog
 from marserve.frontend.telemetry.metrics import Metrics
 from marserve.frontend.telemetry.series import WatchedGauge
-from marserve.frontend.tokens import Tokens
-from marserve.frontend.usage import Usage
 
 # For connections that still write when every request has been answered.
 _CLOSE_SECONDS = 2.0

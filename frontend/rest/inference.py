@@ -19,26 +19,26 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from marserve.backend.protocol import Input
+from marserve.frontend.aio.long_work import Steps
 from marserve.frontend.batching.jobs import OnAnswer
 from marserve.frontend.errors import BadRequest, RouteNotFound
 from marserve.frontend.http.request_bodies import is_form, plain_input, query_value, read_input
 from marserve.frontend.http.responses import HttpResponse, json_response, prediction_response
 from marserve.frontend.http.router import ANY_OTHER, HttpRequest, PlainRequest, Route, Submit
-from marserve.frontend.long_work import Steps
-from marserve.frontend.models.model_version import ModelVersion
-from marserve.frontend.models.predict_request import PredictRequest, Ticket
-from marserve.frontend.models.readiness import (
+from marserve.frontend.operations.predictions import predict, predict_rows
+from marserve.frontend.operations.request_options import read_request_options
+from marserve.frontend.operations.tensor_rows import TensorRows
+from marserve.frontend.rest.api_description import describe_model_inference
+from marserve.frontend.serving.model_version import ModelVersion
+from marserve.frontend.serving.predict_request import PredictRequest, Ticket
+from marserve.frontend.serving.readiness import (
     READY,
     is_healthy,
     is_server_ready,
     model_readiness,
     unready,
 )
-from marserve.frontend.models.registry import ModelRegistry
-from marserve.frontend.operations.predictions import predict, predict_rows
-from marserve.frontend.operations.request_options import read_request_options
-from marserve.frontend.operations.tensor_rows import TensorRows
-from marserve.frontend.rest.api_description import describe_model_inference
+from marserve.frontend.serving.registry import ModelRegistry
 
 #: Makes a model's input of a request's, or the rows of one.
 Convert = Callable[[Input, ModelVersion], Steps[Input | TensorRows]]

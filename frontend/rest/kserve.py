@@ -18,10 +18,10 @@ from collections.abc import Awaitable, Mapping, Sequence
 from marserve.frontend.errors import MethodNotAllowed, RouteNotFound
 from marserve.frontend.http.responses import HttpResponse, json_response
 from marserve.frontend.http.router import HttpRequest, PlainRequest, Route, Submit
-from marserve.frontend.models.readiness import is_ready
-from marserve.frontend.models.registry import ModelRegistry
 from marserve.frontend.rest.inference import Extra, Predictor
 from marserve.frontend.rest.open_inference import open_inference_routes, readiness_response, refusal
+from marserve.frontend.serving.readiness import is_ready
+from marserve.frontend.serving.registry import ModelRegistry
 
 # The headers that the server adds for the handler, by verb.
 _VERBS = {"predict": {"explain": "False"}, "explain": {"explain": "True"}}

@@ -8,12 +8,12 @@ from marserve.frontend.errors import MethodNotAllowed, RouteNotFound
 from marserve.frontend.http.request_bodies import read_input
 from marserve.frontend.http.responses import HttpResponse, json_response
 from marserve.frontend.http.router import HttpRequest, Route
-from marserve.frontend.models.registry import ModelRegistry
 from marserve.frontend.operations.management import MAX_LISTED, ModelManagement, Outcome
 from marserve.frontend.rest.api_description import describe_listener, describe_model_management
 from marserve.frontend.rest.model_parameters import read_parameters
 from marserve.frontend.rest.parameters import query_parameters
-from marserve.frontend.tokens import Tokens
+from marserve.frontend.security.tokens import Tokens
+from marserve.frontend.serving.registry import ModelRegistry
 
 Serve = Callable[[HttpRequest], Awaitable[HttpResponse]]
 

@@ -31,17 +31,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from marserve.backend.protocol import Input
+from marserve.frontend.aio.long_work import Steps
 from marserve.frontend.errors import BadRequest, MethodNotAllowed, RouteNotFound, ServeError
 from marserve.frontend.http.request_bodies import read_body
 from marserve.frontend.http.responses import HttpResponse, error_response, json_response
 from marserve.frontend.http.router import HttpRequest, Route
-from marserve.frontend.long_work import Steps
-from marserve.frontend.models.model_version import ModelVersion
-from marserve.frontend.models.registry import ModelRegistry
 from marserve.frontend.operations.open_inference import asked_model, input_of_body
 from marserve.frontend.operations.open_inference_models import OpenInferenceModels
 from marserve.frontend.operations.tensor_rows import TensorRows
 from marserve.frontend.rest.inference import Predictor
+from marserve.frontend.serving.model_version import ModelVersion
+from marserve.frontend.serving.registry import ModelRegistry
 
 # The headers that the server adds for the handler, by verb.
 _VERBS = {"infer": {"explain": "False"}, "explain": {"explain": "True"}}

@@ -16,7 +16,7 @@ Each keeps its own key: to manage models on a shared address takes the managemen
 from collections.abc import Mapping
 
 from marserve.frontend.http.router import HttpRequest, PlainRequest, Route
-from marserve.frontend.models.registry import ModelRegistry
+from marserve.frontend.serving.registry import ModelRegistry
 
 
 def shared_routes(

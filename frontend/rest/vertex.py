@@ -18,8 +18,8 @@ from marserve.frontend.http.router import (
     Submit,
     split_path,
 )
-from marserve.frontend.models.registry import ModelRegistry
 from marserve.frontend.rest.inference import Predictor, server_readiness
+from marserve.frontend.serving.registry import ModelRegistry
 
 _EXTRA = {"explain": "False"}
 _PREDICTING = ("predictions", "explanations", "invocations", "models")

@@ -21,7 +21,6 @@ from marserve.frontend.http.responses import (
     prediction_response,
 )
 from marserve.frontend.http.router import ANY_OTHER, HttpRequest, PlainRequest, Route, Submit
-from marserve.frontend.models.predict_request import PredictRequest, Ticket
 from marserve.frontend.operations.management import MAX_LISTED, Outcome
 from marserve.frontend.operations.request_options import read_request_options
 from marserve.frontend.operations.workflows import WorkflowManagement, run_workflow
@@ -32,6 +31,7 @@ from marserve.frontend.rest.api_description import (
 )
 from marserve.frontend.rest.model_parameters import read_parameters
 from marserve.frontend.rest.parameters import query_parameters
+from marserve.frontend.serving.predict_request import PredictRequest, Ticket
 from marserve.frontend.workflows.registry import WorkflowRegistry
 
 _PREDICT = "wfpredict"

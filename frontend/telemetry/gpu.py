@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import pynvml
 
-from marserve.frontend.background import in_abandonable_thread
+from marserve.frontend.aio.background import in_abandonable_thread
 
 logger = logging.getLogger(__name__)
 

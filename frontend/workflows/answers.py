@@ -5,8 +5,8 @@ import json
 from collections.abc import Mapping
 
 from marserve.backend.protocol import Buffer, Prediction
+from marserve.frontend.aio.long_work import Steps
 from marserve.frontend.errors import ServeError
-from marserve.frontend.long_work import Steps
 
 _JSON = "application/json"
 _PHRASES = {status.value: status.phrase for status in http.HTTPStatus}

@@ -32,14 +32,14 @@ from marserve.frontend.errors import (
     VersionNotFound,
 )
 from marserve.frontend.logs.formats import one_line
-from marserve.frontend.models.predict_request import (
+from marserve.frontend.serving.predict_request import (
     NO_OPTIONS,
     PredictRequest,
     RequestOptions,
     Ticket,
 )
-from marserve.frontend.models.registry import ModelRegistry
-from marserve.frontend.models.whole_answers import whole_answer
+from marserve.frontend.serving.registry import ModelRegistry
+from marserve.frontend.serving.whole_answers import whole_answer
 from marserve.frontend.telemetry.workflow_metrics import WorkflowMetrics
 from marserve.frontend.workflows.specification import Node, Specification
 from marserve.frontend.workflows.timeline import NodeTimes, RunTimes

@@ -14,7 +14,10 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from marserve.backend.manifest import ManifestError, WorkflowManifest
-from marserve.frontend.background import BackgroundTasks, outcome_of
+from marserve.frontend.aio.background import BackgroundTasks, outcome_of
+from marserve.frontend.aio.long_work import LongWork
+from marserve.frontend.archives.archive import Archive
+from marserve.frontend.archives.workflow_contents import WorkflowContents
 from marserve.frontend.errors import (
     ModelNotFound,
     ServeError,
@@ -26,14 +29,11 @@ from marserve.frontend.errors import (
     WorkflowRefused,
 )
 from marserve.frontend.logs.formats import one_line
-from marserve.frontend.long_work import LongWork
-from marserve.frontend.models.archives.archive import Archive
-from marserve.frontend.models.archives.workflow_contents import WorkflowContents
-from marserve.frontend.models.host import WorkerHost
-from marserve.frontend.models.manager import ModelManager
-from marserve.frontend.models.model_version import ModelVersion
-from marserve.frontend.models.registry import ModelRegistry
-from marserve.frontend.models.resolver import Registration
+from marserve.frontend.registration.manager import ModelManager
+from marserve.frontend.registration.resolver import Registration
+from marserve.frontend.serving.host import WorkerHost
+from marserve.frontend.serving.model_version import ModelVersion
+from marserve.frontend.serving.registry import ModelRegistry
 from marserve.frontend.telemetry.metrics import Metrics
 from marserve.frontend.telemetry.workflow_metrics import WorkflowFamilies, WorkflowMetrics
 from marserve.frontend.workflows.execution import Graph, model_name

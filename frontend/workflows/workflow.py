@@ -6,11 +6,11 @@ import time
 from dataclasses import dataclass
 
 from marserve.backend.protocol import Prediction
+from marserve.frontend.aio.long_work import LongWork
+from marserve.frontend.archives.archive import Archive
 from marserve.frontend.batching.jobs import OnAnswer
 from marserve.frontend.errors import RequestExpired, ServeError, ServerBusy, unexpected
-from marserve.frontend.long_work import LongWork
-from marserve.frontend.models.archives.archive import Archive
-from marserve.frontend.models.predict_request import PredictRequest, Ticket
+from marserve.frontend.serving.predict_request import PredictRequest, Ticket
 from marserve.frontend.workflows.answers import answer_of
 from marserve.frontend.workflows.execution import Graph, Run
 from marserve.frontend.workflows.timeline import Timeline

@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 
 from marserve.backend.protocol import Prediction
-from marserve.frontend.access_log import AccessLog
 from marserve.frontend.batching.options import Batching
-from marserve.frontend.guard import Guard
 from marserve.frontend.http.connections import Connection
 from marserve.frontend.http.fast_path import FastConnection
 from marserve.frontend.http.http_server import ConnectionLimits, HttpServer
 from marserve.frontend.http.router import Route, Router
-from marserve.frontend.models.predict_request import PredictRequest
-from marserve.frontend.models.registry import ModelRegistry
 from marserve.frontend.rest.inference import inference_routes
 from marserve.frontend.rest.kserve import kserve_routes
+from marserve.frontend.security.guard import Guard
+from marserve.frontend.serving.predict_request import PredictRequest
+from marserve.frontend.serving.registry import ModelRegistry
+from marserve.frontend.telemetry.access_log import AccessLog
 from marserve.frontend.telemetry.metrics import Metrics
 
 MAX_BYTES = 1000

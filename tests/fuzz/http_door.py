@@ -15,12 +15,12 @@ from unittest import mock
 
 from fakes import VirtualLoop, drain_loop
 
-from marserve.frontend.access_log import AccessLog
-from marserve.frontend.guard import Guard
 from marserve.frontend.http.connections import Connection
 from marserve.frontend.http.fast_path import FastConnection
 from marserve.frontend.http.http_server import ConnectionLimits, HttpServer
 from marserve.frontend.http.router import Route, Router
+from marserve.frontend.security.guard import Guard
+from marserve.frontend.telemetry.access_log import AccessLog
 from marserve.frontend.telemetry.metrics import Metrics
 
 _ID = re.compile(rb"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")

@@ -16,8 +16,8 @@ from urllib.parse import unquote, urlsplit
 import yaml
 
 from marserve.backend.manifest import MANIFEST_PATH, Manifest, ManifestError
+from marserve.frontend.archives.unpack import ArchiveLimits, unpack
 from marserve.frontend.errors import ServeError
-from marserve.frontend.models.archives.unpack import ArchiveLimits, unpack
 from marserve.tools.bench.errors import BenchError
 
 _SECTION = "optimization"

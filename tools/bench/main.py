@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from marserve.frontend.terminal import print_text
+from marserve.frontend.lifecycle.terminal import print_text
 from marserve.tools.bench.bench import Bench
 from marserve.tools.bench.errors import BenchError
 from marserve.tools.bench.measurement import Point, Session

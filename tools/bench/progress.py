@@ -5,7 +5,7 @@ import sys
 import time
 from typing import Any
 
-from marserve.frontend.terminal import print_text
+from marserve.frontend.lifecycle.terminal import print_text
 from marserve.tools.bench.generator.load import Load
 from marserve.tools.bench.measurement import Measurement, Point
 from marserve.tools.bench.reports.summary import format_point, number

@@ -18,14 +18,14 @@ from itertools import islice
 from pathlib import Path
 
 from marserve.backend.manifest import MANIFEST_PATH
-from marserve.frontend.errors import ServeError
-from marserve.frontend.models.archives.unpack import (
+from marserve.frontend.archives.unpack import (
     MAX_HEADER_BYTES,
     HeaderGuard,
     ShortReads,
     check_zip_member,
     member_parts,
 )
+from marserve.frontend.errors import ServeError
 from marserve.tools.files import MAX_BYTES, open_regular, read_file
 
 #: Name, size, and what reads it.

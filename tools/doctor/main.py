@@ -8,7 +8,7 @@ from pathlib import Path
 
 from marserve.frontend.configuration.config import LOG4J_FILE
 from marserve.frontend.configuration.properties import ConfigError, parse_properties
-from marserve.frontend.terminal import print_text
+from marserve.frontend.lifecycle.terminal import print_text
 from marserve.tools.bench.errors import BenchError
 from marserve.tools.doctor.comparison.main import main as compare
 from marserve.tools.doctor.errors import DoctorError

@@ -1,8 +1,8 @@
 """The metrics that the server has, and those of the handlers that it knows."""
 
-from marserve.frontend.models.monitoring import watch_models
-from marserve.frontend.models.registry import ModelRegistry
 from marserve.frontend.rest.endpoints import watch_bytes
+from marserve.frontend.serving.monitoring import watch_models
+from marserve.frontend.serving.registry import ModelRegistry
 from marserve.frontend.telemetry.catalog_metrics import CatalogMetrics
 from marserve.frontend.telemetry.metrics import Metrics
 from marserve.frontend.telemetry.series import Family, WatchedGauge

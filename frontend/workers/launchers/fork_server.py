@@ -24,7 +24,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from marserve.backend.processes.fork_server import WorkerSetup, command
-from marserve.frontend.background import in_abandonable_thread, start_in_thread
+from marserve.frontend.aio.background import in_abandonable_thread, start_in_thread
 from marserve.frontend.workers.launchers.launcher import WorkerSpec
 from marserve.frontend.workers.launchers.local_process import Started, our_ends
 

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from marserve.backend.processes.fork_server import NO_WORKER, WORKER
-from marserve.frontend.background import start_in_thread
+from marserve.frontend.aio.background import start_in_thread
 from marserve.frontend.lifecycle.started_processes import StartedProcesses
 from marserve.frontend.workers.launchers.command import check_interpreter, start_command
 from marserve.frontend.workers.launchers.fork_server import ForkServer

@@ -20,7 +20,7 @@ from typing import IO, Any, Protocol, TypeVar
 import psutil
 
 from marserve.backend.processes.fork_server import WORKER
-from marserve.frontend.background import in_abandonable_thread
+from marserve.frontend.aio.background import in_abandonable_thread
 from marserve.frontend.lifecycle.started_processes import StartedProcesses
 from marserve.frontend.process_group import ProcessGroup
 from marserve.frontend.workers.failures import Diagnostics

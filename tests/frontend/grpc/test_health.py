@@ -8,7 +8,7 @@ from typing import Any
 from fakes import drain_loop
 
 from marserve.frontend.grpc.health import health_service
-from marserve.frontend.models.registry import ModelRegistry
+from marserve.frontend.serving.registry import ModelRegistry
 
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
 WATCHERS = 1000

@@ -17,8 +17,8 @@ from marserve.frontend.errors import (
 )
 from marserve.frontend.http.responses import HttpResponse, json_response
 from marserve.frontend.http.router import HttpRequest, Route
+from marserve.frontend.security.tokens import TokenStore
 from marserve.frontend.telemetry.metrics import Metrics
-from marserve.frontend.tokens import TokenStore
 
 
 async def show(request: HttpRequest) -> HttpResponse:

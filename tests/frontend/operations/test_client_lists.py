@@ -14,9 +14,9 @@ from marserve.backend.conversion import encode_result
 from marserve.backend.protocol import Input, Part, Prediction
 from marserve.frontend.batching.options import Batching
 from marserve.frontend.http.responses import HttpResponse
-from marserve.frontend.models.registry import ModelRegistry
 from marserve.frontend.operations.client_lists import ClientList
 from marserve.frontend.operations.client_lists import read_list as read_list_in_steps
+from marserve.frontend.serving.registry import ModelRegistry
 
 JSON = "application/json"
 MANY = 1000

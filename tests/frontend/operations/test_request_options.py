@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from marserve.frontend.batching.jobs import Priority
 from marserve.frontend.errors import BadRequest
-from marserve.frontend.models.predict_request import NO_OPTIONS, RequestOptions
 from marserve.frontend.operations.request_options import read_request_options
+from marserve.frontend.serving.predict_request import NO_OPTIONS, RequestOptions
 
 Ask = Callable[..., Any]
 

@@ -13,7 +13,6 @@ from marserve.frontend.configuration.model_schema import BATCH_POLICIES
 from marserve.frontend.errors import ModelNotFound
 from marserve.frontend.http.router import ANY_OTHER, Route
 from marserve.frontend.logs.levels import LEVELS
-from marserve.frontend.models.registry import ModelRegistry
 from marserve.frontend.operations.management import ModelManagement
 from marserve.frontend.operations.open_inference_models import OpenInferenceModels
 from marserve.frontend.operations.workflows import WorkflowManagement
@@ -35,9 +34,10 @@ from marserve.frontend.rest.workflows import (
     workflow_inference_routes,
     workflow_management_routes,
 )
+from marserve.frontend.security.tokens import TokenStore
+from marserve.frontend.serving.registry import ModelRegistry
 from marserve.frontend.telemetry.gpu import GpuReader
 from marserve.frontend.telemetry.metrics import Metrics
-from marserve.frontend.tokens import TokenStore
 from marserve.frontend.version import __version__
 from marserve.frontend.workflows.registry import WorkflowRegistry
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from marserve.frontend.models.readiness import is_server_ready
-from marserve.frontend.models.registry import FailedLoad, ModelRegistry
+from marserve.frontend.serving.readiness import is_server_ready
+from marserve.frontend.serving.registry import FailedLoad, ModelRegistry
 
 Ask = Callable[..., Any]
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from marserve.frontend.models.registry import ModelRegistry
+from marserve.frontend.serving.registry import ModelRegistry
 from marserve.frontend.version import __version__
 
 Ask = Callable[..., Any]

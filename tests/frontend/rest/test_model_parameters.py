@@ -11,7 +11,6 @@ from marserve.frontend.configuration.config import Config
 from marserve.frontend.configuration.model_schema import SETTINGS
 from marserve.frontend.configuration.setting import Setting
 from marserve.frontend.errors import BadRequest
-from marserve.frontend.models.settings.model_settings import resolve_settings
 from marserve.frontend.operations.describe import DESCRIBED
 from marserve.frontend.operations.model_parameters import (
     changed_settings,
@@ -20,6 +19,7 @@ from marserve.frontend.operations.model_parameters import (
 )
 from marserve.frontend.operations.parameters import Parameters
 from marserve.frontend.rest.api_description import describe_listener
+from marserve.frontend.settings.model_settings import resolve_settings
 
 EIGHT = {"size": 8, "is_automatic": False}
 

@@ -10,9 +10,9 @@ import pytest
 
 from marserve.frontend.http.responses import HttpResponse, json_response
 from marserve.frontend.http.router import ANY_OTHER, HttpRequest, Route
-from marserve.frontend.models.registry import ModelRegistry
 from marserve.frontend.rest.shared_routes import shared_routes
-from marserve.frontend.tokens import TokenStore
+from marserve.frontend.security.tokens import TokenStore
+from marserve.frontend.serving.registry import ModelRegistry
 
 INFERENCE_FIRSTS = ("models", "v1", "v2", "predictions", ANY_OTHER)
 MANAGEMENT_FIRSTS = ("models", "v1", "v2", "token")

@@ -6,8 +6,8 @@ from pathlib import Path
 from fuzz.limits import Limits
 from fuzz.oracles import check_refusal
 
+from marserve.frontend.archives.unpack import ArchiveLimits, unpack
 from marserve.frontend.errors import ArchiveRefused
-from marserve.frontend.models.archives.unpack import ArchiveLimits, unpack
 
 LIMITS = Limits(calls=20_000, calls_per_byte=100, memory=24 << 20)
 _UNPACKED = ArchiveLimits(max_bytes=1 << 20, max_entries=200, max_ratio=50, ratio_floor_bytes=4096)

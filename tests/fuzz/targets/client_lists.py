@@ -9,7 +9,7 @@ from typing import TypeVar
 from fuzz.limits import Limits
 
 from marserve.backend.protocol import Input, Part, Prediction
-from marserve.frontend.long_work import Steps
+from marserve.frontend.aio.long_work import Steps
 from marserve.frontend.operations.client_lists import read_list
 from marserve.frontend.operations.json_items import JsonItems, json_items
 

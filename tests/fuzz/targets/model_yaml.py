@@ -6,9 +6,9 @@ from pathlib import Path
 from fuzz.limits import Limits
 from fuzz.oracles import check_refusal
 
+from marserve.frontend.archives.contents import read_model_yaml
 from marserve.frontend.errors import ArchiveRefused
-from marserve.frontend.models.archives.contents import read_model_yaml
-from marserve.frontend.models.settings.model_yaml import check_yaml, yaml_settings
+from marserve.frontend.settings.model_yaml import check_yaml, yaml_settings
 
 # A short text may stand for 100,000 values; PyYAML calls several functions for a character.
 LIMITS = Limits(calls=600_000, calls_per_byte=250)

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from marserve.backend.manifest import Manifest
+from marserve.frontend.archives.archive import make_helpers, make_opener
 from marserve.frontend.configuration.config import Config
-from marserve.frontend.models.archives.archive import make_helpers, make_opener
 from marserve.tools.archiver.archiver import (
     BUILT_IN_HANDLERS,
     ModelArchiver,

@@ -13,8 +13,8 @@ import pytest
 from workflow_archiver.workflow_packaging import package_workflow
 from workflow_archiver.workflow_packaging_utils import WorkflowExportUtils
 
+from marserve.frontend.archives.archive import make_helpers, make_opener
 from marserve.frontend.configuration.config import Config
-from marserve.frontend.models.archives.archive import make_helpers, make_opener
 from marserve.tools.archiver.workflow_archiver import (
     WorkflowArchiverConfig,
     WorkflowArchiverError,

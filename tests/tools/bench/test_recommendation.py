@@ -6,11 +6,11 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from measurements import run
 
+from marserve.frontend.archives.contents import read_model_yaml
 from marserve.frontend.configuration.config import Config
 from marserve.frontend.configuration.model_schema import REGISTERED
 from marserve.frontend.configuration.models_key import model_numbers, unread_model_settings
-from marserve.frontend.models.archives.contents import read_model_yaml
-from marserve.frontend.models.settings.model_settings import (
+from marserve.frontend.settings.model_settings import (
     ModelSettings,
     resolve_settings,
 )

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from marserve.frontend.configuration.bounded_yaml import YamlTooLarge, load_yaml
 from marserve.frontend.errors import ServeError
-from marserve.frontend.models.settings.model_yaml import check_yaml, yaml_settings
+from marserve.frontend.settings.model_yaml import check_yaml, yaml_settings
 from marserve.frontend.workflows.specification import read_specification
 from marserve.tools.doctor import compatibility
 from marserve.tools.doctor.checks.gains import of_model_yaml, unbatched

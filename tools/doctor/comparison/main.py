@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from urllib.parse import quote
 
-from marserve.frontend.terminal import print_text
+from marserve.frontend.lifecycle.terminal import print_text
 from marserve.tools.bench.generator.destination import Destination
 from marserve.tools.bench.options import key_of
 from marserve.tools.doctor.comparison.answers import Rules

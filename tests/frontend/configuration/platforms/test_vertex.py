@@ -1,11 +1,11 @@
 import pytest
 
+from marserve.frontend.archives.download import check_allowed
 from marserve.frontend.configuration.config import KEYS
 from marserve.frontend.configuration.platforms.choice import choose_platform
 from marserve.frontend.configuration.platforms.platform import Surroundings
 from marserve.frontend.configuration.platforms.vertex import VERTEX
 from marserve.frontend.errors import ModelNotFound
-from marserve.frontend.models.archives.download import check_allowed
 
 TOLD = {
     "AIP_HTTP_PORT": "7080",

@@ -1,0 +1,1 @@
+"""Helpers for asyncio without domain knowledge: background tasks, threads, work in slices."""

@@ -1,0 +1,168 @@
+"""The program of a helper process, which does what foreign files decide the cost of.
+
+It unpacks archives, reads manifests, settings and requirements, and copies local files; whoever
+waits for it can kill it at any time (`helper_process`). What memory it takes is limited, and so is
+its time on a processor for what is no unpacking.
+
+It reads one JSON object from stdin, the operation's name and arguments. It writes an empty line now
+and then while it gets on, and at last its answer: a line with one JSON object.
+"""
+
+import json
+import logging
+import resource
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from marserve.backend.processes.runner import die_with_parent
+from marserve.frontend.archives.contents import read_contents
+from marserve.frontend.archives.local_files import copy_file, find_model, link_directory
+from marserve.frontend.archives.requirements_digest import requirements_digest
+from marserve.frontend.archives.unpack import ArchiveLimits, unpack
+from marserve.frontend.archives.workflow_contents import (
+    find_workflow,
+    read_workflow_contents,
+)
+from marserve.frontend.errors import ArchiveRefused, ServeError
+
+MAX_ANSWER_BYTES = 1 << 18
+_MAX_MEMORY_BYTES = 3 << 27
+_READING_SECONDS = 10  # on a processor; for files of at most a megabyte
+_PROGRESS_SECONDS = 1.0
+_MAX_LOGGED = 20  # lines
+_MAX_LINE = 2000  # characters
+
+_last_progress = time.monotonic()
+
+
+def main() -> None:
+    """Carry out the one operation that stdin asks for."""
+    die_with_parent()
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    _limit(resource.RLIMIT_AS, _own_memory() + _MAX_MEMORY_BYTES)
+    records = _Records()
+    logging.basicConfig(handlers=[records], level=logging.INFO)
+    request = json.loads(sys.stdin.read())
+    try:
+        answer = {"result": _OPERATIONS[request["operation"]](request)}
+    except ServeError as error:
+        answer = {"refused": type(error).__name__, "message": error.message}
+    except MemoryError:
+        answer = _refused(
+            f"Reading the archive takes more than {_MAX_MEMORY_BYTES} bytes of memory."
+        )
+    except RecursionError:
+        answer = _refused("The archive is nested too deep to be read.")
+    except OSError as error:
+        answer = {"failed": [error.errno, error.strerror or str(error), error.filename]}
+    text = json.dumps(answer | {"log": records.lines}, default=str)
+    if len(text) > MAX_ANSWER_BYTES:
+        text = json.dumps(
+            _refused(f"What the archive tells the server is longer than {MAX_ANSWER_BYTES} bytes.")
+        )
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def _open(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Make a model directory of a URL, or of the file that was downloaded from there; read it."""
+    directory = root = Path(request["root"])
+    source = _source(request, find_model)
+    if source.is_dir():
+        directory = link_directory(source, root)
+    else:
+        unpack(source, root, _limits(request))
+    _limit_processor_time()
+    contents = read_contents(
+        directory, request["known_keys"], needs_requirements=request["needs_requirements"]
+    )
+    return {"directory": str(directory), "source": str(source), "contents": contents.as_json()}
+
+
+def _open_workflow(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Unpack the archive of a workflow, and read its manifest and its specification."""
+    root, source = Path(request["root"]), _source(request, find_workflow)
+    unpack(source, root, _limits(request), zip_suffix=".war")
+    _limit_processor_time()
+    contents = read_workflow_contents(root)
+    return {"directory": str(root), "source": str(source), "contents": contents.as_json()}
+
+
+def _source(request: Mapping[str, Any], find: Callable[[str, Path], Path]) -> Path:
+    return Path(request["source"] or find(request["url"], Path(request["store"])))
+
+
+def _copy(request: Mapping[str, Any]) -> None:
+    copy_file(Path(request["source"]), Path(request["target"]), _limits(request))
+
+
+def _digest(request: Mapping[str, Any]) -> str:
+    return requirements_digest(
+        Path(request["directory"]), request["file"], request["settings"], _on_progress
+    )
+
+
+_OPERATIONS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
+    "open": _open,
+    "open_workflow": _open_workflow,
+    "copy": _copy,
+    "digest": _digest,
+}
+
+
+def _limits(request: Mapping[str, Any]) -> ArchiveLimits:
+    return ArchiveLimits(**request["limits"], on_progress=_on_progress)
+
+
+def _on_progress() -> None:
+    global _last_progress
+    now = time.monotonic()
+    if now - _last_progress >= _PROGRESS_SECONDS:
+        _last_progress = now
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+
+
+def _limit_processor_time() -> None:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    seconds = int(used.ru_utime + used.ru_stime) + _READING_SECONDS
+    _limit(resource.RLIMIT_CPU, seconds)
+
+
+def _limit(what: int, wanted: int) -> None:
+    """Set a limit, unless that of the system is lower still."""
+    _, hard = resource.getrlimit(what)
+    if hard == resource.RLIM_INFINITY or wanted < hard:
+        resource.setrlimit(what, (wanted, hard))
+
+
+def _own_memory() -> int:
+    """How many bytes of address space the interpreter has before anything foreign is read.
+
+    It can be many: libraries that all processes of a container preload may reserve gigabytes.
+    """
+    pages = Path("/proc/self/statm").read_text().split()[0]
+    return int(pages) * resource.getpagesize()
+
+
+def _refused(sentence: str) -> dict[str, str]:
+    return {"refused": ArchiveRefused.__name__, "message": sentence}
+
+
+class _Records(logging.Handler):
+    """Keeps what is logged, for the log of the server."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[tuple[int, str]] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if len(self.lines) < _MAX_LOGGED:
+            self.lines.append((record.levelno, record.getMessage()[:_MAX_LINE]))
+
+
+if __name__ == "__main__":
+    main()

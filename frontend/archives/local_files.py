@@ -1,0 +1,115 @@
+"""Archives and model directories on this machine: find, link and copy them; all of it blocks."""
+
+import logging
+import os
+import stat
+from pathlib import Path
+from typing import IO
+
+from marserve.backend.manifest import MANIFEST_PATH
+from marserve.frontend.archives.unpack import ArchiveLimits
+from marserve.frontend.errors import DownloadFailed, ModelNotFound
+from marserve.frontend.logs.formats import one_line
+
+logger = logging.getLogger(__name__)
+
+_CHUNK_BYTES = 1 << 20
+
+
+class NoFile(OSError):
+    """A pipe, a device, a directory: where it is opened by name, somebody may wait for ever."""
+
+    def __init__(self) -> None:
+        super().__init__("is no file")
+
+
+def find_model(url: str, store: Path) -> Path:
+    """The file or directory that a URL without scheme means.
+
+    Raises:
+        ModelNotFound: There is none.
+    """
+    in_store, at_path = _absolute(store / url), _absolute(Path(url))
+    by_name = _absolute(store / Path(url).name)
+    places, inner = (in_store, at_path, by_name), _absolute(store)
+    inside = [place for place in places if place.is_relative_to(inner)]
+    try:
+        found = next(filter(Path.is_file, inside), None) or next(
+            filter(Path.is_dir, (at_path, in_store, by_name)), None
+        )
+    except (OSError, ValueError):  # a name too long, or one that is no path at all
+        found = None
+    if found is None:
+        raise ModelNotFound(f"Model not found at: {url}")
+    if found not in (in_store, at_path):
+        logger.info("%s is taken from the model store, as %s.", one_line(url), found.name)
+    return found
+
+
+def link_directory(source: Path, root: Path) -> Path:
+    """Make ``root`` with a link to the model in a directory; returns the link."""
+    model = _model_in(source)
+    link = root / (model.name or "model")  # the root directory has no name
+    root.mkdir(mode=0o700, parents=True)
+    try:
+        link.symlink_to(model, target_is_directory=True)
+    except OSError:
+        root.rmdir()
+        raise
+    return link
+
+
+def has_manifest(directory: Path) -> bool:
+    """Whether there is a manifest where it is looked for when the directory is a model."""
+    try:
+        return (_model_in(directory) / MANIFEST_PATH).is_file()
+    except OSError:  # it is not for us to read
+        return False
+
+
+def open_file(path: Path) -> IO[bytes]:
+    """Open a file, and nothing that could keep its reader waiting: no pipe, no device.
+
+    Raises:
+        NoFile: It is none.
+        OSError: It cannot be read.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise NoFile
+    return os.fdopen(descriptor, "rb")
+
+
+def copy_file(source: Path, target: Path, limits: ArchiveLimits) -> None:
+    """Write a new file with the content of another.
+
+    Raises:
+        DownloadFailed: It cannot be read, or is too large; the text is for the log.
+        OSError: It cannot be written.
+    """
+    room, copied = limits.room_in(target.parent), 0
+    try:
+        file = open_file(source)
+    except OSError as error:
+        raise DownloadFailed(f"it {error}" if isinstance(error, NoFile) else str(error)) from error
+    with file, target.open("xb") as copy:
+        while piece := file.read(_CHUNK_BYTES):
+            copied += len(piece)
+            if copied > room:
+                raise DownloadFailed(f"it is larger than the {room} bytes it may have")
+            copy.write(piece)
+            limits.on_progress()
+
+
+def _absolute(path: Path) -> Path:
+    """Absolute and normalised by its text: a link in the store stays a path in the store."""
+    return Path(os.path.abspath(path))  # noqa: PTH100 # resolve() would follow the owner's links
+
+
+def _model_in(directory: Path) -> Path:
+    """The directory itself, or its only entry where that is one (the layout of SageMaker)."""
+    entries = list(directory.iterdir())
+    if len(entries) == 1 and entries[0].is_dir() and entries[0].name != "MAR-INF":
+        return entries[0]
+    return directory

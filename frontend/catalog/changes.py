@@ -1,0 +1,156 @@
+"""What clients change of models where these are those of a catalog.
+
+The same operations as those of `ModelManager`. A registration is carried out here first, so that an
+archive that cannot be served never gets into the catalog; any other change is written first. Either
+way this server is as the catalog wants it before the client has an answer, and others follow.
+
+Nodes of workflows are not in the catalog: they are this server's own, and changed here.
+"""
+
+from collections.abc import Coroutine
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from marserve.frontend.aio.background import outcome_of
+from marserve.frontend.catalog.document import CatalogEntry, as_read
+from marserve.frontend.catalog.edits import (
+    Edit,
+    added,
+    chosen_settings,
+    with_default,
+    with_settings,
+    with_workers,
+    without,
+)
+from marserve.frontend.catalog.synchroniser import Synchroniser
+from marserve.frontend.configuration.setting import Fields
+from marserve.frontend.errors import BadRequest
+from marserve.frontend.registration.manager import ModelManager
+from marserve.frontend.registration.resolver import Registration
+from marserve.frontend.serving.model_version import ModelVersion
+from marserve.frontend.serving.registry import ModelRegistry
+
+T = TypeVar("T")
+
+
+class CatalogChanges:
+    """Changes the catalog, and waits until this server has followed."""
+
+    def __init__(
+        self, synchroniser: Synchroniser, manager: ModelManager, registry: ModelRegistry
+    ) -> None:
+        self._synchroniser = synchroniser
+        self._manager = manager
+        self._registry = registry
+
+    async def register(self, registration: Registration) -> ModelVersion:
+        """See `ModelManager.register`."""
+        return await self._to_its_end(self._register(registration))
+
+    async def scale(
+        self,
+        name: str,
+        version: str | None,
+        min_workers: int,
+        max_workers: int,
+        *,
+        synchronous: bool,
+    ) -> ModelVersion:
+        """See `ModelManager.scale`."""
+        if self._is_own(name):
+            return await self._manager.scale(
+                name, version, min_workers, max_workers, synchronous=synchronous
+            )
+        edit = with_workers(name, version, min_workers, max_workers)
+        await self._to_its_end(self._synchroniser.change(edit))
+        following = self._synchroniser.start(self._follow(name, version))
+        if synchronous:
+            await outcome_of(following)
+        return self._registry.find(name, version)
+
+    async def reconfigure(self, name: str, version: str | None, changes: Fields) -> ModelVersion:
+        """See `ModelManager.reconfigure`."""
+        if self._is_own(name):
+            return await self._manager.reconfigure(name, version, changes)
+        return await self._to_its_end(self._reconfigure(name, version, changes))
+
+    async def set_default(self, name: str, version: str) -> None:
+        """See `ModelManager.set_default`."""
+        if self._is_own(name):
+            await self._manager.set_default(name, version)
+        else:
+            await self._to_its_end(self._change(name, version, with_default(name, version)))
+
+    async def unregister(self, name: str, version: str | None = None) -> None:
+        """See `ModelManager.unregister`."""
+        if self._is_own(name):
+            await self._manager.unregister(name, version)
+        else:
+            await self._to_its_end(self._change(name, version, without(name, version)))
+
+    def _is_own(self, name: str) -> bool:
+        is_node = any(model.name == name and model.workflow for model in self._registry)
+        return is_node and self._synchroniser.wanted(name) is None
+
+    async def _register(self, registration: Registration) -> ModelVersion:
+        self._synchroniser.check_writable()
+        model = await self._manager.register(replace(registration, is_private=True))
+        settings = model.settings
+        chosen = CatalogEntry(
+            url=registration.url,
+            handler=registration.handler,
+            runtime=registration.runtime,
+            s3_sse_kms=registration.s3_sse_kms,
+            workers=(settings.min_workers, settings.max_workers),
+            settings=chosen_settings(settings),
+        )
+        entry = as_read(chosen)
+        try:
+            await self._synchroniser.change(added(model.name, model.version, entry))
+        except Exception:
+            await self._hand_over(model, entry)
+            raise
+        await self._hand_over(model, entry)
+        return model
+
+    async def _hand_over(self, model: ModelVersion, entry: CatalogEntry) -> None:
+        """Leave a registered model to the catalog; unregister it if it did not get there."""
+        wanted = self._synchroniser.wanted(model.name)
+        if wanted is not None and model.version in wanted.versions:
+            model.catalog_entry = entry
+            await self._synchroniser.converge(model.name)
+        elif model in self._registry:
+            await self._manager.unregister(model.name, model.version)
+
+    async def _reconfigure(self, name: str, version: str | None, changes: Fields) -> ModelVersion:
+        model = self._registry.find(name, version)
+        try:
+            settings = model.settings.changed(changes)
+            if "max_latency" in changes:
+                settings.batching.checked_against(model.batcher.costs)
+        except ValueError as error:
+            raise BadRequest(str(error)) from error
+        before = chosen_settings(model.settings)
+        # What follows from the changes, too: another server may start from other settings.
+        chosen = {
+            attribute: value
+            for attribute, value in chosen_settings(settings).items()
+            if attribute not in before or before[attribute] != value
+        }
+        await self._change(name, model.version, with_settings(name, model.version, chosen))
+        return self._registry.find(name, version)
+
+    async def _change(self, name: str, version: str | None, edit: Edit) -> None:
+        await self._synchroniser.change(edit)
+        await self._follow(name, version)
+
+    async def _follow(self, name: str, version: str | None) -> None:
+        """Bring this server to what the catalog has; raises what of the version failed."""
+        wanted = self._synchroniser.wanted(name)
+        version = version or (wanted.default if wanted else None)
+        for failure in await self._synchroniser.converge(name):
+            if failure.version == version:
+                raise failure.error
+
+    async def _to_its_end(self, work: Coroutine[Any, Any, T]) -> T:
+        return await outcome_of(self._synchroniser.start(work))

@@ -1,0 +1,275 @@
+"""Brings the models that are registered to those that a catalog wants, name by name.
+
+Only what was registered from the catalog is its own (`ModelVersion.catalog_entry`): nodes of
+workflows, and what is just being registered by a client, are left alone. What fails is tried again
+after a while, or as soon as the catalog wants something else for the model.
+"""
+
+import asyncio
+import heapq
+import logging
+import math
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from itertools import chain, islice
+from weakref import WeakValueDictionary
+
+from marserve.frontend.aio.background import BackgroundTasks
+from marserve.frontend.aio.long_work import Steps
+from marserve.frontend.catalog.document import Catalog, CatalogEntry, CatalogModel
+from marserve.frontend.catalog.failures import Failure, Failures
+from marserve.frontend.catalog.plan import (
+    Reconfigure,
+    Register,
+    Replace,
+    Scale,
+    SetDefault,
+    Step,
+    Unregister,
+    can_become,
+    plan,
+)
+from marserve.frontend.errors import ModelNotFound, ServeError, ServerStopping, VersionConflict
+from marserve.frontend.logs.formats import one_line
+from marserve.frontend.registration.manager import ModelManager
+from marserve.frontend.registration.resolver import Registration
+from marserve.frontend.serving.model_version import ModelVersion
+from marserve.frontend.serving.registry import CatalogProgress, FailedLoad, ModelRegistry
+
+logger = logging.getLogger(__name__)
+
+_MAX_LISTED = 5  # names or reasons in a line
+_PAUSE_SECONDS = 1.0  # before the next try, where it is not known what failed
+
+
+class Convergence:
+    """Applies a catalog to a server.
+
+    Attributes:
+        wanted: The catalog; None until it is known, and then nothing is done.
+        wrong: Models whose text cannot be applied, and why.
+        failures: What of it could not be brought about.
+    """
+
+    def __init__(
+        self, manager: ModelManager, registry: ModelRegistry, on_failure: Callable[[], object]
+    ) -> None:
+        self.wanted: Catalog | None = None
+        self.wrong: Mapping[str, str] = {}
+        self._clock = asyncio.get_running_loop().time
+        self.failures = Failures(self._clock)
+        self._manager = manager
+        self._registry = registry
+        self._on_failure = on_failure
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        #: What is being registered now, by name.
+        self._registering: dict[str, Register] = {}
+        #: Models that are not as wanted, and when each is due; infinite while it is converged.
+        self._due_at: dict[str, float] = {}
+        self._schedule: list[tuple[float, str]] = []  # a heap; entries may be obsolete
+        self._progress = registry.catalog_progress = CatalogProgress(
+            is_known=False, trouble="the catalog has not been read yet"
+        )
+
+    def want(self, catalog: Catalog, background: BackgroundTasks) -> Steps[None]:
+        """Take another catalog, one at a time; the caller starts what is `due` then."""
+        before, wanted, wrong = self.wanted or {}, dict(catalog), dict[str, str]()
+        changed = [*(before.keys() - catalog.keys())]
+        for name, model in catalog.items():
+            old = before.get(name)
+            if model.wrong:
+                wrong[name] = model.wrong
+                if old is not None:  # what was read of it before stays
+                    wanted[name] = replace(model, default=old.default, versions=old.versions)
+            if wanted[name] != old:
+                changed.append(name)
+            yield
+        if self.wanted is None:
+            self._progress = self._registry.catalog_progress = CatalogProgress(awaited=set(wanted))
+        self.wanted, self.wrong = wanted, wrong
+        if newly_wrong := [wrong[name] for name in changed if name in wrong]:
+            logger.warning(
+                "The catalog: %d models cannot be read (what was read of them before stays): %s",
+                len(newly_wrong),
+                "; ".join(newly_wrong[:_MAX_LISTED]),
+            )
+        self._supersede(wanted, background)
+        for name in changed:
+            if name in wrong:
+                self._on_failure()
+            self.failures.forget(name)
+            self._report(name, self._clock())
+            yield
+
+    def due(self, now: float, most: int = sys.maxsize) -> list[str]:
+        """Take names of models that are to be converged now; the caller converges them."""
+        found: list[str] = []
+        while len(found) < most and self.next_due() <= now:
+            moment, name = heapq.heappop(self._schedule)
+            if self._due_at.get(name) == moment:
+                found.append(name)
+        return found
+
+    def next_due(self) -> float:
+        """Return the next moment at which a model may be due; infinite for none."""
+        return self._schedule[0][0] if self._schedule else math.inf
+
+    def unconverged(self) -> set[str]:
+        """Return the names of the models that are not as the catalog wants them."""
+        return self._due_at.keys() | self.wrong.keys()
+
+    async def converge(self, name: str) -> list[Failure]:
+        """Bring a model to what is wanted; returns what of it failed."""
+        async with self._locks.setdefault(name, asyncio.Lock()):
+            self._due_at[name] = math.inf
+            try:
+                is_whole = self.wanted is None
+                while not is_whole:
+                    wanted = (self.wanted or {}).get(name)
+                    steps = plan(wanted, self._registered(name))
+                    # What needs no step any more, a client has brought about.
+                    self.failures.forget(name, but={step.version for step in steps})
+                    is_whole = await self._apply(name, wanted, steps)
+                return self.failures.of(name)
+            finally:
+                retries = [failure.retry_at for failure in self.failures.of(name)]
+                self._report(name, max(retries, default=self._clock() + _PAUSE_SECONDS))
+
+    async def _apply(self, name: str, wanted: CatalogModel | None, steps: list[Step]) -> bool:
+        """Take the steps as far as possible; False where something else is wanted meanwhile."""
+        failed: set[str] = set()
+        for step in steps:
+            if (self.wanted or {}).get(name) != wanted:
+                return False
+            # What serves is kept while what is to take its place fails.
+            keeps_old = isinstance(step, SetDefault | Unregister)
+            if step.version in failed or (keeps_old and wanted and wanted.default in failed):
+                continue
+            try:
+                await self._take(name, step)
+            except ServerStopping:
+                raise
+            except Exception as error:  # noqa: BLE001 - archives are foreign; logged below
+                if (self.wanted or {}).get(name) != wanted:
+                    return False
+                failed.add(step.version)
+                self._note_failure(name, step, error)
+            else:
+                others = self.failures.get(name, {}).keys() - {step.version}
+                self.failures.forget(name, but=others)
+        return (self.wanted or {}).get(name) == wanted
+
+    async def _take(self, name: str, step: Step) -> None:
+        manager = self._manager
+        match step:
+            case Register(version, entry):
+                if self._registry.has(name, version):
+                    raise VersionConflict("A client is registering it here.")
+                self._registering[name] = step
+                try:
+                    model = await manager.register(registration_of(name, version, entry))
+                finally:
+                    del self._registering[name]
+                model.catalog_entry = entry
+            case Replace(version, entry):
+                old = self._registry.find(name, version)
+                model = await manager.replace(old, registration_of(name, version, entry))
+                model.catalog_entry = entry
+            case Reconfigure(version, changes, entry):
+                model = await manager.reconfigure(name, version, changes)
+                model.catalog_entry = entry
+            case Scale(version, workers, entry):
+                model = await self._scale(name, version, *workers)
+                model.catalog_entry = entry
+            case SetDefault(version):
+                await manager.set_default(name, version)
+            case Unregister(version):
+                await manager.unregister(name, version)
+
+    async def _scale(self, name: str, version: str, low: int, high: int) -> ModelVersion:
+        """Scale a version; its minimum rises only when the workers are there.
+
+        Below its minimum a server is not ready, and all replicas scale at the same time.
+        """
+        model = self._registry.find(name, version)
+        before = model.workers.min_workers
+        if before < low:
+            await self._manager.scale(name, version, before, high, synchronous=True)
+            # Those that were added for the load stay.
+            await self._manager.set_current_workers(model, max(low, len(model.workers)))
+        return await self._manager.scale(name, version, low, high, synchronous=True)
+
+    def _supersede(self, wanted: Catalog, background: BackgroundTasks) -> None:
+        """End registrations that are not wanted any more, if their workers are being waited for."""
+        for name, step in self._registering.items():
+            model = wanted.get(name)
+            entry = model.versions.get(step.version) if model else None
+            # What can be changed afterwards is no reason to load it once more.
+            if entry is None or not can_become(step.entry, entry):
+                background.start(self._manager.unregister(name, step.version), _note)
+
+    def _registered(self, name: str) -> CatalogModel | None:
+        try:
+            models = self._registry.versions(name)
+        except ModelNotFound:
+            return None
+        entries = {each.version: each.catalog_entry for each in models if each.catalog_entry}
+        if not entries:
+            return None
+        return CatalogModel(self._registry.find(name).version, entries)
+
+    def _note_failure(self, name: str, step: Step, error: Exception) -> None:
+        pause = self.failures.note(name, step, error)
+        self._on_failure()
+        logger.warning(
+            "The catalog wants %s %s, which failed (%s); tried again in %g s: %s",
+            one_line(name),
+            one_line(step.version),
+            type(step).__name__,
+            pause,
+            self.failures[name][step.version].reason,
+            exc_info=None if isinstance(error, ServeError | OSError) else error,
+        )
+
+    def _report(self, name: str, due: float) -> None:
+        """Schedule a model that is not as wanted, and update its entries in the registry."""
+        wanted, registered = (self.wanted or {}).get(name), self._registered(name)
+        if not plan(wanted, registered):
+            self._due_at.pop(name, None)
+        elif due < self._due_at.get(name, math.inf):
+            self._due_at[name] = due
+            heapq.heappush(self._schedule, (due, name))
+        is_whole = registered and wanted and wanted.versions.keys() <= registered.versions.keys()
+        if is_whole or wanted is None:
+            self._progress.awaited.discard(name)
+        loads = [
+            FailedLoad(name, each.url, each.reason, each.version, is_awaited=False)
+            for each in self.failures.of(name)
+            if not self._registry.has(name, each.version)
+        ]
+        if name in self.wrong and registered is None:
+            shown = name.encode("utf-8", "backslashreplace").decode()  # lone surrogates
+            loads.append(FailedLoad(shown, "", self.wrong[name], is_awaited=False))
+        self._registry.failed.replace(name, loads)
+        names = ", ".join(dict.fromkeys(islice(chain(self.wrong, self.failures), _MAX_LISTED)))
+        more = ", ..." if len(self.wrong) + len(self.failures) > _MAX_LISTED else ""
+        self._progress.trouble = f"not as the catalog wants them: {names}{more}" if names else ""
+
+
+def registration_of(name: str, version: str, entry: CatalogEntry) -> Registration:
+    """What is to be registered for an entry."""
+    return Registration(
+        url=entry.url,
+        model_name=name,
+        version=version,
+        handler=entry.handler,
+        runtime=entry.runtime,
+        s3_sse_kms=entry.s3_sse_kms,
+        catalog=entry.all_settings,
+        is_private=True,
+    )
+
+
+def _note(error: Exception) -> None:
+    logger.info("What the catalog no longer wants: %s", one_line(error))

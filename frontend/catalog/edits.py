@@ -1,0 +1,130 @@
+"""Changes of a catalog that management calls ask for: pure functions of a catalog."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from functools import partial
+
+from marserve.frontend.catalog.document import (
+    ROWS,
+    Catalog,
+    CatalogEntry,
+    CatalogModel,
+    WrongCatalog,
+)
+from marserve.frontend.configuration.model_schema import SETTINGS
+from marserve.frontend.configuration.setting import Fields, Setting
+from marserve.frontend.errors import (
+    DefaultVersionInUse,
+    ModelNotFound,
+    VersionConflict,
+    VersionNotFound,
+)
+from marserve.frontend.settings.model_settings import CATALOG, ModelSettings
+
+#: Makes another catalog of one, or raises the ServeError for the client, or WrongCatalog.
+Edit = Callable[[Catalog], Catalog]
+
+# The attributes that a setting decides, where they are more than its own.
+_TOGETHER = {"size": ("size", "is_automatic"), "queue_size": ("queue_size", "is_queue_bounded")}
+
+
+def added(name: str, version: str, entry: CatalogEntry) -> Edit:
+    """Add a version, the default one where it is the first; VersionConflict if it is there."""
+
+    def edit(catalog: Catalog) -> Catalog:
+        model = _right(catalog.get(name)) or CatalogModel(version, {})
+        if version in model.versions:
+            raise VersionConflict(
+                f"Model version {version} is already registered for model {name}: "
+                "the catalog has it."
+            )
+        return {**catalog, name: replace(model, versions={**model.versions, version: entry})}
+
+    return edit
+
+
+def with_workers(name: str, version: str | None, low: int, high: int) -> Edit:
+    """Set the number of workers of a version, by default of the default one."""
+    return partial(_changed, name, version, lambda entry: replace(entry, workers=(low, high)))
+
+
+def with_settings(name: str, version: str | None, changes: Fields) -> Edit:
+    """Change settings of a version, by default of the default one."""
+
+    def change(entry: CatalogEntry) -> CatalogEntry:
+        return replace(entry, settings={**entry.settings, **changes})
+
+    return partial(_changed, name, version, change)
+
+
+def with_default(name: str, version: str) -> Edit:
+    """Make a version the default one."""
+
+    def edit(catalog: Catalog) -> Catalog:
+        model, _ = find(catalog, name, None)
+        if version not in model.versions:  # in the words of `ModelRegistry.set_default`
+            raise VersionNotFound(f"Model version {version} does not exist for model {name}")
+        return {**catalog, name: replace(model, default=version)}
+
+    return edit
+
+
+def without(name: str, version: str | None) -> Edit:
+    """Remove a version, by default the default one, which has to be the last."""
+
+    def edit(catalog: Catalog) -> Catalog:
+        model, found = find(catalog, name, version)
+        others = {each: entry for each, entry in model.versions.items() if each != found}
+        if others and found == model.default:
+            raise DefaultVersionInUse(f"Cannot remove default version for model {name}")
+        remaining = {each: other for each, other in catalog.items() if each != name or others}
+        return {**remaining, name: replace(model, versions=others)} if others else remaining
+
+    return edit
+
+
+def find(catalog: Catalog, name: str, version: str | None) -> tuple[CatalogModel, str]:
+    """A model and a version of it, by default the default one.
+
+    Raises:
+        ModelNotFound, VersionNotFound: The catalog has none.
+        WrongCatalog: What it has cannot be read.
+    """
+    model = _right(catalog.get(name))
+    if model is None:
+        raise ModelNotFound(f"Model not found: {name}")
+    version = model.default if version is None else version
+    if version not in model.versions:
+        raise VersionNotFound(f"Model version: {version} does not exist for model: {name}")
+    return model, version
+
+
+def chosen_settings(settings: ModelSettings) -> Fields:
+    """What was chosen for a model by requests or a catalog, by attribute."""
+    values, origins = settings.values, settings.origins
+    chosen = (row for row in ROWS if origins.get(row.name) in ("request", CATALOG))
+    return {name: values[name] for name in _attributes(chosen)}
+
+
+def _attributes(rows: Iterable[Setting]) -> Iterator[str]:
+    for row in rows:
+        yield from _TOGETHER.get(row.attribute, (row.attribute,))
+
+
+def _right(model: CatalogModel | None) -> CatalogModel | None:
+    """A model that can be changed: nobody knows what a wrong one was meant to be."""
+    if model is not None and model.wrong:
+        raise WrongCatalog(model.wrong)
+    return model
+
+
+#: The attributes of settings that can be changed while a model is served.
+LIVE_ATTRIBUTES = frozenset(_attributes(row for row in SETTINGS if row.is_live))
+
+
+def _changed(
+    name: str, version: str | None, change: Callable[[CatalogEntry], CatalogEntry], catalog: Catalog
+) -> Catalog:
+    model, found = find(catalog, name, version)
+    versions = {**model.versions, found: change(model.versions[found])}
+    return {**catalog, name: replace(model, versions=versions)}

@@ -1,0 +1,132 @@
+"""A catalog in a file, perhaps on a disk that several machines share.
+
+It is read as a whole at each look: it is small, and neither its time nor its size tells for sure
+that it has changed. The revision is a digest of its text. inotify is told of nothing that another
+machine writes.
+
+Writers lock a file beside it (``flock``, which network file systems have, too), compare, and rename
+a new file over the old one: whoever reads meets the one or the other, also when a writer is killed.
+
+A directory stands for the ``catalog.json`` in it: one file can be changed at once, and a file that
+is missing from several would look like a model that is not wanted any more. A ConfigMap of
+Kubernetes is such a directory, in which ``..data`` is a link to the files in force; it cannot be
+written, even where the file system would let us.
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import hashlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+from marserve.frontend.aio.background import DaemonThreads
+from marserve.frontend.archives.local_files import open_file
+from marserve.frontend.catalog.document import MAX_BYTES
+from marserve.frontend.catalog.store import Document, StoreConflict, StoreFailed
+from marserve.frontend.errors import ServerBusy
+
+T = TypeVar("T")
+
+_NAME = "catalog.json"
+_LOCK_PAUSE = 0.02  # seconds
+
+
+class FileStore:
+    """A catalog at a path; a writer waits for others for ``lock_seconds``."""
+
+    def __init__(self, path: Path, lock_seconds: float) -> None:
+        self.place = str(path)
+        self._path = path
+        self._lock_seconds = lock_seconds
+        # Two, so that a writer who waits for others does not keep readers from looking.
+        self._disk = DaemonThreads("the model catalog", 2, max_waiting=4)
+
+    async def why_read_only(self) -> str:
+        """See `CatalogStore`."""
+        return await self._run(self._why_read_only)
+
+    async def read(self, known: str = "") -> Document | None:
+        """See `CatalogStore`."""
+        document = await self._run(self._read)
+        return None if document.revision == known else document
+
+    async def write(self, text: bytes, revision: str) -> str:
+        """See `CatalogStore`."""
+        return await self._run(self._write, text, revision)
+
+    async def _run(self, function: Callable[..., T], *arguments: object) -> T:
+        """Have a thread do it; one that hangs at a disk is neither waited for nor followed."""
+        try:
+            return await asyncio.wrap_future(self._disk.submit(function, *arguments))
+        except OSError as error:
+            where = error.filename or self._path
+            raise StoreFailed(f"{error.strerror or error} ({where})") from error
+        except ServerBusy as error:
+            raise StoreFailed(f"the disk does not answer ({self._path})") from error
+
+    def _file(self) -> Path:
+        return self._path / _NAME if self._path.is_dir() else self._path
+
+    def _why_read_only(self) -> str:
+        file = self._file()
+        if (file.parent / "..data").is_symlink():
+            return "it is a mounted ConfigMap or Secret"
+        directory = file.resolve().parent
+        if not directory.is_dir():
+            return ""  # nobody knows what will be there
+        return "" if os.access(directory, os.W_OK) else f"{directory} cannot be written"
+
+    def _read(self) -> Document:
+        with open_file(self._file()) as file:
+            text = file.read(MAX_BYTES + 1)
+        return Document(text, hashlib.sha256(text).hexdigest())
+
+    def _write(self, text: bytes, revision: str) -> str:
+        file = self._file().resolve()  # a link stays a link
+        with self._locked(file):
+            if self._read().revision != revision:
+                raise StoreConflict
+            new = file.with_name(f".{file.name}.new")  # of one that was killed: overwritten
+            mode = file.stat().st_mode & 0o7777
+            try:
+                with new.open("wb") as opened:
+                    os.fchmod(opened.fileno(), mode)
+                    opened.write(text)
+                    opened.flush()
+                    os.fsync(opened.fileno())
+                new.replace(file)
+            except OSError:  # a full disk is not made fuller
+                new.unlink(missing_ok=True)
+                raise
+            _sync_directory(file.parent)
+        return hashlib.sha256(text).hexdigest()
+
+    @contextlib.contextmanager
+    def _locked(self, file: Path) -> Iterator[None]:
+        """Hold the lock of the writers; it goes with the process if that is killed."""
+        descriptor = os.open(file.with_name(f".{file.name}.lock"), os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            deadline = time.monotonic() + self._lock_seconds
+            while True:
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError as error:
+                    if time.monotonic() >= deadline:
+                        raise StoreFailed("others are writing it all the time") from error
+                    time.sleep(_LOCK_PAUSE)
+            yield
+        finally:
+            os.close(descriptor)
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,1 +1,0 @@
-"""Who is served: archives, settings, the registry and its one writer."""

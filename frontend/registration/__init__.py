@@ -1,0 +1,1 @@
+"""What changes the registry: registration, scaling, snapshots and autoscaling."""

@@ -1,0 +1,125 @@
+"""The models a server starts with: those of ``load_models``, or those of a snapshot.
+
+What cannot be registered is logged and remembered (`FailedLoads`), and the others are served.
+"""
+
+import logging
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from marserve.backend.manifest import MANIFEST_PATH
+from marserve.frontend.archives.archive import implied_model_name
+from marserve.frontend.archives.local_files import has_manifest
+from marserve.frontend.configuration.config import Config
+from marserve.frontend.errors import ModelNotFound, ServeError, VersionConflict
+from marserve.frontend.logs.formats import one_line
+from marserve.frontend.registration.manager import ModelManager
+from marserve.frontend.registration.resolver import Registration
+from marserve.frontend.registration.snapshot import RestoreFailed
+from marserve.frontend.serving.registry import FailedLoad, ModelRegistry
+
+logger = logging.getLogger(__name__)
+
+_ARCHIVE_ENDINGS = (".mar", ".model", ".tar.gz", ".tgz")
+
+
+async def register_initial_models(
+    manager: ModelManager, registry: ModelRegistry, config: Config
+) -> None:
+    """Register what the configuration names.
+
+    Raises:
+        RestoreFailed: An archive is missing that a snapshot needs which somebody named.
+    """
+    if config.model_snapshot is None:
+        await _load(manager, registry, config)
+    else:
+        await _restore(manager, registry, config)
+
+
+async def _load(manager: ModelManager, registry: ModelRegistry, config: Config) -> None:
+    """Register what ``load_models`` names.
+
+    Of a directory in the store that nobody named it is not known whether it is a model: where it is
+    none, the server does not wait for it.
+    """
+    is_named = not _is_everything(config.load_models)
+    for name, url in _expand(config):
+        registration = Registration(url=url, model_name=name, synchronous=False, at_start=True)
+        error = await _try_to_register(manager, registration)
+        if error is None or isinstance(error, VersionConflict):  # then it is served already
+            continue
+        if is_named or not (config.model_store / url).is_dir():
+            implied = name or implied_model_name(url)
+            registry.failed.append(
+                FailedLoad(implied, url, one_line(error), is_name_implied=not name)
+            )
+
+
+async def _restore(manager: ModelManager, registry: ModelRegistry, config: Config) -> None:
+    saved_models = config.model_snapshot or ()
+    if not saved_models:
+        logger.warning("The snapshot holds no models, so none are registered.")
+    for saved in saved_models:
+        registration = Registration(
+            url=saved.archive,
+            model_name=saved.name,
+            handler=saved.handler,
+            runtime=saved.runtime,
+            synchronous=False,
+            saved=saved,
+        )
+        error = await _try_to_register(manager, registration)
+        if isinstance(error, ModelNotFound) and not config.is_snapshot_found:  # but named
+            which = f"model :{saved.name}, version :{saved.version}"  # TorchServe's, as it was
+            sentence = f"Model archive file for {which} not found in model store"
+            raise RestoreFailed(f"{sentence}: {error}")
+        if error is not None:
+            registry.failed.append(
+                FailedLoad(saved.name, saved.archive, one_line(error), saved.version, saved)
+            )
+    for saved in saved_models:
+        if saved.is_default and not registry.failed.find(saved.name, saved.version):
+            registry.set_default(saved.name, saved.version)
+
+
+async def _try_to_register(manager: ModelManager, registration: Registration) -> Exception | None:
+    """Register a model; why that failed, if it did."""
+    try:
+        await manager.register(registration)
+    except Exception as error:  # an archive is foreign: the others are served
+        traceback = None if isinstance(error, ServeError | OSError) else error
+        url, sentence = one_line(registration.url), one_line(error)
+        logger.error("Failed to load model: %s: %s", url, sentence, exc_info=traceback)  # noqa: TRY400 - a traceback only where the sentence is not enough
+        return error
+    return None
+
+
+def _is_everything(items: Sequence[str]) -> bool:
+    return [item.lower() for item in items] == ["all"]
+
+
+def _expand(config: Config) -> Iterator[tuple[str, str]]:
+    """``load_models`` as pairs of name (may be empty) and URL."""
+    if _is_everything(config.load_models):
+        if (config.model_store / MANIFEST_PATH).is_file():  # as SageMaker unpacks one
+            yield "", str(config.model_store)
+            return
+        for entry in sorted(config.model_store.iterdir()):
+            if not entry.name.startswith(".") and _may_be_model(entry, config):
+                yield "", entry.name
+        return
+    for item in config.load_models:
+        name, equals, url = item.partition("=")
+        yield (name.strip(), url.strip()) if equals else ("", item.strip())
+
+
+def _may_be_model(path: Path, config: Config) -> bool:
+    """Whether it is an archive, or a directory with a handler: stores hold ``lost+found``, too."""
+    if not path.is_dir():
+        return path.name.endswith(_ARCHIVE_ENDINGS)
+    if config.default_service_handler or has_manifest(path):
+        return True
+    name = one_line(path.name)
+    logger.info("%s in the model store has no manifest: it is no model.", name)
+    return False

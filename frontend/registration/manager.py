@@ -1,0 +1,406 @@
+"""The model manager: registers, scales and unregisters models, and sets default versions.
+
+Nothing else changes the registry. A change is made between two awaits, so no lock is needed; only
+its effects are waited for: workers that load (`worker_changes`), and requests that finish.
+
+A change runs in a task of its own, so that a client who hangs up does not leave it half done.
+Registering pushes an undo for each step, so that a failure leaves nothing behind.
+"""
+
+import asyncio
+import contextlib
+import functools
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from marserve.frontend.aio.background import (
+    BackgroundTasks,
+    in_abandonable_thread,
+    outcome_of,
+    unless,
+)
+from marserve.frontend.archives.archive import Archive, make_helpers, make_opener
+from marserve.frontend.archives.requirements import DependencyStore
+from marserve.frontend.configuration.setting import Fields
+from marserve.frontend.errors import (
+    BadRequest,
+    ModelNotFound,
+    ServeError,
+    ServerStopping,
+    VersionNotFound,
+)
+from marserve.frontend.logs.formats import one_line
+from marserve.frontend.registration.memory_check import MemoryCheck
+from marserve.frontend.registration.resolver import Registration, Resolver
+from marserve.frontend.registration.snapshot import Snapshots, SnapshotWriter, served_models
+from marserve.frontend.registration.worker_changes import WorkerChanges
+from marserve.frontend.serving.host import WorkerHost
+from marserve.frontend.serving.model_version import ModelVersion
+from marserve.frontend.serving.registry import ModelRegistry
+from marserve.frontend.telemetry.metrics import Metrics
+from marserve.frontend.workers.supervisor import WorkerSupervisor
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+_SERVERS_FAULT = 500  # HTTP statuses below it blame the client
+
+
+def _shielded(
+    change: Callable[Concatenate["ModelManager", P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate["ModelManager", P], Coroutine[Any, Any, T]]:
+    """Make a method run to its end even if its caller is cancelled."""
+
+    @functools.wraps(change)
+    async def run(self: "ModelManager", /, *arguments: P.args, **named: P.kwargs) -> T:
+        return await outcome_of(self._start(change(self, *arguments, **named)))
+
+    return run
+
+
+class ModelManager:
+    """Changes which models are served, and by how many workers.
+
+    Archives are unpacked in ``workdir``, which the caller removes. ``snapshots`` must be begun when
+    the server has started; without a writer nothing is written.
+    """
+
+    def __init__(
+        self,
+        registry: ModelRegistry,
+        host: WorkerHost,
+        metrics: Metrics,
+        workdir: Path,
+        snapshots: SnapshotWriter | None = None,
+    ) -> None:
+        self._registry = registry
+        self._host = host
+        self._config = host.config
+        self._metrics = metrics
+        self._resolver = Resolver(host)
+        helpers = make_helpers(host.config)
+        #: Opens the archives of models, and those of workflows.
+        self.archives = make_opener(host.config, workdir, helpers)
+        self._dependencies = DependencyStore(
+            host.config.dependency_cache, host.python, host.environment(), helpers
+        )
+        store = host.config.model_store
+        self.snapshots = Snapshots(snapshots, lambda: served_models(registry, store))
+        self._background = BackgroundTasks()
+        self._workers = WorkerChanges(
+            registry, self._background, self.snapshots, host.config.unregister_model_timeout
+        )
+        self._memory = MemoryCheck(host.config.min_free_memory_percent)
+        #: Versions that finish their requests, and what is set when they are gone.
+        self._leaving: dict[ModelVersion, asyncio.Event] = {}
+
+    @contextlib.asynccontextmanager
+    async def running(
+        self,
+        drain: float,
+        skip_drain: asyncio.Event,
+        drained: Callable[[], Awaitable[object]] | None = None,
+    ) -> AsyncIterator[None]:
+        """Make changes within the block; after it finish the accepted requests and end the workers.
+
+        ``drain`` is how many seconds the requests may take; ``skip_drain`` ends that time early.
+        ``drained`` waits for those who go on asking models on behalf of accepted requests.
+        """
+        try:
+            async with self._background:
+                try:
+                    yield
+                finally:
+                    for model in self._registry:
+                        model.refuse(ServerStopping())
+        finally:
+            await self._close(drain, skip_drain, drained)
+
+    @_shielded
+    async def register(self, registration: Registration) -> ModelVersion:
+        """Register a model, and start its workers if it has any.
+
+        Raises:
+            ChangeSuperseded: A later request unregistered it, or changed its workers, before they
+                were ready.
+            ServeError: The registration failed; everything is undone.
+        """
+        async with AsyncExitStack() as undo:
+            model = await self._open(registration, undo)
+            self._registry.check_absent(model)
+            async with self._room_for(model, registration):
+                self._registry.add(model)
+                undo.callback(self._remove, model)
+                low, high = model.settings.min_workers, model.settings.max_workers
+                order = model.workers.begin_order(low, high)
+                started, _ = model.workers.resize(low, high)
+                try:
+                    if registration.synchronous:
+                        await self._workers.wait_until_up(model, order, started)
+                        with _bad_if_contradictory():  # a goal that not even one request can meet
+                            model.settings.batching.checked_against(model.batcher.costs)
+                except BaseException:
+                    if order.is_superseded:  # the model is the later request's now
+                        undo.pop_all()
+                        self._forget_failed(model, registration)
+                    raise
+            undo.pop_all()
+        self._forget_failed(model, registration)
+        _log_loaded(model)
+        await self.snapshots.save()
+        if not registration.synchronous and model.settings.batching.max_latency:
+            self._start(_warn_of_goal(model, started))
+        return model
+
+    @_shielded
+    async def replace(self, model: ModelVersion, registration: Registration) -> ModelVersion:
+        """Register a version anew beside the one that is served, and have it take over when READY.
+
+        Requests that the old one has accepted are finished there.
+
+        Raises:
+            ModelNotFound, VersionNotFound: It was unregistered before.
+            ServeError: The registration failed; the old one serves on.
+        """
+        async with AsyncExitStack() as undo:
+            successor = await self._open(registration, undo)
+            async with self._room_for(successor, registration):
+                low, high = successor.settings.min_workers, successor.settings.max_workers
+                order = successor.workers.begin_order(low, high)
+                started, _ = successor.workers.resize(low, high)
+                await self._workers.wait_until_up(successor, order, started)
+                with _bad_if_contradictory():
+                    successor.settings.batching.checked_against(successor.batcher.costs)
+                self._registry.replace(model, successor)
+            undo.pop_all()
+        self._forget_failed(successor, registration)
+        _log_loaded(successor)
+        await self._end(model, successor)
+        return successor
+
+    async def scale(
+        self,
+        name: str,
+        version: str | None,
+        min_workers: int,
+        max_workers: int,
+        *,
+        synchronous: bool,
+    ) -> ModelVersion:
+        """Set the minimum and maximum of workers.
+
+        Raises:
+            ModelNotFound, VersionNotFound: There is no such model.
+            ChangeSuperseded: A later request changed them again (only when ``synchronous``).
+            WorkersFailed: A new worker failed to start (only when ``synchronous``).
+        """
+        model = self._registry.find(name, version)
+        outcome = self._start(self._workers.scale(model, version, min_workers, max_workers))
+        if synchronous:
+            await outcome_of(outcome)
+        return model
+
+    @_shielded
+    async def set_current_workers(self, model: ModelVersion, count: int) -> None:
+        """Set the current number of workers, within the minimum and maximum, which stay.
+
+        Raises:
+            WorkersFailed: A new worker failed to start; it was removed again.
+        """
+        await self._workers.set_current_count(model, count)
+
+    @_shielded
+    async def reconfigure(self, name: str, version: str | None, changes: Fields) -> ModelVersion:
+        """Change settings of a served model, from the next batch on; its workers stay as they are.
+
+        Raises:
+            ModelNotFound, VersionNotFound: There is no such model.
+            BadRequest: The settings would contradict each other, or what is known of the model.
+        """
+        model = self._registry.find(name, version)
+        with _bad_if_contradictory():
+            settings = model.settings.changed(changes)
+            if "max_latency" in changes:  # else it is not what was asked for that is wrong
+                settings.batching.checked_against(model.batcher.costs)
+        model.reconfigure(settings)
+        await self.snapshots.save()
+        logger.info("Batching of %s %s: %s", model.name, model.version, settings.batching)
+        return model
+
+    @_shielded
+    async def set_default(self, name: str, version: str) -> None:
+        """Choose the version that serves requests which name none.
+
+        Raises:
+            ModelNotFound, VersionNotFound: There is none.
+        """
+        self._registry.set_default(name, version)
+        await self.snapshots.save()
+
+    @_shielded
+    async def unregister(self, name: str, version: str | None = None) -> None:
+        """Unregister a version: accepted requests are finished, then its workers are stopped.
+
+        A model that failed to load at start can be unregistered, too; `/ready` ignores it then.
+
+        Raises:
+            ModelNotFound, VersionNotFound, DefaultVersionInUse: It cannot be unregistered.
+        """
+        try:
+            model = self._registry.find(name, version)
+        except (ModelNotFound, VersionNotFound):
+            if not self._registry.failed.forget(name, version):
+                raise
+            await self.snapshots.save()
+        else:
+            self._registry.remove(model)
+            others = [other for other in self._registry.defaults() if other.name == name]
+            await self._end(model, others[0] if others else None)
+        logger.info("Model %s unregistered.", name)
+
+    async def _end(self, model: ModelVersion, successor: ModelVersion | None) -> None:
+        """Finish the accepted requests of a version that is not registered any more, and end it."""
+        model.workers.order.superseded.set()
+        model.refuse(ModelNotFound(f"Model not found: {model.name}"))
+        if successor is not None:
+            model.hand_over(successor)
+        gone = self._leaving[model] = asyncio.Event()
+        await self.snapshots.save()
+        try:
+            await model.close(self._config.unregister_model_timeout)
+            del self._leaving[model]
+        finally:
+            gone.set()
+        await self.archives.remove(model.archive)
+
+    async def _open(self, registration: Registration, undo: AsyncExitStack) -> ModelVersion:
+        """Open an archive, and make the model version of a registration, without its workers."""
+        archive = await self.archives.open(
+            registration.url,
+            s3_sse_kms=registration.s3_sse_kms,
+            is_private=registration.is_private,
+        )
+        undo.push_async_callback(self.archives.remove, archive)
+        model = await self._make_version(archive, registration)
+        undo.push_async_callback(model.close, 0)
+        return model
+
+    async def _make_version(self, archive: Archive, registration: Registration) -> ModelVersion:
+        """Make the model version of a registration, without its workers."""
+        manifest = self._resolver.manifest(archive, registration)
+        # In a thread, as hundreds of foreign keys are compared with ours, letter by letter.
+        settings = await in_abandonable_thread(
+            self._resolver.settings, archive, manifest, registration
+        )
+        environment = await self._dependencies.install(
+            self._resolver.requirements(archive, manifest, venv=settings.use_venv)
+        )
+        # An earlier one first finishes its requests; its `unregister` has the deadline.
+        for earlier, gone in list(self._leaving.items()):
+            if (earlier.name, earlier.version) == (manifest.model_name, manifest.model_version):
+                await gone.wait()
+        model = ModelVersion(archive, manifest, settings, self._host, self._metrics, environment)
+        model.loaded_at_start = registration.at_start
+        model.chosen_handler = registration.handler
+        model.workflow, model.is_function = registration.workflow, registration.is_function
+        if registration.saved and registration.saved.batch_costs:
+            model.batcher.seed(point[:2] for point in registration.saved.batch_costs)
+        return model
+
+    def _room_for(
+        self, model: ModelVersion, registration: Registration
+    ) -> contextlib.AbstractAsyncContextManager[None]:
+        """Memory for the workers of a model, while they load.
+
+        Raises:
+            NotEnoughMemory: When it is entered.
+        """
+        copies = model.settings.min_workers
+        if self._host.devices.count:
+            copies = min(copies, 1)
+        if registration.at_start or not any(len(each.workers) for each in self._registry):
+            copies = 0
+        return self._memory.claim(model.name, model.archive.directory, copies)
+
+    def _remove(self, model: ModelVersion) -> None:
+        """Undo that a model was added, even if versions of its name have changed meanwhile."""
+        versions = [other for other in self._registry if other.name == model.name]
+        if model in versions and len(versions) > 1 and model in self._registry.defaults():
+            successor = next(other for other in versions if other is not model)
+            self._registry.set_default(model.name, successor.version)
+        self._registry.remove(model)
+
+    def _forget_failed(self, model: ModelVersion, registration: Registration) -> None:
+        if model in self._registry:
+            self._registry.failed.registered(model.name, model.version, registration.url)
+
+    async def _close(
+        self,
+        drain: float,
+        skip_drain: asyncio.Event,
+        drained: Callable[[], Awaitable[object]] | None,
+    ) -> None:
+        await self.snapshots.end()
+        models = [*self._registry, *self._leaving]
+        await unless(skip_drain, _drain(models, drain, drained))
+        async with asyncio.TaskGroup() as group:
+            for model in models:
+                group.create_task(model.close(0))
+
+    def _start(self, change: Coroutine[Any, Any, T]) -> "asyncio.Future[T]":
+        return self._background.start(change, _log_failure)
+
+
+def _log_loaded(model: ModelVersion) -> None:
+    logger.info("Model %s loaded.", model.name)
+    origins = ", ".join(f"{key} by {origin}" for key, origin in model.settings.origins.items())
+    logger.info("Settings of %s %s were decided: %s.", model.name, model.version, origins)
+
+
+def _log_failure(error: Exception) -> None:
+    """Log a change that failed: its caller may have been cancelled."""
+    if isinstance(error, ServeError) and error.status < _SERVERS_FAULT:
+        logger.info("A change of the models was refused: %s", one_line(error))
+    else:
+        traceback = None if isinstance(error, ServeError) else error
+        logger.warning("A change of the models failed: %s", one_line(error), exc_info=traceback)
+
+
+async def _drain(
+    models: Sequence[ModelVersion],
+    timeout: float,
+    drained: Callable[[], Awaitable[object]] | None,
+) -> None:
+    loop = asyncio.get_running_loop()
+    end = loop.time() + timeout
+    if drained is not None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(end):
+                await drained()
+    left = max(0.0, end - loop.time())
+    async with asyncio.TaskGroup() as group:
+        for model in models:
+            group.create_task(model.drain(left))
+
+
+@contextlib.contextmanager
+def _bad_if_contradictory() -> Iterator[None]:
+    try:
+        yield
+    except ValueError as error:
+        raise BadRequest(str(error)) from error
+
+
+async def _warn_of_goal(model: ModelVersion, started: Sequence[WorkerSupervisor]) -> None:
+    """Log a latency goal that not even one request can meet, where nobody waits for the workers."""
+    for worker in started:
+        await worker.first_outcome()
+    try:
+        model.settings.batching.checked_against(model.batcher.costs)
+    except ValueError as error:
+        logger.warning("Model %s %s: %s", model.name, model.version, error)

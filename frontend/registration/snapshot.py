@@ -1,0 +1,221 @@
+"""Snapshots: which models are served, written after every change and read back at start.
+
+A snapshot is a configuration file, ``<yyyyMMddHHmmssSSS>-<kind>.cfg``, with every key that was set
+and ``model_snapshot`` (`saved_models`), and as secret (mode 0600). The newest of each kind are
+kept.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+
+from marserve.frontend.aio.background import DaemonThreads
+from marserve.frontend.configuration.properties import format_properties
+from marserve.frontend.configuration.saved_models import SAVED, SavedModel, snapshot_json
+from marserve.frontend.errors import ServerBusy
+from marserve.frontend.serving.model_version import ModelVersion
+from marserve.frontend.serving.registry import ModelRegistry
+from marserve.frontend.settings.batching_settings import DEFAULT_ORIGINS, sizes_to_try
+from marserve.frontend.settings.model_settings import ModelSettings
+
+logger = logging.getLogger(__name__)
+
+# A change of the models is answered after this, written or not: a stuck disk is no reason to wait.
+_MAX_WAIT_SECONDS = 5.0
+
+
+class RestoreFailed(Exception):
+    """What a snapshot remembers cannot be served any more; the text is for the operator."""
+
+
+def served_models(registry: ModelRegistry, model_store: Path) -> list[SavedModel]:
+    """The models that are registered now, or would be, for a snapshot.
+
+    Those that an earlier snapshot remembered and that could not be loaded come last: where one was
+    the default, it is the default again once it can be. Nodes of workflows are left out: they are
+    registered by their workflows.
+    """
+    defaults = set(registry.defaults())
+    models = [model for model in registry if not model.workflow]
+    served = [_saved(model, model in defaults, model_store) for model in models]
+    return served + [load.saved for load in registry.failed if load.saved]
+
+
+def _saved(model: ModelVersion, is_default: bool, model_store: Path) -> SavedModel:
+    settings, batching = model.settings, model.settings.batching
+    archive = model.archive.source  # perhaps a plain directory, which may lie anywhere
+    if archive.is_relative_to(model_store):
+        archive = archive.relative_to(model_store)
+    return SavedModel(
+        name=model.name,
+        version=model.version,
+        is_default=is_default,
+        archive=str(archive),
+        min_workers=model.workers.min_workers,
+        max_workers=model.workers.max_workers,
+        batch_size=model.batcher.size if batching.is_automatic else batching.size,
+        max_batch_delay=batching.delay,
+        response_timeout=settings.response_timeout,
+        startup_timeout=settings.startup_timeout,
+        runtime=model.manifest.runtime,
+        parallel_level=settings.parallel.level if settings.parallel else 0,
+        handler=model.chosen_handler,
+        is_automatic=batching.is_automatic,
+        settings=_chosen_settings(settings),
+        batch_costs=tuple(model.batcher.costs.points) if sizes_to_try(batching) else (),
+    )
+
+
+def _chosen_settings(settings: ModelSettings) -> dict[str, object]:
+    """What was set for this model, less TorchServe's numbers; all else follows from it."""
+    values = settings.values
+    return {
+        row.key: row.write(values)
+        for row in SAVED
+        if settings.origins.get(row.name, "default") not in DEFAULT_ORIGINS
+    }
+
+
+class SnapshotWriter:
+    """Writes snapshots; blocks.
+
+    Args:
+        directory: Where; made if it is not there.
+        properties: What was configured, and goes into each of them.
+        kept: How many of each kind are left when one has been written.
+        clock: Seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        properties: Mapping[str, str],
+        kept: int,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._directory = directory
+        self._properties = properties
+        self._kept = kept
+        self._clock = clock
+        self._last_ms = 0
+
+    def write(self, kind: str, models: Iterable[SavedModel]) -> Path:
+        """Writes one, of the kind startup, snapshot or shutdown; the models in order.
+
+        Raises:
+            OSError: It cannot be written; nothing of it is left.
+        """
+        self._directory.mkdir(parents=True, exist_ok=True)
+        # Two changes in one millisecond are two snapshots, in order; so are two around a restart
+        # with a clock that went back, since the last one is restored.
+        there = max(_written_ms(self._directory), default=0)
+        created_ms = max(int(self._clock() * 1000), self._last_ms + 1, there + 1)
+        while (path := self._directory / f"{_stamp(created_ms)}-{kind}.cfg").exists():
+            created_ms += 1
+        self._last_ms = created_ms
+        snapshot = snapshot_json(path.name, created_ms, models)
+        date = time.strftime("%a %b %d %H:%M:%S %Z %Y", time.localtime(created_ms / 1000))
+        entries = {**self._properties, "model_snapshot": snapshot}
+        _write_at_once(path, format_properties(entries, ("Saving snapshot", date)))
+        os.utime(path, ns=(created_ms * 10**6,) * 2)
+        self._remove_old(kind)
+        return path
+
+    def _remove_old(self, kind: str) -> None:
+        # Those that were not finished when a server was killed come first.
+        ours = re.compile(rf"\.?\d{{17}}-{kind}\.cfg")
+        old = sorted(path for path in self._directory.iterdir() if ours.fullmatch(path.name))
+        for path in old[: -self._kept]:
+            path.unlink(missing_ok=True)
+
+
+def _written_ms(directory: Path) -> Iterator[int]:
+    for file in directory.glob("[0-9]" * 17 + "-*.cfg"):
+        with contextlib.suppress(OSError):  # a dangling link, or removed meanwhile
+            yield file.stat().st_mtime_ns // 10**6
+
+
+def _stamp(epoch_ms: int) -> str:
+    seconds, milliseconds = divmod(epoch_ms, 1000)
+    return f"{time.strftime('%Y%m%d%H%M%S', time.localtime(seconds))}{milliseconds:03d}"
+
+
+def _write_at_once(path: Path, text: str) -> None:
+    """Writes a file that is there as a whole or not at all, also after a loss of power."""
+    unfinished = path.with_name(f".{path.name}")
+    try:
+        unfinished.touch(mode=0o600)
+        with unfinished.open("w", encoding="ascii") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise
+
+
+class Snapshots:
+    """Has snapshots written by a thread, one after the other, while the server goes on.
+
+    Nothing is written before `begin`, so that a start that fails leaves the snapshots of the last
+    good one in charge.
+
+    Args:
+        writer: None writes none.
+        models: Looks up what is served, when a snapshot is asked for.
+    """
+
+    def __init__(
+        self, writer: SnapshotWriter | None, models: Callable[[], list[SavedModel]]
+    ) -> None:
+        self._writer = writer
+        self._models = models
+        self._thread: DaemonThreads | None = None
+        self._failed = False  # logged once, until one succeeds again
+
+    async def begin(self) -> None:
+        """The server has started: write the first."""
+        if self._writer is not None:
+            self._thread = DaemonThreads("snapshots", 1)
+        await self._save("startup")
+
+    async def save(self) -> None:
+        """The models have changed: write another."""
+        await self._save("snapshot")
+
+    async def end(self) -> None:
+        """The server is going to stop: write the last, nothing after it."""
+        await self._save("shutdown")
+        self._thread = None
+
+    async def _save(self, kind: str) -> None:
+        if self._thread is None:
+            return
+        try:
+            writing = asyncio.wrap_future(self._thread.submit(self._write, kind, self._models()))
+        except ServerBusy as error:  # the disk has not answered for long
+            logger.error("A snapshot is left out. %s", error)  # noqa: TRY400 - said in full
+            return
+        await asyncio.wait({writing}, timeout=_MAX_WAIT_SECONDS)
+        if writing.done():
+            writing.result()
+        else:
+            logger.warning("A snapshot takes more than %g s; going on.", _MAX_WAIT_SECONDS)
+
+    def _write(self, kind: str, models: list[SavedModel]) -> None:
+        assert self._writer is not None
+        try:
+            path = self._writer.write(kind, models)
+        except OSError as error:
+            if not self._failed:
+                logger.error("Snapshots cannot be written; serving goes on: %s", error)  # noqa: TRY400 - said in full
+            self._failed = True
+            return
+        self._failed = False
+        logger.info("Snapshot %s: %d model versions.", path, len(models))

@@ -1,0 +1,138 @@
+"""Changes the number of workers of a model, and waits until new ones are ready or old ones end.
+
+Of two changes the later wins: a call that waits for the effects of the earlier one raises
+`ChangeSuperseded` when the later one comes.
+"""
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from marserve.frontend.aio.background import BackgroundTasks, unless
+from marserve.frontend.errors import ChangeSuperseded, ModelNotFound, WorkersFailed
+from marserve.frontend.registration.snapshot import Snapshots
+from marserve.frontend.serving.model_version import ModelVersion
+from marserve.frontend.serving.registry import ModelRegistry
+from marserve.frontend.serving.worker_pool import WorkerOrder
+from marserve.frontend.workers.failures import ConnectionLost, LoadFailed
+from marserve.frontend.workers.supervisor import WorkerSupervisor
+
+_WITH_CODE = (ConnectionLost, LoadFailed)
+
+
+@dataclass(eq=False)
+class WorkerChanges:
+    """Changes the workers of models, which may be unregistered in the meantime.
+
+    Workers are stopped in the background, whether or not the caller waits, and may take ``timeout``
+    seconds to finish their requests.
+    """
+
+    registry: ModelRegistry
+    background: BackgroundTasks
+    snapshots: Snapshots
+    timeout: float
+
+    async def scale(self, model: ModelVersion, version: str | None, low: int, high: int) -> None:
+        """Set the minimum and maximum of workers; ``version`` is the one that the client named.
+
+        Raises:
+            ModelNotFound: It has been unregistered since it was found.
+            ChangeSuperseded: A later order came.
+            WorkersFailed: A new worker did not come up.
+        """
+        if model not in self.registry:
+            raise ModelNotFound(f"Model not found: {model.name}")
+        order = model.workers.begin_order(low, high)
+        if not high:  # no worker will be left: first finish the queue
+            model.refuse(model.no_worker())
+            await self._unless_superseded(model, order, model.drain(self.timeout))
+        started, retired = model.workers.resize(low, high)
+        model.refuse(None)
+        await self.snapshots.save()
+
+        async def wait() -> None:
+            await self._retire(model, retired)
+            await _wait_until_up(model, version, started)
+            for worker in list(model.workers):  # an earlier order may have started them just now
+                await worker.first_outcome()
+
+        await self._unless_superseded(model, order, wait())
+
+    async def wait_until_up(
+        self, model: ModelVersion, order: WorkerOrder, started: Sequence[WorkerSupervisor]
+    ) -> None:
+        """Wait for the first workers of a model.
+
+        Raises:
+            ChangeSuperseded, WorkersFailed: See `scale`.
+        """
+        waiting = _wait_until_up(model, model.version, started)
+        await self._unless_superseded(model, order, waiting)
+
+    async def set_current_count(self, model: ModelVersion, count: int) -> None:
+        """Set the current number of workers; a new one that fails to start is removed again.
+
+        Raises:
+            WorkersFailed: A new worker failed to start.
+        """
+        if model not in self.registry:
+            return
+        started, retired = model.workers.set_current_count(count)
+        await self._retire(model, retired)
+        try:
+            await _wait_until_up(model, model.version, started)
+        except WorkersFailed:
+            for worker in started:
+                await model.workers.retire(model.workers.take_out(worker), 0)
+            raise
+
+    async def _unless_superseded(
+        self, model: ModelVersion, order: WorkerOrder, waiting: Coroutine[Any, Any, None]
+    ) -> None:
+        try:
+            await unless(order.superseded, waiting)
+        except WorkersFailed:  # of a worker that the later order has taken out
+            if not order.is_superseded:
+                raise
+        if not order.is_superseded:
+            return
+        which = f"model {model.name} version {model.version}"
+        if model not in self.registry:
+            raise ChangeSuperseded(f"A later request unregistered {which}.")
+        low, high = model.workers.order.low, model.workers.order.high
+        raise ChangeSuperseded(
+            f"A later request changed the workers of {which}, which stays registered: "
+            f"min_worker={low}, max_worker={high}."
+        )
+
+    async def _retire(self, model: ModelVersion, workers: list[WorkerSupervisor]) -> None:
+        """Stop workers, even if the caller is cancelled."""
+        if workers:
+            await self.background.start(model.workers.retire(workers, self.timeout))
+
+
+async def _wait_until_up(
+    model: ModelVersion, version: str | None, workers: Sequence[WorkerSupervisor]
+) -> None:
+    """Wait until all of them are READY.
+
+    Raises:
+        WorkersFailed: The first that is not, with its reason.
+    """
+    # No TaskGroup: one that fails leaves, before Python 3.13, its task counted as being cancelled,
+    # and an order that is superseded just then ends as if the server were stopping.
+    outcomes = [asyncio.ensure_future(worker.first_outcome()) for worker in workers]
+    try:
+        for outcome in asyncio.as_completed(outcomes):
+            failure = await outcome
+            if failure is not None:
+                raise WorkersFailed(
+                    f"Failed to start workers for model {model.name} version: "
+                    f"{version or 'null'}. {failure}",
+                    status=failure.code if isinstance(failure, _WITH_CODE) else None,
+                )
+    finally:
+        for outcome in outcomes:
+            outcome.cancel()

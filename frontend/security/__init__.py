@@ -1,0 +1,1 @@
+"""Keys, guarded routes, and the limits of what clients may use."""

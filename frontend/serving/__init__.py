@@ -1,0 +1,1 @@
+"""What a request passes: registry, model versions, admission and the pool of workers."""

@@ -1,0 +1,214 @@
+"""Admission: accepts a request into a model's queue, or refuses it with the error for the client.
+
+Checked are free places in the queue, job tickets, and the request's deadline.
+"""
+
+import asyncio
+import contextlib
+import math
+import time
+from collections.abc import Sequence
+
+from marserve.frontend.batching.jobs import Job, OnAnswer, Priority
+from marserve.frontend.errors import (
+    NoWorker,
+    Overloaded,
+    RequestExpired,
+    ServeError,
+    ServerStopping,
+    WorkerDied,
+    retry_after,
+)
+from marserve.frontend.serving.predict_request import (
+    OnJointAnswer,
+    PendingJob,
+    PendingRequests,
+    PendingRows,
+    PredictRequest,
+    Ticket,
+    group_of,
+)
+from marserve.frontend.serving.worker_pool import WorkerPool
+from marserve.frontend.settings.model_settings import ModelSettings
+
+
+class Admission:
+    """Accepts requests into the queue of one model version, or refuses them.
+
+    Attributes:
+        settings: The model's settings; replaced when they change.
+        refusal: The error that every request gets; None while requests are accepted.
+    """
+
+    def __init__(
+        self, settings: ModelSettings, workers: WorkerPool, pending: PendingRequests
+    ) -> None:
+        self.settings = settings
+        self.refusal: ServeError | None = None
+        self._workers = workers
+        self._pending = pending
+        self._queue, self._batcher, self._metrics = pending.queue, pending.batcher, pending.metrics
+        self._loop = asyncio.get_running_loop()
+
+    @property
+    def share_taken(self) -> float:
+        """The share of the places to wait that are taken; 1 or more where none is free."""
+        if self.settings.use_job_ticket and not self._has_job_tickets(1):
+            return 1.0
+        return self._queue.share_taken(Priority.NORMAL)
+
+    def check(self, request: PredictRequest) -> None:
+        """See `ModelVersion.check`."""
+        self._check(request, 1)
+
+    def submit(self, request: PredictRequest, on_answer: OnAnswer) -> Ticket:
+        """See `ModelVersion.submit`."""
+        queued, timeout = self._check(request, 1)
+        job = PendingJob(
+            request.input,
+            queued,
+            on_answer,
+            group_of(request),
+            deadline=request.arrived + timeout,
+            priority=request.options.priority,
+            pending=self._pending,
+            request_arrived=request.arrived,
+            counters=self._pending.counters_of(request),
+        )
+        self._put((job,))
+        self._take_in(job, (job,), request, timeout)
+        return job
+
+    def submit_all(self, requests: Sequence[PredictRequest], on_answer: OnJointAnswer) -> Ticket:
+        """See `ModelVersion.submit_all`."""
+        first = requests[0]
+        queued, timeout = self._check(first, len(requests))
+        rows = PendingRows(self._pending, requests, queued, first.arrived + timeout, on_answer)
+        self._put(rows.jobs)
+        self._take_in(rows, rows.jobs, first, timeout)
+        return rows
+
+    def fail_queued(self) -> None:
+        """Fail all queued requests, because no worker is left to serve them."""
+        failure = self._workers.last_failure
+        cause = "" if failure is None else failure.cause or failure.what
+        for job in self._queue.clear():
+            died = WorkerDied(cause) if job.crashes else None  # it was waiting for a retry
+            job.fail(died or self.refusal or self.no_worker())
+
+    async def drain(self, timeout: float) -> None:
+        """Wait until every request is answered, at most ``timeout`` seconds.
+
+        Returns at once if no worker is ready, nor about to be so again.
+        """
+        if self._workers.is_working and timeout > 0:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout):
+                    await self._pending.drained()
+
+    def no_worker(self, *, by_version: bool = False) -> NoWorker:
+        """The error for a request to a model without a working worker."""
+        # The stray quote is TorchServe's; clients compare the text.
+        version = f' Version {self._metrics.version}"' if by_version else ""
+        return NoWorker(
+            f'Model "{self._metrics.name}"{version} has no worker to serve inference request. '
+            "Please use scale workers API to add workers. If this is a sequence inference, please "
+            "check if it is closed, or expired; or exceeds maxSequenceJobQueueSize"
+            f"{self._why_no_worker()}"
+        )
+
+    def _check(self, request: PredictRequest, jobs: int) -> tuple[float, float]:
+        """Check that a request with this many jobs may join the queue now.
+
+        Returns:
+            The moment at which it is queued, and its timeout in seconds since its arrival.
+
+        Raises:
+            ServeError: The request is refused.
+        """
+        if self.refusal is not None and not (
+            request.continues and isinstance(self.refusal, ServerStopping)
+        ):
+            # The same exception for all requests: drop the traceback of the previous raise.
+            raise self.refusal.with_traceback(None)
+        priority, is_open = request.options.priority, self._workers.is_open
+        has_tickets = not self.settings.use_job_ticket or self._has_job_tickets(jobs)
+        if not (is_open and has_tickets and self._queue.has_seat(priority, jobs)):
+            self._metrics.rejected("queue_full" if is_open else "no_worker")
+            refusal = self._refusal_of(request, jobs)
+            if is_open and jobs <= self._queue.capacity:
+                refusal.retry_after = retry_after(self._batcher.deadlines.expected_seconds())
+            raise refusal
+        # `arrived` is the first byte's time; the queue time starts now, after the upload.
+        queued = time.monotonic()
+        timeout = min(request.options.timeout, self.settings.client_timeout or math.inf)
+        if request.arrived + timeout <= queued:  # expired during the upload
+            self._metrics.rejected("expired")
+            raise self._expired(request, timeout)
+        return queued, timeout
+
+    def _put(self, jobs: Sequence[Job]) -> None:
+        try:
+            self._batcher.put(*jobs)
+        except Overloaded:
+            self._metrics.rejected("overloaded")
+            raise
+
+    def _take_in(
+        self,
+        ticket: PendingJob | PendingRows,
+        jobs: Sequence[Job],
+        request: PredictRequest,
+        timeout: float,
+    ) -> None:
+        self._pending.jobs += len(jobs)
+        if timeout < math.inf:  # only requests with a timeout need a timer
+            left = request.arrived + timeout - jobs[0].arrived
+            ticket.timer = self._loop.call_later(
+                left, lambda: ticket.expire(self._expired(request, timeout))
+            )
+        if not request.describe:
+            ticket.counters.accepted()
+
+    def _refusal_of(self, request: PredictRequest, jobs: int) -> NoWorker:
+        name, priority = self._metrics.name, request.options.priority
+        if request.describe:
+            return NoWorker(
+                f'Model "{name}" has no worker to serve describe request. Please use scale '
+                f"workers API to add workers{self._why_no_worker() or '.'}"
+            )
+        if jobs > 1 and self._workers.is_open and not self._queue.has_seat(priority, jobs):
+            return NoWorker(
+                f'The queue of model "{name}" has {self._queue.free_seats(priority)} free seats, '
+                "and the list has more items. Send fewer at a time, or give it a larger "
+                "jobQueueSize."
+            )
+        return self.no_worker(by_version=request.by_version)
+
+    def _has_job_tickets(self, jobs: int) -> bool:
+        """Whether job tickets are left; each idle worker has as many as its batch has places.
+
+        TorchServe gives one ticket per worker, so its batches never fill. With continuous batching
+        requests join a running batch, so the free places of busy workers count as well.
+        """
+        size = self._batcher.size
+        if self.settings.continuous_batching:
+            return self._pending.jobs + jobs <= self._workers.ready * size
+        return len(self._queue) + jobs <= self._batcher.workers.idle * size
+
+    def _why_no_worker(self) -> str:
+        """Why the workers failed, to append to a sentence; empty while some are working."""
+        failure = self._workers.last_failure
+        if self._workers.is_open or failure is None:
+            return ""
+        return f". Its worker has failed: {failure.reason}"
+
+    def _expired(self, request: PredictRequest, timeout: float) -> RequestExpired:
+        is_models = timeout == self.settings.client_timeout
+        if request.describe and not is_models:
+            return RequestExpired("The handler did not describe its model within responseTimeout.")
+        milliseconds = round(timeout * 1000)
+        if request.continues and not is_models:  # its time is not one that a client has chosen
+            return RequestExpired(f"No prediction within {milliseconds} ms.")
+        name = "clientTimeoutInMills" if is_models else "X-Timeout-Ms"
+        return RequestExpired(f"No prediction within {name}={milliseconds}.")

@@ -1,0 +1,225 @@
+"""The resources that the workers of all models share, and the specification of a worker's process.
+
+A worker's number of threads follows the number of workers (`WorkerPool`); with the CPU launcher all
+workers are replaced when that changes.
+"""
+
+import itertools
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from marserve.backend.manifest import Manifest
+from marserve.backend.processes.bootstrap import Runner
+from marserve.backend.protocol import Load
+from marserve.frontend.archives.requirements import ModelEnvironment
+from marserve.frontend.configuration.config import Config
+from marserve.frontend.configuration.setting_kinds import REFUSE
+from marserve.frontend.lifecycle import workdir
+from marserve.frontend.logs.setup import log_directories
+from marserve.frontend.serving.torch_options import torch_options
+from marserve.frontend.settings.batching_settings import sizes_to_try, sizes_to_validate
+from marserve.frontend.settings.model_settings import ModelSettings
+from marserve.frontend.version import __version__
+from marserve.frontend.workers.calls import CallModel, no_calls
+from marserve.frontend.workers.cores import usable_cores
+from marserve.frontend.workers.devices import DeviceAllocator
+from marserve.frontend.workers.launchers.command import CPU_LAUNCHER
+from marserve.frontend.workers.launchers.launcher import Launcher, WorkerSpec
+
+
+@dataclass(eq=False)
+class WorkerHost:
+    """The resources that the workers of all models share."""
+
+    config: Config
+    launcher: Launcher
+    devices: DeviceAllocator
+    cpu_launcher: bool = False  # whether torch's launcher for CPUs is asked for, and usable
+    #: What calls models on behalf of the handler of a name and version.
+    calls_by: Callable[[str, str], CallModel] = lambda _name, _version: no_calls
+
+    def __post_init__(self) -> None:
+        self.cores = usable_cores()
+        python = self.config.python
+        #: The interpreter of the workers, where it is not the server's; else empty.
+        self.python = "" if python is None or _is_ours(python) else str(python)
+        self._ids = itertools.count(self.config.initial_worker_port)
+        self._next_distributed_id = self.config.initial_distribution_port
+
+    def next_worker_id(self, parallel_level: int = 0) -> int:
+        """A number no worker had before, TorchServe's "port"; a parallel worker takes several."""
+        if not parallel_level:
+            return next(self._ids)
+        worker_id = self._next_distributed_id
+        self._next_distributed_id += parallel_level
+        return worker_id
+
+    def environment(
+        self, python_path: Sequence[str] = (), added: Mapping[str, str] | None = None
+    ) -> dict[str, str]:
+        """The environment of a worker: the server's and what is added, less what is withheld.
+
+        ``python_path`` is added to PYTHONPATH, for the programs that a handler starts.
+        """
+        withheld = self.config.blacklist_env_vars
+        environment = {
+            **os.environ,
+            **(added or {}),
+            "TS_DECODE_INPUT_REQUEST": str(self.config.decode_input_request).lower(),
+            "TS_IPEX_ENABLE": str(self.config.ipex_enable).lower(),
+            "TS_IPEX_GPU_ENABLE": str(self.config.ipex_gpu_enable).lower(),
+        }
+        inherited = [environment["PYTHONPATH"]] if environment.get("PYTHONPATH") else []
+        environment["PYTHONPATH"] = os.pathsep.join([*inherited, *python_path])
+        return {
+            name: value
+            for name, value in environment.items()
+            if withheld is None or name == workdir.VARIABLE or not withheld.fullmatch(name)
+        }
+
+
+def _is_ours(python: Path) -> bool:
+    """Whether it is this very interpreter; the same program in another environment is not."""
+    ours = Path(sys.executable)
+    return python.parent == ours.parent and python.samefile(ours)
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """What a worker has to know of its model."""
+
+    manifest: Manifest
+    directory: Path
+    settings: ModelSettings
+    environment: ModelEnvironment = field(default_factory=ModelEnvironment)
+
+    @property
+    def parallel_level(self) -> int:
+        """Devices of each worker, where there are any; 0 for a model that is not parallel."""
+        return self.settings.parallel.level if self.settings.parallel else 0
+
+    @property
+    def has_ranks(self) -> bool:
+        """Whether each worker is several processes."""
+        return self.settings.parallel is not None and self.settings.parallel.has_ranks
+
+
+def worker_spec(
+    model: ServedModel,
+    host: WorkerHost,
+    worker_id: int,
+    gpus: Sequence[int],
+    *,
+    position: int,
+    count: int,
+) -> WorkerSpec:
+    """What the process of a worker is started with: the one at ``position`` (from 0) of ``count``.
+
+    ``gpus`` are its own; only parallel workers see no others.
+    """
+    parallel, environment = model.settings.parallel, model.environment
+    debugged = model.settings.debugged
+    runner = None if debugged else _runner(model, host, worker_id, position, count)
+    python_path = (*_python_path(model.directory, model.manifest.handler), *environment.packages)
+    python = environment.python or host.python
+    if runner or environment.packages:
+        python = python or sys.executable
+    torch, worker_environment = torch_options(
+        model.settings,
+        host.environment(python_path, parallel.environment(gpus) if parallel else None),
+        cores=host.cores,
+        workers=count,
+        runner=runner,
+    )
+    return WorkerSpec(
+        name=f"W-{worker_id}-{model.manifest.model_name}_{model.manifest.model_version}",
+        environment=worker_environment,
+        python_path=python_path,
+        model_dir=str(model.directory),
+        threads=torch.threads,
+        torch=torch,
+        python=python,
+        runner=runner,
+        terminal=debugged,
+    )
+
+
+def load_message(
+    model: ServedModel, config: Config, gpu: int | None, declared_metrics: list[list[Any]]
+) -> Load:
+    """What a worker is to load.
+
+    ``gpu`` is the ordinal of its GPU, as it sees them, None on the CPU; for ``declared_metrics``
+    see `MetricsConfig.declarations`.
+    """
+    settings = model.settings
+    return Load(
+        model_name=model.manifest.model_name,
+        model_dir=str(model.directory),
+        handler=model.manifest.handler,
+        batch_size=settings.batching.max_size,
+        gpu_id=gpu,
+        limit_max_image_pixels=config.limit_max_image_pixels,
+        decode_input_request=config.decode_input_request,
+        max_response_bytes=config.max_response_size,
+        server_version=__version__,
+        envelope=model.manifest.envelope,
+        asynchronous=settings.asynchronous,
+        # A stateful handler would meet samples of no sequence.
+        profiled_sizes=[] if settings.stateful else sizes_to_try(settings.batching),
+        sample_input=next(iter(settings.sample_inputs), ""),
+        more_samples=list(settings.sample_inputs[1:]),
+        validated_sizes=sizes_to_validate(settings.batching) if settings.validation else [],
+        must_validate=settings.validation == REFUSE,
+        validation_seconds=settings.startup_timeout / 2,
+        tolerance=settings.validation_tolerance or 0.0,
+        compiled_sizes=list(settings.batching.compiled_sizes),
+        overlap_stages=settings.overlap_stages,
+        declared_metrics=declared_metrics,
+        max_call_bytes=config.max_request_size,
+        sequence_headers=list(sequence_headers(config)) if settings.stateful else [],
+        batch_dims=list(settings.batching.batch_dims),
+        stack_inputs=settings.stack_inputs,
+    )
+
+
+def sequence_headers(config: Config) -> tuple[str, str, str]:
+    """The names of the headers that give the id of a sequence, mark its first request, its end."""
+    return (
+        config.ts_header_key_sequence_id,
+        config.ts_header_key_sequence_start,
+        config.ts_header_key_sequence_end,
+    )
+
+
+def _runner(
+    model: ServedModel, host: WorkerHost, worker_id: int, position: int, count: int
+) -> Runner | None:
+    parallel = model.settings.parallel
+    if parallel and parallel.has_ranks:
+        return parallel.runner(f"{model.manifest.model_name}_{worker_id}", log_directories()[0])
+    if not host.cpu_launcher:
+        return None
+    arguments = (host.config.cpu_launcher_args or "").split()
+    if count > 1:
+        arguments += ["--ninstances", str(count), "--rank", str(position)]
+    return Runner(CPU_LAUNCHER, tuple(arguments))
+
+
+def _python_path(directory: Path, handler: str) -> tuple[str, ...]:
+    """What user code may import from.
+
+    The model directory, before it the folder of a ``path/file``; behind a directory that was linked
+    also the place of the link, where it can be imported as a package.
+    """
+    folder = handler.partition(":")[0].rpartition("/")[0]
+    paths = [directory.resolve()]
+    if directory.is_symlink():
+        paths.append(directory.parent)
+    if folder:
+        paths.insert(0, (directory / folder).resolve())
+    return tuple(map(str, paths))

@@ -1,0 +1,212 @@
+"""The calls that handlers make to other models (`Context.infer`): they enter where all others do.
+
+A call is a `PredictRequest` like a client's, with the priority of the request on whose behalf it is
+made, and with no more time than that has left. Who called whom is known here, and from nowhere
+else: nothing that a client sends is asked.
+
+Models that wait for each other would wait for ever. So a call is refused
+
+* if its model is among those whose handlers wait for it already (a → b → a), however many workers
+  they have, or if there are too many of those;
+* if other requests make the called model wait for the caller's at this moment (here a → b, there
+  b → a), and it has no room for one more: each could wait for the places of the other.
+
+Versions of one name are different models.
+"""
+
+import asyncio
+import logging
+import math
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from functools import partial
+
+from marserve.backend.protocol import Call, Input, Prediction
+from marserve.frontend.batching.jobs import Answer, Job, Stream
+from marserve.frontend.errors import (
+    CyclicCall,
+    PayloadTooLarge,
+    ServeError,
+    ServerBusy,
+    TooMuchInFlight,
+)
+from marserve.frontend.security.usage import Holding, Usage
+from marserve.frontend.serving.model_version import ModelVersion
+from marserve.frontend.serving.predict_request import PredictRequest, RequestOptions, Ticket
+from marserve.frontend.serving.registry import ModelRegistry
+from marserve.frontend.serving.whole_answers import whole_answer
+from marserve.frontend.workers.calls import CallAnswer, CallModel, OnCallAnswer
+
+logger = logging.getLogger(__name__)
+
+#: The most models of which each waits for the next.
+MAX_DEPTH = 10
+
+#: Name and version of a model.
+_Key = tuple[str, str]
+
+
+class ModelCalls:
+    """The calls of all handlers.
+
+    ``max_answer_bytes`` limits an answer that comes in pieces, ``max_request_bytes`` one call, and
+    ``max_bytes`` all calls that are under way, with the answers that the callers have not read.
+    """
+
+    def __init__(
+        self,
+        registry: ModelRegistry,
+        *,
+        max_request_bytes: int,
+        max_answer_bytes: int,
+        max_bytes: int,
+    ) -> None:
+        self._registry = registry
+        self._max_request_bytes = max_request_bytes
+        self._max_answer_bytes = max_answer_bytes
+        self._usage = Usage(max_bytes)
+        self._last = 0
+        #: Job of a call to the models that wait for it, the first one first.
+        self._callers: dict[object, tuple[_Key, ...]] = {}
+        #: Model to those that it calls at present, each with the number of calls.
+        self._waiting: defaultdict[_Key, Counter[_Key]] = defaultdict(Counter)
+
+    def by(self, name: str, version: str) -> CallModel:
+        """What calls models on behalf of the handler of this model."""
+        return partial(self._call, (name, version))
+
+    def _call(self, key: _Key, caller: Job, call: Call, on_answer: OnCallAnswer) -> "_ModelCall":
+        model = self._registry.find(call.model, call.version or None)
+        called = model.name, model.version
+        callers = (*self._callers.get(caller, ()), key)
+        self._check(callers, model, called)
+        size = sum(len(part.body) for part in call.parts)
+        if size > self._max_request_bytes:
+            raise PayloadTooLarge(self._max_request_bytes)
+        request = self._request(caller, call)
+        deadline = request.arrived + request.options.timeout
+        made = _ModelCall(on_answer, deadline, self._max_answer_bytes, Holding(self._usage))
+        made.holding.hold(size)
+        try:
+            ticket = made.ticket = model.submit(request, made.answered)
+        except ServeError:
+            made.holding.close()
+            raise
+        made.on_end = partial(self._ended, ticket, key, called)
+        self._callers[ticket] = callers
+        self._waiting[key][called] += 1
+        return made
+
+    def _ended(self, ticket: Ticket, key: _Key, called: _Key) -> None:
+        del self._callers[ticket]
+        waiting = self._waiting[key]
+        waiting[called] -= 1
+        if not waiting[called]:
+            del waiting[called]
+        if not waiting:
+            del self._waiting[key]
+
+    def _request(self, caller: Job, call: Call) -> PredictRequest:
+        now = time.monotonic()
+        # The deadline of an answer in pieces is that of its first piece.
+        timeout = math.inf if caller.stream is not None else caller.deadline - now
+        if call.timeout is not None and call.timeout < timeout:
+            timeout = call.timeout
+        self._last += 1
+        return PredictRequest(
+            # An id that is found with the caller's in logs, and is no other call's.
+            Input(f"{caller.input.id}.{self._last}", call.headers, call.parts),
+            now,
+            bool(call.version),
+            RequestOptions(timeout, caller.priority),
+            continues=True,
+        )
+
+    def _check(self, callers: tuple[_Key, ...], model: ModelVersion, called: _Key) -> None:
+        """Raise the error that refuses a call by the last of the ``callers``."""
+        if called in callers:
+            raise CyclicCall(f"The model would wait for itself: {_formatted(*callers, called)}.")
+        if len(callers) >= MAX_DEPTH:
+            raise CyclicCall(
+                f"At most {MAX_DEPTH} models wait for each other: {_formatted(*callers, called)}."
+            )
+        if self._waits_for(called, callers[-1]) and not model.has_room:
+            raise ServerBusy(
+                f"Requests of {_formatted(callers[-1])} and {_formatted(called)} wait for each "
+                "other's model, and there is no room for another."
+            )
+
+    def _waits_for(self, waiting: _Key, awaited: _Key) -> bool:
+        """Whether requests of one model wait for another at present, directly or not."""
+        seen, found = {waiting}, [waiting]
+        while found:
+            after = self._waiting.get(found.pop(), Counter())
+            if awaited in after:
+                return True
+            found.extend(after.keys() - seen)
+            seen.update(after)
+        return False
+
+
+class _ModelCall:
+    """A call that is under way: its ticket, and what makes an answer in pieces whole."""
+
+    def __init__(
+        self, on_answer: OnCallAnswer, deadline: float, max_bytes: int, holding: Holding
+    ) -> None:
+        self.ticket: Ticket
+        self.on_end: Callable[[], None]
+        self._on_answer = on_answer
+        self._deadline = deadline
+        self._max_bytes = max_bytes
+        self.holding = holding
+        self._is_over = False
+        self._reading: asyncio.Task[None] | None = None
+
+    def cancel(self) -> None:
+        """See `CallTicket.cancel`."""
+        if self._is_over:
+            return
+        self._end()
+        self.ticket.cancel()
+        if self._reading is not None:
+            self._reading.cancel()
+
+    def answered(self, answer: Answer) -> None:
+        """Take the answer of the model."""
+        if isinstance(answer, Stream):
+            self._reading = asyncio.create_task(self._read(answer))
+        else:
+            self._pass_on(answer)
+
+    async def _read(self, stream: Stream) -> None:
+        try:
+            holding = Holding(self.holding.usage)
+            answer: CallAnswer = await whole_answer(
+                stream, self._deadline, self._max_bytes, holding
+            )
+        except ServeError as error:
+            answer = error
+        except Exception:  # a defect of ours, which must not leave the handler waiting
+            logger.exception("The answer to a call could not be read.")
+            answer = ServeError("The answer could not be read.")
+        self._pass_on(answer)
+
+    def _pass_on(self, answer: CallAnswer) -> None:
+        if not self._is_over:
+            self._end()
+            try:
+                self.holding.hold(len(answer.body) if isinstance(answer, Prediction) else 0)
+            except TooMuchInFlight as error:
+                answer = error
+            self._on_answer(answer, self.holding.close)
+
+    def _end(self) -> None:
+        self._is_over = True
+        self.holding.close()
+        self.on_end()
+
+
+def _formatted(*models: _Key) -> str:
+    return " -> ".join(" ".join(key) for key in models)

@@ -1,0 +1,314 @@
+"""A prediction request, independent of the transport, and how it is answered and counted.
+
+    request = PredictRequest(input_, arrived, by_version, options)
+    ticket = model.submit(request, on_answer)    # or it raises the ServeError that is the answer
+    ticket.cancel()                              # the client has left: on_answer is not called
+
+``on_answer`` gets a Prediction, a ServeError, or a Stream, which the callee must close. It is
+called once, from the event loop, never before `submit` has returned. It must not raise, because it
+is called while the other requests of the batch are answered. Coroutines use
+``await model.predict(request)`` instead.
+
+A transport has nothing else to do: queue capacity, job tickets, deadlines, timers and metrics are
+handled here and in `admission` before ``on_answer`` is called.
+"""
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol
+
+from marserve.backend.protocol import Input, Prediction
+from marserve.frontend.batching.batcher import Batcher
+from marserve.frontend.batching.job_queue import JobQueue
+from marserve.frontend.batching.jobs import Answer, Group, Job, Priority, Stream
+from marserve.frontend.errors import Overloaded, RequestExpired, SequenceOver, ServeError
+from marserve.frontend.security.usage import Holding
+from marserve.frontend.telemetry.model_metrics import ModelMetrics, RequestCounters
+
+
+@dataclass(frozen=True)
+class RequestOptions:
+    """How soon a client wants its answer; ``timeout`` is in seconds from the request's arrival."""
+
+    timeout: float = math.inf
+    priority: Priority = Priority.NORMAL
+
+
+NO_OPTIONS = RequestOptions()
+
+
+@dataclass(slots=True)
+class PredictRequest:
+    """One request to a model, as any transport submits it.
+
+    Attributes:
+        input: Parts, and headers as the handler sees them. The header ``explain: True`` asks for an
+            explanation; a header ``describe`` is removed.
+        arrived: Seconds on the monotonic clock.
+        by_version: Whether the client named the version.
+        describe: Whether the handler is to describe its model. Such requests are not counted.
+        continues: Whether it is a part of a request that was accepted before, which is served to
+            its end while the server stops.
+        holding: Makes what counts the memory for it, beside the input and the answer.
+    """
+
+    input: Input
+    arrived: float
+    by_version: bool
+    options: RequestOptions = NO_OPTIONS
+    describe: bool = False
+    continues: bool = False
+    holding: Callable[[], Holding] = Holding
+
+
+#: The answer to requests submitted together: their predictions in order, up to the first whose
+#: status is not 200; or the error of the first that failed.
+JointAnswer = list[Prediction] | ServeError
+OnJointAnswer = Callable[[JointAnswer], None]
+
+
+class Ticket(Protocol):
+    """Handle of an accepted request, to cancel it."""
+
+    @property
+    def dispatched(self) -> float | None:
+        """When it was sent to a worker, on the monotonic clock; None while it is queued."""
+
+    def cancel(self) -> None:
+        """Stop waiting for the answer, or for the rest of a stream. Safe at any time."""
+
+
+@dataclass(eq=False)
+class PendingRequests:
+    """The requests of one model version that are accepted and not answered yet."""
+
+    queue: JobQueue
+    batcher: Batcher
+    metrics: ModelMetrics
+    max_stream_backlog: int
+    #: The number of their jobs.
+    jobs: int = field(default=0, init=False)
+    _drained: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+
+    async def drained(self) -> None:
+        """Wait until all are answered, without a deadline; callers set one."""
+        if self.jobs:
+            self._drained.clear()
+            await self._drained.wait()
+
+    def remove(self, jobs: int) -> None:
+        """Count this many jobs as answered or cancelled."""
+        self.jobs -= jobs
+        if not self.jobs:
+            self._drained.set()
+
+    def counters_of(self, request: PredictRequest) -> RequestCounters:
+        """The counters to which a request is added."""
+        return self.metrics.versioned if request.by_version else self.metrics.unversioned
+
+    def count_unserved(self, answer: Answer | JointAnswer | None) -> None:
+        """Count a request that never reached a worker; ``answer`` is None if its client left."""
+        if answer is None:
+            self.metrics.rejected("client_gone")
+        elif isinstance(answer, Overloaded):
+            self.metrics.rejected("overloaded")
+        elif isinstance(answer, SequenceOver):
+            self.metrics.rejected("sequence_over")
+        else:
+            self.metrics.rejected("expired" if isinstance(answer, RequestExpired) else "no_worker")
+
+    def count_stream(
+        self, counters: RequestCounters, arrived: float, queued: float, complete: bool
+    ) -> None:
+        """Count a streamed answer when it ends."""
+        self.remove(1)
+        if complete:
+            counters.answered(queued, time.monotonic() - arrived)
+
+
+class _RequestJob(Job):
+    """A job that, while still queued, reports a failure only in the next turn of the event loop.
+
+    The batcher refuses jobs within `submit`, and while it forms batches. A transport called back
+    then would not have its ticket yet, or could submit into a batch that is half formed.
+    """
+
+    __slots__ = ()
+
+    def fail(self, error: ServeError) -> None:
+        if self.dispatched is None:
+            asyncio.get_running_loop().call_soon(self.answer, error)
+        else:
+            super().fail(error)
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class PendingJob(_RequestJob):
+    """The job of a single request, and its `Ticket`."""
+
+    pending: PendingRequests
+    request_arrived: float
+    counters: RequestCounters
+    timer: asyncio.TimerHandle | None = field(default=None, init=False)
+
+    def answer(self, answer: Answer) -> None:
+        """See `Job.answer`."""
+        on_answer, self.on_answer = self.on_answer, None
+        if on_answer is None:
+            return
+        if type(answer) is Stream:
+            self._begin(answer)
+        else:
+            self._end(answer)
+            if self.on_end is not None:
+                self.on_end()
+        on_answer(answer)
+
+    def expire(self, error: ServeError) -> None:
+        """Answer that its time is over."""
+        self.fail(error)
+
+    def cancel(self) -> None:
+        """See `Ticket.cancel`."""
+        if self.on_answer is not None:
+            self._end(None)
+        Job.cancel(self)  # not super(): slots make another class of what the decorator got
+
+    def discard(self) -> None:
+        """Leave the queue, of which it is still a part unless it was refused there."""
+        self.pending.queue.discard(self)
+
+    def _begin(self, stream: Stream) -> None:
+        """Start a stream; the timer is cancelled, for the deadline is that of the first piece."""
+        if self.timer is not None:
+            self.timer.cancel()
+        assert self.dispatched is not None
+        pending, waited = self.pending, self.dispatched - self.arrived
+        stream.max_waiting_bytes = pending.max_stream_backlog
+        # Not a bound method of this job: the job refers to the stream, that would be a cycle.
+        stream.on_close = partial(pending.count_stream, self.counters, self.request_arrived, waited)
+
+    def _end(self, answer: Answer | None) -> None:
+        pending = self.pending
+        if self.timer is not None:
+            self.timer.cancel()
+        pending.remove(1)
+        if self.dispatched is None:
+            self.discard()
+            pending.count_unserved(answer)
+        elif type(answer) is Prediction and self.group is not Group.DESCRIBE:
+            now = time.monotonic()
+            self.counters.answered(self.dispatched - self.arrived, now - self.request_arrived)
+            if self.deadline < math.inf:
+                pending.batcher.deadlines.answer_sent(now)
+
+
+class _RowJob(_RequestJob):
+    """A job that came with others of its request."""
+
+    __slots__ = ()
+    is_row_of_list = True
+
+
+class PendingRows:
+    """The jobs of requests submitted together, in order; one `Ticket`, counted as one request."""
+
+    def __init__(
+        self,
+        pending: PendingRequests,
+        requests: Sequence[PredictRequest],
+        queued: float,
+        deadline: float,
+        on_answer: OnJointAnswer,
+    ) -> None:
+        first = requests[0]
+        self._pending = pending
+        self._arrived, self._queued = first.arrived, queued
+        self._on_answer: OnJointAnswer | None = on_answer
+        self._predictions: list[Prediction] = []
+        #: Answers that came out of order, by place.
+        self._early: dict[int, Prediction | ServeError] = {}
+        self._holding = first.holding()
+        self.timer: asyncio.TimerHandle | None = None
+        self.counters = pending.counters_of(first)
+        make = _RowJob if len(requests) > 1 else _RequestJob
+        self.jobs = [
+            make(
+                request.input,
+                queued,
+                partial(self._take, place),
+                group_of(request),
+                deadline=deadline,
+                priority=first.options.priority,
+            )
+            for place, request in enumerate(requests)
+        ]
+
+    @property
+    def dispatched(self) -> float | None:
+        """See `Ticket.dispatched`."""
+        return self.jobs[0].dispatched
+
+    def cancel(self) -> None:
+        """See `Ticket.cancel`."""
+        self._end(None)
+
+    def expire(self, error: ServeError) -> None:
+        """Answer that its time is over."""
+        self._end(error)
+
+    def _take(self, place: int, answer: Answer) -> None:
+        if isinstance(answer, Stream):
+            answer.close()  # else its pieces would wait in memory for the rows before it
+            answer = ServeError("The model answers in pieces; such answers make no list.")
+        if isinstance(answer, Prediction):
+            try:
+                self._holding.hold(len(answer.body))
+            except ServeError as error:
+                answer = error
+        self._early[place] = answer
+        predictions = self._predictions
+        while self._on_answer is not None and len(predictions) in self._early:
+            answer = self._early.pop(len(predictions))
+            if isinstance(answer, Prediction):
+                predictions.append(answer)
+                if answer.status != 200 or len(predictions) == len(self.jobs):
+                    self._end(predictions)
+            else:
+                self._end(answer)
+
+    def _end(self, answer: JointAnswer | None) -> None:
+        """Answer once and clean up; ``answer`` is None if the client has left."""
+        on_answer, self._on_answer = self._on_answer, None
+        if on_answer is None:
+            return
+        pending, jobs = self._pending, self.jobs
+        self._holding.close()
+        if self.timer is not None:
+            self.timer.cancel()
+        for job in jobs:
+            job.cancel()
+            pending.queue.discard(job)
+        pending.remove(len(jobs))
+        if jobs[0].dispatched is None:
+            pending.count_unserved(answer)
+        elif isinstance(answer, list):
+            waited = max(job.dispatched or self._queued for job in jobs) - self._queued
+            self.counters.answered(waited, time.monotonic() - self._arrived)
+        if answer is not None:
+            on_answer(answer)
+
+
+def group_of(request: PredictRequest) -> Group:
+    """The group of requests it may share a batch with, by its headers."""
+    headers = request.input.headers
+    # Only the server may set this header: a client's would turn the whole batch into descriptions.
+    headers.pop("describe", None)
+    if request.describe:
+        headers["describe"] = "True"
+        return Group.DESCRIBE
+    return Group.EXPLAIN if headers.get("explain") == "True" else Group.PREDICT

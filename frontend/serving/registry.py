@@ -1,0 +1,210 @@
+"""The models that are served, by name and version, and those that the start could not load.
+
+Only `ModelManager` changes the register; transports look models up in it.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import chain, islice
+
+from marserve.frontend.archives.archive import implied_model_name
+from marserve.frontend.configuration.saved_models import SavedModel
+from marserve.frontend.errors import (
+    DefaultVersionInUse,
+    ModelNotFound,
+    ModelNotYetLoaded,
+    VersionConflict,
+    VersionNotFound,
+)
+from marserve.frontend.serving.model_version import ModelVersion
+
+
+@dataclass(frozen=True)
+class FailedLoad:
+    """A model that could not be loaded, and why, in a sentence."""
+
+    name: str
+    url: str
+    reason: str
+    version: str = ""  # empty where it is not known
+    saved: SavedModel | None = None  # what a snapshot remembers of it
+    is_name_implied: bool = False  # by the file: its manifest may have another
+    is_awaited: bool = True  # whether the server is not ready without it
+
+
+class FailedLoads:
+    """Models that could not be loaded, at start or from a catalog; there may be thousands.
+
+    Each stays until it is registered, from whatever archive, or unregistered.
+    """
+
+    def __init__(self) -> None:
+        self._by_name: defaultdict[str, list[FailedLoad]] = defaultdict(list)
+        #: Names of those without which the server is not ready.
+        self.awaited: set[str] = set()
+
+    def __iter__(self) -> Iterator[FailedLoad]:
+        return chain.from_iterable(self._by_name.values())
+
+    def listed(self) -> Iterable[FailedLoad]:
+        """Return those for lists and metrics, at most 1000."""
+        return islice(self, 1000)
+
+    def append(self, load: FailedLoad) -> None:
+        """Add one."""
+        self._by_name[load.name].append(load)
+        if load.is_awaited:
+            self.awaited.add(load.name)
+
+    def replace(self, name: str, loads: Iterable[FailedLoad]) -> None:
+        """Put others in the place of those of a name."""
+        self._by_name.pop(name, None)
+        self.awaited.discard(name)
+        if kept := [*loads]:
+            self._by_name[name] = kept
+        if any(load.is_awaited for load in kept):
+            self.awaited.add(name)
+
+    def find(self, name: str, version: str | None = None) -> list[FailedLoad]:
+        """Return those of a name, or of one of its versions."""
+        loads = self._by_name.get(name, ())
+        return [load for load in loads if not version or load.version in ("", version)]
+
+    def registered(self, name: str, version: str, url: str) -> None:
+        """Remove the failed loads that a newly registered model makes good."""
+        self.forget(name, version)
+        implied = implied_model_name(url)
+        others = (x for x in self.find(implied) if not x.is_name_implied or x.url != url)
+        self.replace(implied, others)
+
+    def forget(self, name: str, version: str | None) -> bool:
+        """Remove the failed loads of a name or version; returns whether there were any."""
+        found = self.find(name, version)
+        self.replace(name, [load for load in self.find(name) if load not in found])
+        return bool(found)
+
+
+@dataclass
+class CatalogProgress:
+    """How far the models are those of a catalog, where there is one; see `catalog`."""
+
+    is_known: bool = True  # whether the catalog has been read; else the server is not ready
+    awaited: set[str] = field(default_factory=set)  # models without which it is not ready
+    trouble: str = ""  # what is not as the catalog wants it, for people
+
+
+@dataclass
+class _Versions:
+    default: str
+    by_version: dict[str, ModelVersion] = field(default_factory=dict)
+
+
+class ModelRegistry:
+    """All models by name and version. The first version of a name becomes its default."""
+
+    def __init__(self) -> None:
+        self._models: dict[str, _Versions] = {}
+        #: Whether the server is about to stop, and requests should go elsewhere.
+        self.is_leaving = False
+        #: Those that the start could not load, and that are therefore not among the models.
+        self.failed = FailedLoads()
+        #: What a catalog still waits for.
+        self.catalog_progress = CatalogProgress()
+
+    def __iter__(self) -> Iterator[ModelVersion]:
+        for versions in self._models.values():
+            yield from versions.by_version.values()
+
+    def defaults(self) -> list[ModelVersion]:
+        """The default version of every model, sorted by name."""
+        return [each.by_version[each.default] for _, each in sorted(self._models.items())]
+
+    def has(self, name: str, version: str) -> bool:
+        """Whether this version, by its name, is registered."""
+        return name in self._models and version in self._models[name].by_version
+
+    def find(self, name: str, version: str | None = None) -> ModelVersion:
+        """Return the version asked for, or the default version.
+
+        Raises:
+            ModelNotFound, VersionNotFound: There is none.
+        """
+        versions = self._find(name)
+        model = versions.by_version.get(versions.default if version is None else version)
+        if model is None:
+            self._check_complete(name)
+            sentence = f"Model version: {version} does not exist for model: {name}"
+            raise VersionNotFound(self._with_reason(sentence, name, version))
+        return model
+
+    def versions(self, name: str) -> list[ModelVersion]:
+        """All versions of a model, sorted by version text; raises ModelNotFound for none."""
+        return [model for _, model in sorted(self._find(name).by_version.items())]
+
+    def add(self, model: ModelVersion) -> None:
+        """Register a version; raises VersionConflict if there is one already."""
+        self.check_absent(model)
+        versions = self._models.setdefault(model.name, _Versions(model.version))
+        versions.by_version[model.version] = model
+
+    def check_absent(self, model: ModelVersion) -> None:
+        """Raise VersionConflict if there is such a version."""
+        if self.has(model.name, model.version):
+            raise VersionConflict(
+                f"Model version {model.version} is already registered for model {model.name}"
+            )
+
+    def remove(self, model: ModelVersion) -> None:
+        """Remove a version; does nothing if it is not registered.
+
+        Raises:
+            DefaultVersionInUse: It is the default and others exist.
+        """
+        versions = self._models.get(model.name)
+        if versions is None or versions.by_version.get(model.version) is not model:
+            return
+        if versions.default == model.version and len(versions.by_version) > 1:
+            raise DefaultVersionInUse(f"Cannot remove default version for model {model.name}")
+        del versions.by_version[model.version]
+        if not versions.by_version:
+            del self._models[model.name]
+
+    def replace(self, model: ModelVersion, successor: ModelVersion) -> None:
+        """Put another in the place of a registered one, of the same name and version.
+
+        Raises:
+            ModelNotFound, VersionNotFound: It has been removed meanwhile.
+        """
+        if self.find(model.name, model.version) is not model:
+            raise VersionNotFound(f"Version {model.version} of {model.name} is another one by now")
+        self._models[model.name].by_version[model.version] = successor
+
+    def set_default(self, name: str, version: str) -> None:
+        """Choose the version that serves requests which name none.
+
+        Raises:
+            ModelNotFound, VersionNotFound: There is none.
+        """
+        versions = self._find(name)
+        if version not in versions.by_version:
+            raise VersionNotFound(f"Model version {version} does not exist for model {name}")
+        versions.default = version
+
+    def _find(self, name: str) -> _Versions:
+        versions = self._models.get(name)
+        if versions is None:
+            self._check_complete(name)
+            raise ModelNotFound(self._with_reason(f"Model not found: {name}", name, None))
+        return versions
+
+    def _check_complete(self, name: str) -> None:
+        """Raise ModelNotYetLoaded where what is missing may come: a balancer asks another then."""
+        progress = self.catalog_progress
+        if (name in progress.awaited or not progress.is_known) and not self.failed.find(name):
+            raise ModelNotYetLoaded(f"Model not loaded yet: {name}")
+
+    def _with_reason(self, sentence: str, name: str, version: str | None) -> str:
+        """TorchServe's sentence, followed by the reason if the model failed to load at start."""
+        failed = self.failed.find(name, version)
+        return f"{sentence}. It could not be loaded: {failed[0].reason}" if failed else sentence

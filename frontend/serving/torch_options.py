@@ -1,0 +1,110 @@
+"""What a worker's torch is started with: how many threads, how they wait for each other, and why.
+
+Whoever has decided already is left alone: the operator, by the variables of OpenMP in the server's
+environment; torchrun and torch's launcher for CPUs, which share out the cores themselves. A setting
+of the model (or of config.properties, for all models) is stronger than these.
+"""
+
+from collections.abc import Mapping
+
+from marserve.backend.processes.bootstrap import Runner
+from marserve.frontend.configuration.setting_kinds import AUTOMATIC
+from marserve.frontend.settings.model_settings import ModelSettings
+from marserve.frontend.workers.launchers.command import CPU_LAUNCHER
+from marserve.frontend.workers.launchers.openmp import (
+    PASSIVE,
+    TorchOptions,
+    says_how_to_wait,
+    variables_of,
+    with_wait_policy,
+)
+
+_COUNT = "OMP_NUM_THREADS"
+_COUNTS = (_COUNT, "MKL_NUM_THREADS")
+_ORIGINS = {
+    "request": "its registration",
+    "yaml": "model-config.yaml",
+    "models": "models= of config.properties",
+    "server": "config.properties",
+}
+
+
+def torch_options(
+    settings: ModelSettings,
+    environment: Mapping[str, str],
+    *,
+    cores: int,
+    workers: int,
+    runner: Runner | None = None,
+) -> tuple[TorchOptions, Mapping[str, str]]:
+    """What one of so many workers is started with, and its environment in agreement with that.
+
+    ``environment`` is what it would be without these settings, ``runner`` what starts its
+    processes, if it is not the server.
+    """
+    policy, wait_why = _wait_policy(settings, environment, runner)
+    threads, threads_why, is_share = _threads(settings, environment, cores, workers, runner)
+    agreed = with_wait_policy(environment, policy) if policy else dict(environment)
+    if settings.torch_threads:
+        agreed |= dict.fromkeys(_COUNTS, str(threads))
+    return TorchOptions(threads, threads_why, is_share, policy, wait_why), agreed
+
+
+def threads_to_try(options: TorchOptions, settings: ModelSettings, gpu: int | None) -> list[int]:
+    """The numbers of threads among which a worker may choose by trying a sample; none: no choice.
+
+    Not on a GPU, where the threads of torch have little to do; nor where there are no batches to
+    try; nor with a stateful handler, which would meet samples of no sequence.
+    """
+    has_batches = not (settings.mode or settings.stateful or settings.debugged)
+    if not options.is_share or options.threads < 2 or gpu is not None or not has_batches:
+        return []
+    powers = (1 << exponent for exponent in range(options.threads.bit_length()))
+    return sorted({*(power for power in powers if power < options.threads), options.threads})
+
+
+def wait_environment(wait_policy: str, environment: Mapping[str, str]) -> Mapping[str, str]:
+    """The environment of workers whose model says nothing, for the setting of all models."""
+    if wait_policy == AUTOMATIC:
+        if says_how_to_wait(environment):
+            return environment
+        wait_policy = PASSIVE
+    return with_wait_policy(environment, wait_policy)
+
+
+def _wait_policy(
+    settings: ModelSettings, environment: Mapping[str, str], runner: Runner | None
+) -> tuple[str, str]:
+    if settings.torch_wait_policy != AUTOMATIC:
+        return settings.torch_wait_policy, _chosen("torchWaitPolicy", settings)
+    if says_how_to_wait(environment):
+        texts = (f"{name}={value}" for name, value in variables_of(environment).items())
+        return "", f"{', '.join(texts)} in the server's environment"
+    if runner is not None and runner.module == CPU_LAUNCHER:
+        return "", "left to torch's launcher for CPUs"
+    return PASSIVE, "auto: a thread that waits leaves its core to others"
+
+
+def _threads(
+    settings: ModelSettings,
+    environment: Mapping[str, str],
+    cores: int,
+    workers: int,
+    runner: Runner | None,
+) -> tuple[int, str, bool]:
+    if settings.torch_threads:
+        return settings.torch_threads, _chosen("torchThreads", settings), False
+    if runner is not None:
+        if runner.module == CPU_LAUNCHER:
+            return 0, "left to torch's launcher for CPUs", False
+        return 0, f"OMP_NUMBER_THREADS of torchrun: {environment.get(_COUNT)}", False
+    if _COUNT in environment:
+        return 0, f"{_COUNT}={environment[_COUNT]} in the server's environment", False
+    share = max(1, cores // max(1, workers))
+    return share, f"auto: its share of {cores} cores for {workers} workers", True
+
+
+def _chosen(key: str, settings: ModelSettings) -> str:
+    names = {"torchThreads": "torch_threads", "torchWaitPolicy": "torch_wait_policy"}
+    origin = settings.origins.get(names[key], "")
+    return f"{key} of {_ORIGINS.get(origin, f'a {origin}' if origin else 'the model')}"

@@ -1,0 +1,47 @@
+"""Reads an answer in pieces to its end, for those who can use it only as a whole."""
+
+import asyncio
+import math
+from dataclasses import replace
+
+from marserve.backend.protocol import STREAM_NEXT, Prediction
+from marserve.frontend.batching.jobs import Stream, StreamBroken
+from marserve.frontend.errors import RequestExpired, ServeError
+from marserve.frontend.security.usage import Holding
+
+
+async def whole_answer(
+    stream: Stream, deadline: float, max_bytes: int, holding: Holding
+) -> Prediction:
+    """Join the pieces of an answer, and close it.
+
+    Args:
+        stream: The answer.
+        deadline: Moment by which the last piece has to come, monotonic seconds.
+        max_bytes: How long it may be.
+        holding: Counts the pieces until they are joined; it is closed.
+
+    Raises:
+        TooMuchInFlight: There is no memory for it.
+        RequestExpired: It was not complete in time.
+        ServeError: It is too long, or was broken off.
+    """
+    body = bytearray()
+    try:
+        with holding:
+            async with asyncio.timeout_at(None if deadline == math.inf else deadline):
+                async for piece in stream.pieces():
+                    holding.hold(len(piece))
+                    body += piece
+                    if len(body) > max_bytes:
+                        what = f"The pieces of an answer are longer than {max_bytes} bytes."
+                        raise ServeError(what)
+    except TimeoutError as error:
+        raise RequestExpired("The answer was not complete in time.") from error
+    except StreamBroken as error:
+        raise ServeError(f"The answer was broken off: {error}") from error
+    finally:
+        stream.close()
+    first = stream.first
+    headers = {name: text for name, text in first.headers.items() if name.lower() != STREAM_NEXT}
+    return replace(first, body=bytes(body), headers=headers)

@@ -1,0 +1,365 @@
+"""The pool of workers of one model version: changes their number, and knows their states.
+
+A parallel model has at most as many workers as there are blocks of GPUs for them. With torch's
+launcher for CPUs all workers are replaced when their number changes, because each is bound to its
+share of the cores; the new ones start while the old ones finish their batches.
+"""
+
+import asyncio
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+from operator import attrgetter
+from typing import NamedTuple
+
+from marserve.frontend.batching.batcher import Batcher
+from marserve.frontend.batching.job_queue import JobQueue
+from marserve.frontend.batching.sequences.sequence_table import SequenceTable
+from marserve.frontend.errors import NotEnoughDevices
+from marserve.frontend.serving.host import ServedModel, WorkerHost, load_message, worker_spec
+from marserve.frontend.serving.torch_options import threads_to_try
+from marserve.frontend.settings.batching_settings import sizes_to_try
+from marserve.frontend.settings.model_settings import ModelSettings
+from marserve.frontend.telemetry.model_metrics import ModelMetrics
+from marserve.frontend.workers.dispatch.asynchronous import MAX_IN_FLIGHT, Async
+from marserve.frontend.workers.dispatch.continuous_batching import ContinuousBatching
+from marserve.frontend.workers.dispatch.outstanding import dispatch_batches
+from marserve.frontend.workers.failures import Failure
+from marserve.frontend.workers.idle_profiling import IdleProfiling
+from marserve.frontend.workers.launchers.launcher import WorkerSpec
+from marserve.frontend.workers.sequence_slots import WorkerSlots
+from marserve.frontend.workers.supervisor import MakeDispatch, WorkerSupervisor, WorkerTimeouts
+
+
+@dataclass(eq=False)
+class WorkerOrder:
+    """An order to have between ``low`` and ``high`` workers, valid until the next order."""
+
+    low: int
+    high: int
+    superseded: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def is_superseded(self) -> bool:
+        """Whether another order is in force now."""
+        return self.superseded.is_set()
+
+
+class Resized(NamedTuple):
+    """Workers that were started, and those taken out (youngest first), which run until retired."""
+
+    started: list[WorkerSupervisor]
+    retired: list[WorkerSupervisor]
+
+
+class WorkerPool:
+    """The workers of one model version, in the order they were started.
+
+    ``on_closed`` is called when no worker is left that could serve, as far as is known. With
+    ``sequences``, those of a stateful model, each worker has a batcher of its own.
+    """
+
+    def __init__(
+        self,
+        model: ServedModel,
+        host: WorkerHost,
+        batcher: Batcher,
+        metrics: ModelMetrics,
+        on_closed: Callable[[], None],
+        sequences: SequenceTable | None = None,
+    ) -> None:
+        self._model = model
+        self._host = host
+        self._batcher = batcher
+        self._metrics = metrics
+        self._on_closed = on_closed
+        self._sequences = sequences
+        #: Of the workers of a stateful model.
+        self._slots: dict[WorkerSupervisor, WorkerSlots] = {}
+        self._workers: list[WorkerSupervisor] = []
+        self._retiring: set[WorkerSupervisor] = set()
+        self._gpus: dict[WorkerSupervisor, tuple[int, ...]] = {}
+        name = f"{model.manifest.model_name}_{model.manifest.model_version}"
+        self.idle_profiling = IdleProfiling(name, batcher)
+        self.order = WorkerOrder(0, 0)
+        self.min_workers = 0
+        self.max_workers = 0
+        #: Whether requests are taken for them: not where none of them can load the model.
+        self.is_open = False
+
+    def __iter__(self) -> Iterator[WorkerSupervisor]:
+        return iter(self._workers)
+
+    def __len__(self) -> int:
+        return len(self._workers)
+
+    @property
+    def alive(self) -> int:
+        """Workers that serve or may come to serve: neither given up nor taken out."""
+        return sum(not worker.is_stopped for worker in self._workers)
+
+    @property
+    def ready(self) -> int:
+        """Workers that can take a batch now."""
+        return sum(worker.is_ready for worker in self._workers)
+
+    @property
+    def busy(self) -> int:
+        """Workers that have requests in hand."""
+        return sum(worker.is_busy for worker in self._workers)
+
+    @property
+    def room(self) -> int:
+        """How many more requests they take without waiting for others, as far as is known."""
+        return sum(worker.room for worker in self._workers)
+
+    def to_saturate(self, size: int) -> int:
+        """How many requests in flight keep all that serve at work, with batches of this size."""
+        return sum(worker.to_saturate(size) for worker in self._workers)
+
+    @property
+    def is_working(self) -> bool:
+        """Whether a worker is left that can answer accepted requests."""
+        return any(worker.can_answer for worker in (*self._workers, *self._retiring))
+
+    @property
+    def is_healthy(self) -> bool:
+        """TorchServe's ping: as many healthy workers as the minimum."""
+        return sum(worker.is_healthy for worker in self._workers) >= self.min_workers
+
+    @property
+    def last_failure(self) -> Failure | None:
+        """The latest failure among the workers that have not recovered from theirs."""
+        failures = [worker.last_failure for worker in self._workers if worker.last_failure]
+        return max(failures, key=attrgetter("moment"), default=None)
+
+    @property
+    def batchers(self) -> list[Batcher]:
+        """What forms the batches for the workers: one batcher, or for a stateful model several."""
+        return [slots.batcher for slots in self._slots.values()] or [self._batcher]
+
+    def sequences_of(self, worker: WorkerSupervisor) -> int:
+        """How many sequences a worker has."""
+        slots = self._slots.get(worker)
+        return len(slots.open) if slots else 0
+
+    def reconfigure(self, settings: ModelSettings) -> None:
+        """Use other settings: for batches now, else for workers that are started from now on."""
+        self._model = replace(self._model, settings=settings)
+        for batcher in {self._batcher, *self.batchers}:
+            batcher.reconfigure(settings.worker_batching)
+        self._set_slots()
+        self._profile_while_idle()
+
+    def _profile_while_idle(self) -> None:
+        """Measure sizes that have become of interest and whose costs are not known."""
+        settings = self._model.settings
+        is_simple = not (settings.stateful or settings.asynchronous or settings.debugged)
+        if is_simple and not self._model.has_ranks:
+            self.idle_profiling.begin(sizes_to_try(settings.batching), settings.batching)
+
+    def begin_order(self, low: int, high: int) -> WorkerOrder:
+        """Make an order the valid one; it supersedes the one before, unless the numbers are equal.
+
+        It is carried out by `resize`, perhaps later.
+
+        Raises:
+            NotEnoughDevices: It cannot be carried out.
+        """
+        self._check_capacity(high)
+        if (low, high) != (self.order.low, self.order.high):
+            self.order.superseded.set()
+            self.order = WorkerOrder(low, high)
+        return self.order
+
+    def resize(self, min_workers: int, max_workers: int) -> Resized:
+        """Remove stopped workers, start up to the minimum, take out those above the maximum.
+
+        Raises:
+            NotEnoughDevices: There are not even GPUs for one worker of a parallel model.
+        """
+        capacity = self._check_capacity(max_workers)
+        self.min_workers, self.max_workers = min(min_workers, capacity), min(max_workers, capacity)
+        return self._bring_between(self.min_workers, self.max_workers)
+
+    def set_current_count(self, count: int) -> Resized:
+        """Set the current number of workers, within minimum and maximum, which stay."""
+        count = min(max(count, self.min_workers), self.max_workers)
+        return self._bring_between(count, count)
+
+    def take_out(self, worker: WorkerSupervisor) -> list[WorkerSupervisor]:
+        """Take out one worker, whatever the minimum; returns it, if it is there to be retired."""
+        if worker not in self._workers:
+            return []
+        self._workers.remove(worker)
+        if worker.is_stopped:
+            return []
+        self._retiring.add(worker)
+        self._update_is_open()
+        return [worker]
+
+    async def retire(self, workers: Iterable[WorkerSupervisor], drain: float) -> None:
+        """Stop workers; each may finish its batch for ``drain`` seconds."""
+        async with asyncio.TaskGroup() as group:
+            for worker in workers:
+                group.create_task(worker.stop(drain))
+
+    async def close(self, drain: float) -> None:
+        """Stop all workers, also those that are being retired."""
+        self.idle_profiling.stop()
+        self.resize(0, 0)
+        await self.retire(list(self._retiring), drain)
+
+    def _bring_between(self, low: int, high: int) -> Resized:
+        self._workers = [worker for worker in self._workers if not worker.is_stopped]
+        count = min(max(len(self._workers), low), high)
+        is_bound_to_cores = self._host.cpu_launcher and not self._model.has_ranks
+        keep = 0 if is_bound_to_cores and count != len(self._workers) else count
+        self._set_slots()
+        if self._sequences is not None and keep < len(self._workers):
+            # Those with the fewest sequences go first.
+            self._workers.sort(key=self.sequences_of, reverse=True)
+        retired = [self._workers.pop() for _ in range(len(self._workers) - keep)]
+        started = [self._add(count) for _ in range(count - len(self._workers))]
+        self._retiring.update(retired)
+        self._share_out_cores()
+        self._update_is_open()
+        return Resized(started, retired)
+
+    def _check_capacity(self, max_workers: int) -> int:
+        """The most workers that there are devices for.
+
+        Raises:
+            NotEnoughDevices: There are too few for even one worker.
+        """
+        settings, devices = self._model.settings, self._host.devices
+        if settings.debugged:
+            return 1
+        if not settings.parallel or not settings.use_gpu or not devices.count:
+            return sys.maxsize
+        capacity = devices.capacity(settings.parallel.level, settings.device_ids)
+        if not capacity and max_workers:
+            raise NotEnoughDevices(self._model.manifest.model_name, self._model.parallel_level)
+        return capacity
+
+    def _add(self, count: int) -> WorkerSupervisor:
+        worker = self._make(count)
+        self._workers.append(worker)
+        worker.start(partial(self._ended, worker), self._update_is_open)
+        return worker
+
+    def _ended(self, worker: WorkerSupervisor) -> None:
+        self._host.devices.release(self._gpus.pop(worker))
+        self._retiring.discard(worker)
+        self._slots.pop(worker, None)
+        self._update_is_open()
+
+    def _update_is_open(self) -> None:
+        """Update `is_open`, after workers have come, gone, loaded, or failed to load."""
+        was_open = self.is_open
+        self.is_open = any(not (each.is_stopped or each.cannot_load) for each in self._workers)
+        if was_open and not self.is_open:
+            self._on_closed()
+
+    def _make(self, count: int) -> WorkerSupervisor:
+        model, host = self._model, self._host
+        settings, level = model.settings, model.parallel_level
+        worker_id = host.next_worker_id(level)
+        gpus = host.devices.acquire(level or 1, settings.device_ids) if settings.use_gpu else ()
+        gpu = gpus[0] if gpus else None
+        position = len(self._workers)
+        spec = worker_spec(model, host, worker_id, gpus, position=position, count=count)
+        load = load_message(
+            # A parallel worker sees its own GPUs only, and counts them from 0.
+            model,
+            host.config,
+            0 if level and gpus else gpu,
+            self._metrics.declarations,
+        )
+        threads_found = self._threads_found(spec)
+        if threads_found is not None:
+            spec = replace(spec, threads=threads_found[0])
+        slots = self._make_slots()
+        worker = WorkerSupervisor(
+            worker_id=worker_id,
+            spec=replace(spec, on_metric_line=self._metrics.printed),
+            load=replace(load, tried_threads=threads_to_try(spec.torch, settings, gpu)),
+            timeouts=WorkerTimeouts(
+                startup=settings.startup_timeout, retry_window=settings.max_retry_timeout
+            ),
+            make_dispatch=self._dispatch_strategy(slots),
+            batcher=slots.batcher if slots else self._batcher,
+            launcher=host.launcher,
+            metrics=self._metrics,
+            threads_found=threads_found,
+        )
+        worker.gpu_id = gpu
+        self._gpus[worker] = gpus
+        if slots is not None:
+            self._slots[worker] = slots
+        return worker
+
+    def _share_out_cores(self) -> None:
+        """Have each worker compute with its share of the cores, now that there are so many."""
+        settings, count = self._model.settings, len(self._workers)
+        for position, worker in enumerate(self._workers):
+            gpus = self._gpus.get(worker, ())
+            spec = worker_spec(
+                self._model, self._host, worker.worker_id, gpus, position=position, count=count
+            )
+            worker.share_out(spec.torch, threads_to_try(spec.torch, settings, worker.gpu_id))
+
+    def _threads_found(self, spec: WorkerSpec) -> tuple[int, str] | None:
+        """The number of threads that another worker with the same share has found by trying."""
+        found = (
+            worker.threads_found
+            for worker in self._workers
+            if worker.torch.is_share and worker.torch.threads == spec.torch.threads
+        )
+        return next(filter(None, found), None)
+
+    def _set_slots(self) -> None:
+        if self._sequences is not None:
+            self._sequences.resize(self._model.settings.slots_per_worker(self.min_workers))
+
+    def _make_slots(self) -> WorkerSlots | None:
+        if self._sequences is None:
+            return None
+        loop, batching = asyncio.get_running_loop(), self._model.settings.worker_batching
+        queue = JobQueue(batching.queue_size)
+        return WorkerSlots(self._sequences, Batcher(queue, batching, loop, model=self._batcher))
+
+    def _dispatch_strategy(self, slots: WorkerSlots | None) -> MakeDispatch:
+        def has_workers_left() -> bool:
+            # Once nobody is, nobody comes to answer what is queued: that has been failed already.
+            # And no other worker has the state of a sequence.
+            return self.alive > 0 and slots is None
+
+        settings = self._model.settings
+        timeout = None if settings.debugged else settings.response_timeout
+        if settings.asynchronous:
+            # TorchServe never enforced it there; long generations rely on that where nobody set it.
+            is_chosen = settings.origins.get("response_timeout") != "server"
+            limit = settings.outstanding_batches or MAX_IN_FLIGHT
+            manifest = self._model.manifest
+            return partial(
+                Async,
+                timeout=timeout if is_chosen else None,
+                has_workers_left=has_workers_left,
+                limit=limit,
+                call_model=self._host.calls_by(manifest.model_name, manifest.model_version),
+                slots=slots,
+            )
+        if settings.continuous_batching:
+            return partial(
+                ContinuousBatching, timeout=timeout, has_workers_left=has_workers_left, slots=slots
+            )
+        return partial(
+            dispatch_batches,
+            timeout=timeout,
+            has_workers_left=has_workers_left,
+            slots=slots,
+            outstanding=settings.outstanding_batches,
+            devices=max(1, self._model.parallel_level),
+        )

@@ -1,0 +1,31 @@
+"""Where objects lie, and what becomes of the token of a machine that has none."""
+
+import pytest
+
+from marserve.frontend.archives.google_storage import authorised_request
+from marserve.frontend.errors import ModelNotFound
+
+NO_MACHINE = {"GCE_METADATA_HOST": "127.0.0.1:1"}
+
+
+@pytest.mark.parametrize(
+    ("url", "place"),
+    [
+        ("gs://b/k.mar", "https://storage.googleapis.com/b/k.mar"),
+        ("GS://b.c/d e/ü%2b", "https://storage.googleapis.com/b.c/d%20e/%C3%BC%2B"),
+    ],
+)
+def test_an_object_is_asked_for_without_a_token_where_nobody_gives_one(url, place) -> None:
+    assert authorised_request(url, NO_MACHINE) == (place, {})
+
+
+@pytest.mark.parametrize("endpoint", ["http://h:4443/", "h:4443"])
+def test_another_server_may_have_it(endpoint) -> None:
+    environ = {**NO_MACHINE, "STORAGE_EMULATOR_HOST": endpoint}
+    assert authorised_request("gs://b/k", environ)[0] == "http://h:4443/b/k"
+
+
+@pytest.mark.parametrize("url", ["gs://b", "gs://b/", "gs:///k", "gs://a@b/k"])
+def test_what_names_no_object_is_not_found(url) -> None:
+    with pytest.raises(ModelNotFound):
+        authorised_request(url, NO_MACHINE)

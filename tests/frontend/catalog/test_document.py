@@ -1,0 +1,184 @@
+"""Catalogs as text: what is read is what was written, and half of it is nothing."""
+
+import contextlib
+import json
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from marserve.frontend.catalog.document import (
+    MAX_BYTES,
+    ROWS,
+    CatalogEntry,
+    WrongCatalog,
+    as_read,
+    catalog_text,
+    read_catalog,
+)
+
+
+def text(**models: Any) -> bytes:
+    return json.dumps({"models": models}).encode()
+
+
+FULL = text(
+    digits={
+        "1.0": {"url": "digits.mar", "minWorkers": 1, "batchSize": "auto"},
+        "2.0": {
+            "url": "s3://bucket/digits.mar",
+            "defaultVersion": True,
+            "handler": "image_classifier",
+            "runtimeType": "python",
+            "s3SseKms": True,
+            "minWorkers": 0,
+            "maxWorkers": 4,
+            "batchSize": 8,
+            "maxBatchDelay": 50,
+            "responseTimeout": 30,
+            "batchDim": [1, 0],
+            "priorityQueueSizes": {"high": 3, "low": 1},
+            "compiledBatchSizes": [1, 4, 8],
+            "isolateFailures": False,
+        },
+    },
+    other={"1": {"url": "other.mar", "performanceHint": "latency", "jobQueueSize": 7}},
+)
+
+
+def test_what_is_read() -> None:
+    catalog = read_catalog(FULL)
+    digits, other = catalog["digits"], catalog["other"]
+    assert (digits.default, other.default) == ("2.0", "1")
+    assert digits.versions["1.0"].workers == (1, 1)
+    assert digits.versions["2.0"].workers == (0, 4)
+    assert digits.versions["2.0"].all_settings["max_workers"] == 4
+    assert digits.versions["2.0"].settings["delay"] == 0.05
+    assert other.versions["1"].workers is None
+    # A word of another server counts as what it means here.
+    assert other.versions["1"].settings["policy"] == "adaptive"
+
+
+def test_what_is_written_is_read_again() -> None:
+    catalog = read_catalog(FULL)
+    assert read_catalog(catalog_text(catalog)) == catalog
+    assert read_catalog(catalog_text({})) == {}
+
+
+SAMPLES: dict[str, Any] = {
+    "batchPolicy": "greedy",
+    "compiledBatchSizes": [2, 4],
+    "batchBucketBy": "length",
+    "priorityQueueSizes": {"high": 2},
+    "batchDim": [0, 1],
+    "validateBatching": True,
+    "torchWaitPolicy": "active",
+    "torchThreads": "auto",
+    "validateBatchingTolerance": 0.5,
+}
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.key)
+def test_every_setting_survives_a_rewrite(row: Any) -> None:
+    flags = ("isolateFailures", "retryOnWorkerDeath", "dynamicBatchSize")
+    value = SAMPLES.get(row.key, False if row.key in flags else 7)
+    catalog = read_catalog(text(m={"1": {"url": "m.mar", row.key: value}}))
+    assert row.attribute in catalog["m"].versions["1"].settings
+    again = read_catalog(catalog_text(catalog))
+    assert again == catalog
+    assert json.loads(catalog_text(catalog))["models"]["m"]["1"][row.key] == value
+
+
+def test_no_part_of_a_catalog_is_one() -> None:
+    whole = catalog_text(read_catalog(FULL)).strip()
+    for length in range(len(whole)):
+        with pytest.raises(WrongCatalog):
+            read_catalog(whole[:length])
+
+
+@pytest.mark.parametrize(
+    ("document", "why"),
+    [
+        (b"", "no JSON"),
+        (b"\xff\xfe", "no JSON"),
+        (b"[" * 100_000, "no JSON"),
+        (b"[]", "the document has to be a JSON object"),
+        (b"{}", 'has to be {"models": {...}}'),
+        (b'{"models": {}, "version": 2}', 'nothing beside "models"'),
+        (b'{"models": null}', "models has to be a JSON object"),
+        (b'{"models": {"m": 1, "m": 2}}', "'m' stands there twice"),
+        (b" " * (MAX_BYTES + 1), "longer than"),
+    ],
+)
+def test_what_is_no_catalog_is_refused_with_the_reason(document: bytes, why: str) -> None:
+    with pytest.raises(WrongCatalog) as caught:
+        read_catalog(document)
+    assert why in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("document", "why"),
+    [
+        (text(m=1), "m has to be a JSON object"),
+        (text(m={}), "m has no versions"),
+        (text(m={"1": []}), "m 1 has to be a JSON object"),
+        (text(**{"": {"1": {"url": "m.mar"}}}), "without a name"),
+        (text(m={"": {"url": "m.mar"}}), "without a version"),
+        (text(m={"1": {}}), "m 1: it has no url"),
+        (text(m={"1": {"url": ""}}), "m 1: url=: it is a text"),
+        (text(m={"1": {"url": "m.mar", "batchsize": 4}}), "did you mean batchSize?"),
+        (text(m={"1": {"url": "m.mar", "batchSize": 0}}), "m 1: batchSize=0: it is"),
+        (text(m={"1": {"url": "m.mar", "batchSize": None}}), "null is no value"),
+        (text(m={"1": {"url": "m.mar", "minWorkers": "2"}}), "minWorkers=2: it is"),
+        (text(m={"1": {"url": "m.mar", "maxWorkers": 2}}), "minWorkers=None"),
+        (text(m={"1": {"url": "m.mar", "minWorkers": 2, "maxWorkers": 1}}), "maxWorkers=1"),
+        (text(m={"1": {"url": "m.mar", "defaultVersion": 1}}), "defaultVersion=1"),
+        (text(m={"1": {"url": "m.mar", "runtimeType": "java"}}), "runtimeType=java"),
+        (text(m={"1": {"url": "a"}, "2": {"url": "b"}}), "m has 2 versions, of which one has to"),
+        *((text(m=value), "half a surrogate pair") for value in ("\ud800", {"\udfff": 1})),
+        (text(m={"1": {"url": "m.mar", "newWord": [{"a": "\ud800"}]}}), "half a surrogate pair"),
+        (text(**{"m\ud800": {"1": {"url": "m.mar"}}}), "half a surrogate pair"),
+        (text(**{"m" * 10_000: 1}), "mmm..."),
+    ],
+)
+def test_a_wrong_model_says_why_keeps_its_text_and_stops_no_other(
+    document: bytes, why: str
+) -> None:
+    models = {**json.loads(document)["models"], "other": {"1": {"url": "other.mar"}}}
+    catalog = read_catalog(text(**models))
+    wrong, other = catalog.values()
+    assert why in wrong.wrong
+    assert len(wrong.wrong) <= 300
+    assert wrong.wrong.isprintable()
+    assert (wrong.versions, other.wrong, [*other.versions]) == ({}, "", ["1"])
+    written = read_catalog(catalog_text(catalog))
+    assert written == catalog
+    assert [each.text for each in written.values()] == [wrong.text, None]
+
+
+def test_models_that_are_nested_deeply_can_be_compared() -> None:
+    with ThreadPoolExecutor(1) as thread:  # which has more recursion left
+        for depth in range(900, 1000):
+            document = b'{"models": {"m": %s}}' % (b"[" * depth + b"]" * depth)
+            with contextlib.suppress(WrongCatalog):
+                one, other = (thread.submit(read_catalog, document).result() for _ in range(2))
+                assert one == other
+
+
+@pytest.mark.parametrize("depth", [100, 900, 1000, 5000, 100_000])
+def test_what_is_nested_deeply_is_written_or_refused(depth: int) -> None:
+    document = b'{"models": {"m": %s}}' % (b'{"":' * depth + b"1" + b"}" * depth)
+    with contextlib.suppress(WrongCatalog):
+        assert b'"m"' in catalog_text(read_catalog(document))
+
+
+def test_an_entry_made_here_is_known_as_others_read_it() -> None:
+    made = CatalogEntry("m.mar", settings={"size": 64, "is_automatic": True, "delay": 0.05})
+    assert as_read(made) == CatalogEntry("m.mar", settings={"is_automatic": True, "delay": 0.05})
+
+
+def test_entries_are_alike_however_they_are_spelt() -> None:
+    one = read_catalog(text(m={"1": {"url": "m.mar", "batch_policy": "greedy"}}))
+    other = read_catalog(text(m={"1": {"batchPolicy": "greedy", "url": "m.mar"}}))
+    assert one == other
+    assert one["m"].versions["1"] == CatalogEntry("m.mar", settings={"policy": "greedy"})

@@ -1,0 +1,67 @@
+"""What clients of a listener may keep in memory."""
+
+import pytest
+
+from marserve.frontend.errors import TooMuchInFlight
+from marserve.frontend.security.usage import Holding, Usage
+
+
+def test_bytes_are_refused_beyond_a_limit_and_counted_exactly() -> None:
+    reached: list[str] = []
+    usage = Usage(100, 60, lambda limit, _what: reached.append(limit))
+    one, other = usage.client("1.1.1.1"), usage.client("2.2.2.2")
+    usage.hold(one, 60)
+    with pytest.raises(TooMuchInFlight, match="max_client_bytes_in_flight"):
+        usage.hold(one, 1)
+    usage.hold(other, 40)
+    with pytest.raises(TooMuchInFlight, match="max_bytes_in_flight"):
+        usage.hold(other, 1)
+    assert reached == ["max_client_bytes_in_flight", "max_bytes_in_flight"]
+    assert (usage.bytes, one.bytes, other.bytes) == (100, 60, 40)
+
+
+def test_answers_are_never_refused_but_fill_a_listener() -> None:
+    usage = Usage(100)
+    client = usage.client("1.1.1.1")
+    usage.add(client, 101)
+    assert usage.is_full
+    with pytest.raises(TooMuchInFlight):
+        usage.hold(client, 0)
+    usage.add(client, -1)
+    assert not usage.is_full
+
+
+def test_connections_from_one_address_share_what_they_use() -> None:
+    usage = Usage()
+    client = usage.client("1.1.1.1")
+    client.connections += 1
+    assert usage.client("1.1.1.1") is client
+    del client
+    assert usage.client("1.1.1.1").connections == 0
+
+
+def test_clients_at_a_unix_socket_have_the_limit_of_the_listener_only() -> None:
+    usage = Usage(100, 10)
+    client = usage.client("")
+    usage.hold(client, 50)
+    assert usage.client("") is not client
+
+
+def test_a_client_knows_what_share_of_its_limits_is_used() -> None:
+    usage = Usage(100, 50)
+    one, other = usage.client("1.1.1.1"), usage.client("2.2.2.2")
+    usage.add(one, 40)
+    assert (usage.share(one), usage.share(other)) == (0.8, 0.4)
+    assert Usage().share(one) == 0.0
+
+
+def test_what_a_request_holds_is_released_with_it() -> None:
+    usage = Usage(100)
+    client = usage.client("1.1.1.1")
+    with Holding(usage, client) as holding:
+        holding.hold(60)
+        holding.release(20)
+        with pytest.raises(TooMuchInFlight):
+            holding.hold(61)
+        assert (usage.bytes, client.bytes, holding.bytes) == (40, 40, 40)
+    assert (usage.bytes, client.bytes, holding.bytes) == (0, 0, 0)

@@ -1,0 +1,329 @@
+import asyncio
+import contextlib
+import gc
+import time
+import traceback
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from marserve.backend.protocol import Predict, Prediction, Reply
+from marserve.frontend.errors import (
+    ModelNotFound,
+    NoWorker,
+    RequestExpired,
+    ServeError,
+    ServerStopping,
+    WorkerDied,
+)
+from marserve.frontend.serving.predict_request import PredictRequest, RequestOptions
+
+Call = Callable[..., Any]
+
+
+@pytest.mark.parametrize(
+    ("by_version", "named"), [(True, 'Model "m" Version 1.0" has'), (False, 'Model "m" has')]
+)
+def test_without_a_worker_there_is_no_waiting(
+    by_version: bool,
+    named: str,
+    run: Call,
+    fakes: ModuleType,
+    serve_model: Call,
+    ask: Call,
+) -> None:
+    async def scenario() -> None:
+        async with serve_model(workers=0) as model:
+            with pytest.raises(NoWorker, match=f"^{named} no worker to serve inference request"):
+                await ask(model, by_version=by_version)
+
+    run(scenario())
+
+
+def test_a_full_queue_refuses_the_next_and_takes_it_when_there_is_room(
+    run: Call, fakes: ModuleType, serve_model: Call, ask: Call
+) -> None:
+    async def scenario() -> None:
+        async with serve_model(fakes.Life(seconds=1.0), batching={"queue_size": 2}) as model:
+            accepted = [ask(model) for _ in range(3)]
+            await fakes.drain_loop()
+            with pytest.raises(NoWorker):
+                await ask(model)
+            await asyncio.sleep(1.5)
+            accepted.append(ask(model))
+            assert len(await asyncio.gather(*accepted)) == 4
+
+    run(scenario())
+
+
+def test_an_async_model_refuses_when_its_queue_is_full(
+    run: Call, fakes: ModuleType, serve_model: Call, ask: Call
+) -> None:
+    limits = {"asynchronous": True, "outstanding_batches": 2, "batching": {"queue_size": 3}}
+
+    async def scenario() -> None:
+        async with serve_model(fakes.Life(seconds=1.0), **limits) as model:
+            accepted = [ask(model) for _ in range(2)]
+            await fakes.drain_loop()
+            accepted += [ask(model) for _ in range(3)]
+            await fakes.drain_loop()
+            with pytest.raises(NoWorker):
+                await ask(model)
+            assert len(await asyncio.gather(*accepted)) == 5
+
+    run(scenario())
+
+
+def test_rows_need_a_seat_each(
+    run: Call,
+    fakes: ModuleType,
+    serve_model: Call,
+    answers_to: Call,
+    ask: Call,
+) -> None:
+    async def scenario() -> None:
+        async with serve_model(fakes.Life(seconds=1.0), batching={"queue_size": 2}) as model:
+            first = ask(model)
+            await fakes.drain_loop()
+            with pytest.raises(NoWorker, match='queue of model "m" has 2 free seats, and the list'):
+                await answers_to(model, *[b"x"] * 3)
+            assert (len(model.queue), model.pending) == (0, 1)
+            assert await answers_to(model, *[b"x"] * 2) == [b"x"] * 2
+            await first
+
+    run(scenario())
+
+
+def test_a_request_that_waits_too_long_expires_and_gives_its_seat_back(
+    run: Call, loop: Any, fakes: ModuleType, serve_model: Call, ask: Call
+) -> None:
+    async def scenario() -> None:
+        async with serve_model(fakes.Life(seconds=9.0), client_timeout=2.0) as model:
+            began = loop.time()
+            waiting = [ask(model) for _ in range(2)]
+            results = await asyncio.gather(*waiting, return_exceptions=True)
+            assert [type(result) for result in results] == [RequestExpired] * 2
+            assert "clientTimeoutInMills=2000" in str(results[0])
+            assert loop.time() - began == pytest.approx(2.0)
+            assert (len(model.queue), model.pending) == (0, 0)
+
+    run(scenario())
+
+
+def test_rows_expire_together(
+    run: Call,
+    loop: Any,
+    fakes: ModuleType,
+    serve_model: Call,
+    answers_to: Call,
+) -> None:
+    async def scenario() -> None:
+        async with serve_model(fakes.Life(seconds=9.0), client_timeout=2.0) as model:
+            began = loop.time()
+            with pytest.raises(RequestExpired, match="clientTimeoutInMills=2000"):
+                await answers_to(model, *[b"x"] * 3)
+            assert loop.time() - began == pytest.approx(2.0)
+            assert (len(model.queue), model.pending) == (0, 0)
+        gc.collect()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("options", "whose"),
+    [
+        ({}, "clientTimeoutInMills=2000"),
+        ({"options": RequestOptions(timeout=1.5)}, "X-Timeout-Ms=1500"),
+    ],
+)
+def test_a_request_that_took_too_long_to_read_reaches_no_worker(
+    run: Call,
+    loop: Any,
+    fakes: ModuleType,
+    serve_model: Call,
+    options: dict[str, Any],
+    whose: str,
+) -> None:
+    async def scenario() -> None:
+        async with serve_model(client_timeout=2.0) as model:
+            arrived = loop.time() - 2.0
+            request = PredictRequest(fakes.make_input(b"x"), arrived, False, **options)
+            with pytest.raises(RequestExpired, match=whose):
+                await model.predict(request)
+            with pytest.raises(RequestExpired, match=whose):
+                await model.predict_all([request] * 2)
+            assert len(model.batcher.history) == 0
+            assert (len(model.queue), model.pending) == (0, 0)
+
+    run(scenario())
+
+
+def test_when_the_last_worker_gives_up_those_who_wait_are_answered(
+    run: Call, fakes: ModuleType, serve_model: Call, ask: Call
+) -> None:
+    async def scenario() -> None:
+        lives = [fakes.Life(predict=["die"], seconds=1.0)]
+        async with serve_model(*lives, max_retry_timeout=0) as model:
+            results = await asyncio.gather(*(ask(model) for _ in range(3)), return_exceptions=True)
+            assert [type(result) for result in results] == [WorkerDied, NoWorker, NoWorker]
+            with pytest.raises(NoWorker):
+                await ask(model)
+
+    run(scenario())
+
+
+def test_a_model_that_cannot_be_loaded_again_refuses_with_the_reason_until_it_can(
+    run: Call, fakes: ModuleType, serve_model: Call, ask: Call
+) -> None:
+    why = "Its worker has failed: ValueError: no weights"
+    broken = fakes.Life(load=Reply(500, "ValueError: no weights"))
+
+    async def scenario() -> None:
+        async with serve_model(fakes.Life(), broken, broken, fakes.Life()) as model:
+            launcher = model._host.launcher
+            launcher.workers[0].crash()
+            await asyncio.sleep(0.5)
+            assert len(launcher.workers) == 2
+            waiting = ask(model, b"a")  # one failure may pass
+            await fakes.drain_loop()
+            assert len(model.queue) == 1
+            with pytest.raises(NoWorker, match=why):
+                await waiting
+            assert len(launcher.workers) == 3
+            with pytest.raises(NoWorker, match=why):
+                await ask(model, b"b")
+            with pytest.raises(NoWorker, match=why):
+                await ask(model, describe=True)
+            await asyncio.sleep(10.0)
+            assert (await ask(model, b"c")).body == b"c"
+
+    run(scenario())
+
+
+def test_a_worker_that_can_serve_is_enough_to_take_requests(
+    run: Call, fakes: ModuleType, serve_model: Call, ask: Call
+) -> None:
+    broken = fakes.Life(load=Reply(500, "ValueError: no weights"))
+
+    async def scenario() -> None:
+        async with serve_model(fakes.Life(), broken) as model:
+            [second], _ = model.workers.resize(2, 2)
+            assert await second.first_outcome() is not None
+            assert (await ask(model, b"a")).body == b"a"
+            await model.workers.retire(model.workers.take_out(next(iter(model.workers))), 0)
+            with pytest.raises(NoWorker, match="no weights"):
+                await ask(model, b"b")
+
+    run(scenario())
+
+
+def test_draining_waits_for_those_who_are_in_and_refuses_others(
+    run: Call, loop: Any, fakes: ModuleType, serve_model: Call, ask: Call
+) -> None:
+    async def scenario() -> None:
+        async with serve_model(fakes.Life(seconds=1.0)) as model:
+            inside = [ask(model, body) for body in (b"a", b"b")]
+            await fakes.drain_loop()
+            model.refuse(ServerStopping())
+            with pytest.raises(ServerStopping):
+                await ask(model)
+            began = loop.time()
+            await model.close(60.0)
+            assert loop.time() - began == pytest.approx(2.0)
+            assert [task.result().body for task in inside] == [b"a", b"b"]
+
+    run(scenario())
+
+
+def test_draining_gave_those_up_whose_worker_was_just_being_replaced(
+    run: Call, fakes: ModuleType, serve_model: Call, ask: Call
+) -> None:
+    async def scenario() -> None:
+        lives = fakes.Life(predict=["die"]), fakes.Life(start_seconds=5.0)
+        async with serve_model(*lives) as model:
+            inside = [ask(model, body) for body in (b"a", b"b")]
+            await asyncio.sleep(1.0)
+            assert not model.workers.ready
+            await model.close(60.0)
+            assert [task.result().body for task in inside] == [b"a", b"b"]
+
+    run(scenario())
+
+
+def test_draining_does_not_wait_for_a_worker_that_has_never_loaded_its_model(
+    run: Call, loop: Any, fakes: ModuleType, serve_model: Call, ask: Call
+) -> None:
+    async def scenario() -> None:
+        async with serve_model(fakes.Life(load="hang"), workers=0) as model:
+            model.workers.resize(1, 1)
+            await asyncio.sleep(1.0)
+            inside = ask(model)
+            await fakes.drain_loop()
+            began = loop.time()
+            await model.close(60.0)
+            assert loop.time() - began < 5.0
+            assert isinstance(inside.exception(), ServeError)
+
+    run(scenario())
+
+
+def test_draining_does_not_outlast_its_time(
+    run: Call, loop: Any, fakes: ModuleType, serve_model: Call, ask: Call
+) -> None:
+    async def scenario() -> None:
+        async with serve_model(fakes.Life(seconds=9.0)) as model:
+            inside = [ask(model) for _ in range(2)]
+            await fakes.drain_loop()
+            model.refuse(ServerStopping())
+            began = loop.time()
+            await model.close(2.0)
+            assert loop.time() - began == pytest.approx(2.0)
+            results = await asyncio.gather(*inside, return_exceptions=True)
+            assert [type(result) for result in results] == [WorkerDied, ServerStopping]
+
+    run(scenario())
+
+
+def test_a_refusal_does_not_gather_what_it_has_refused(
+    run: Call, fakes: ModuleType, serve_model: Call
+) -> None:
+    """While a server stops, one failure answers all; its traceback had grown by each."""
+
+    async def scenario() -> None:
+        async with serve_model() as model:
+            refusal = ServerStopping()
+            model.refuse(refusal)
+            depths = set()
+            for _ in range(3):
+                request = PredictRequest(fakes.make_input(), time.monotonic(), by_version=False)
+                with contextlib.suppress(ServerStopping):
+                    model.submit(request, lambda _answer: None)
+                depths.add(len(traceback.extract_tb(refusal.__traceback__)))
+            assert len(depths) == 1
+
+    run(scenario())
+
+
+def test_requests_that_found_a_version_which_has_left_go_to_its_successor(
+    run: Call, fakes: ModuleType, serve_model: Call, ask: Call, answers_to: Call
+) -> None:
+    async def scenario() -> None:
+        def answer(predict: Predict) -> Reply:
+            return Reply(predictions=[Prediction(b"new") for _ in predict.inputs])
+
+        async with serve_model() as old, serve_model(fakes.Life(predict=[answer])) as new:
+            new.version = "2.0"
+            old.refuse(ModelNotFound("Model not found: m"))
+            old.hand_over(new)
+            # The bodies of these were still being read when the version left.
+            old.check(PredictRequest(fakes.make_input(), time.monotonic(), by_version=False))
+            assert (await ask(old)).body == b"new"
+            assert await answers_to(old, b"a", b"b") == [b"new", b"new"]
+            with pytest.raises(ModelNotFound):
+                await ask(old, by_version=True)
+            new.version = old.version  # the same one, registered anew
+            assert (await ask(old, by_version=True)).body == b"new"
+
+    run(scenario())

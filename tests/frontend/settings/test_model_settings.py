@@ -1,0 +1,501 @@
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from marserve.frontend.archives.contents import read_model_yaml
+from marserve.frontend.batching.options import Batching
+from marserve.frontend.configuration.config import Config
+from marserve.frontend.configuration.model_schema import Autoscaling, TorchRun
+from marserve.frontend.configuration.unread_keys import YAML_KEYS
+from marserve.frontend.errors import ArchiveRefused, BadRequest
+from marserve.frontend.settings.model_settings import (
+    ModelSettings,
+    resolve_settings,
+)
+from marserve.frontend.settings.parallel import Parallel
+
+KEYS = st.sampled_from(
+    [
+        *("minWorkers", "maxWorkers", "batchSize", "maxBatchDelay", "responseTimeout"),
+        *("startupTimeout", "maxRetryTimeoutInSec", "clientTimeoutInMills", "jobQueueSize"),
+        *("deviceType", "deviceIds", "continuousBatching", "asyncCommunication", "useJobTicket"),
+        *("useVenv", "sequenceBatching", "autoscale", "growAfterSec", "shrinkAfterSec"),
+        *("batchPolicy", "maxLatencyMs", "numRequests", "compiledBatchSizes", "maxBatchSize"),
+        *("priorityQueueSizes", "isolateFailures", "dynamicBatchSize", "sampleInput", "high"),
+        *("overlapStages", "outstandingBatches"),
+        *("parallelType", "parallelLevel", "torchrun", "nproc-per-node", "nnodes", "rdzv-conf"),
+    ]
+)
+TIMES = [
+    ("response_timeout", "responseTimeout", "default_response_timeout"),
+    ("startup_timeout", "startupTimeout", "default_startup_timeout"),
+]
+
+
+def resolved(
+    config: Config,
+    requested: dict[str, Any] | None = None,
+    yaml: dict[str, Any] | None = None,
+    numbers: dict[str, int] | None = None,
+    **options: Any,
+) -> ModelSettings:
+    options = {"gpus": 0, "default_workers": 3, **options}
+    return resolve_settings(requested or {}, yaml or {}, numbers or {}, config, **options)
+
+
+def test_a_catalog_goes_before_all_others(config: Config) -> None:
+    everybody = {"batchSize": 3, "maxBatchDelay": 3, "responseTimeout": 3}
+    settings = resolved(
+        config,
+        {"size": 2, "response_timeout": 2},
+        {**everybody, "minWorkers": 3, "maxWorkers": 3},
+        everybody,
+        catalog={"size": 9, "response_timeout": 9, "min_workers": 0, "max_workers": 9},
+    )
+    assert (settings.batching.size, settings.response_timeout) == (9, 9)
+    assert (settings.min_workers, settings.max_workers) == (0, 9)
+    assert settings.batching.delay == 0.003
+    for name in ("batch_size", "response_timeout", "workers"):
+        assert settings.origins[name] == "catalog"
+    with pytest.raises(BadRequest, match=r"^The catalog: "):
+        resolved(config, catalog={"policy": "fixed", "max_latency": 0.1})
+
+
+def test_where_nobody_says_anything_the_defaults_hold(config: Config) -> None:
+    settings = resolved(config)
+    assert (settings.min_workers, settings.max_workers) == (3, 3)
+    assert (settings.batching.size, settings.batching.delay) == (1, 0.1)
+    assert (settings.response_timeout, settings.startup_timeout) == (120, 120)
+    assert (settings.max_retry_timeout, settings.client_timeout) == (300, 0)
+    assert settings.batching == Batching(is_queue_bounded=False)
+    assert (settings.use_gpu, settings.device_ids) == (True, None)
+    assert settings.origins["batch_size"] == "default"
+    assert settings.origins["response_timeout"] == "server"
+
+
+@pytest.mark.parametrize(
+    ("requested", "yaml", "models", "size", "delay", "origin"),
+    [
+        (True, True, True, 2, 0.002, "request"),
+        (False, True, True, 3, 0.003, "yaml"),
+        (False, False, True, 4, 0.004, "models"),
+    ],
+)
+def test_batching_request_before_yaml_before_models(
+    requested: bool,
+    yaml: bool,
+    models: bool,
+    size: int,
+    delay: float,
+    origin: str,
+    config: Config,
+) -> None:
+    settings = resolved(
+        config,
+        {"size": 2, "delay": 0.002} if requested else None,
+        {"batchSize": 3, "maxBatchDelay": 3} if yaml else None,
+        {"batchSize": 4, "maxBatchDelay": 4} if models else None,
+    )
+    assert (settings.batching.size, settings.batching.delay) == (size, delay)
+    assert (settings.origins["batch_size"], settings.origins["max_batch_delay"]) == (origin, origin)
+
+
+@pytest.mark.parametrize(("field", "key", "of_server"), TIMES)
+@pytest.mark.parametrize(
+    ("yaml", "models", "requested", "seconds"),
+    [(True, True, True, 5), (False, True, True, 6), (False, False, True, 7), (False,) * 3 + (8,)],
+)
+def test_timeouts_yaml_before_models_before_request_before_server(
+    yaml: bool,
+    models: bool,
+    requested: bool,
+    seconds: int,
+    field: str,
+    key: str,
+    of_server: str,
+    tmp_path: Path,
+) -> None:
+    settings = resolved(
+        Config(model_store=tmp_path, **{of_server: 8}),  # type: ignore[arg-type]
+        {field: 7} if requested else None,
+        {key: 5} if yaml else None,
+        {key: 6} if models else None,
+    )
+    assert getattr(settings, field) == seconds
+
+
+@pytest.mark.parametrize(
+    ("yaml", "requested", "numbers", "at_start", "workers"),
+    [
+        ({"minWorkers": 2, "maxWorkers": 4}, 7, {"minWorkers": 9}, False, (2, 4)),
+        ({"minWorkers": 2, "maxWorkers": 4}, 7, {"minWorkers": 9}, True, (2, 4)),
+        ({"minWorkers": 2}, 7, {}, False, (7, 7)),
+        ({"minWorkers": 4, "maxWorkers": 2}, 7, {}, False, (7, 7)),
+        ({}, 0, {}, False, (0, 0)),
+        ({}, None, {"minWorkers": 9}, False, (3, 3)),
+        ({}, 7, {"minWorkers": 5, "maxWorkers": 6}, True, (5, 6)),
+        ({}, None, {"minWorkers": 5}, True, (5, 5)),
+        ({}, None, {"minWorkers": 5, "maxWorkers": 1}, True, (5, 5)),
+        ({}, None, {}, True, (3, 3)),
+    ],
+)
+def test_workers_come_from_the_yaml_pair_else_from_who_loads_the_model(
+    yaml: dict[str, Any],
+    requested: int | None,
+    numbers: dict[str, int],
+    at_start: bool,
+    workers: tuple[int, int],
+    config: Config,
+) -> None:
+    options = {} if requested is None else {"default_workers": requested}
+    settings = resolved(config, {}, yaml, numbers, at_start=at_start, **options)
+    assert (settings.min_workers, settings.max_workers) == workers
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "field", "expected"),
+    [
+        ("maxRetryTimeoutInSec", 0, "max_retry_timeout", 0),
+        ("clientTimeoutInMills", 1500, "client_timeout", 1.5),
+        ("deviceType", "CPU", "use_gpu", False),
+        ("deviceType", "gpu", "use_gpu", True),
+        ("deviceIds", [1, 0], "device_ids", (1, 0)),
+        ("deviceIds", [], "device_ids", None),
+    ],
+)
+def test_the_yaml_has_keys_of_its_own(
+    key: str, value: Any, field: str, expected: Any, config: Config
+) -> None:
+    assert getattr(resolved(config, None, {key: value}, gpus=2), field) == expected
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("batchSize", "8"),
+        ("batchSize", 0),
+        ("batchSize", True),
+        ("batchSize", 2.0),
+        ("batchSize", [8]),
+        ("maxBatchDelay", -1),
+        ("responseTimeout", 0),
+        ("jobQueueSize", 0),
+        ("deviceType", "tpu"),
+        ("deviceType", 1),
+        ("deviceIds", [2]),
+        ("deviceIds", [-1]),
+        ("deviceIds", 0),
+        ("deviceIds", [True]),
+    ],
+)
+def test_a_wrong_value_is_reported_and_ignored(
+    key: str, value: Any, config: Config, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert resolved(config, None, {key: value}, gpus=2) == resolved(config)
+    assert f"{key}={value!r} is ignored" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("yaml", "named"),
+    [
+        ({}, "sequenceMaxIdleMSec is 1 or more"),
+        ({"sequenceMaxIdleMSec": 0}, "sequenceMaxIdleMSec is 1 or more"),
+        ({"sequenceMaxIdleMSec": 10, "overlapStages": True}, "overlapStages is false"),
+        ({"sequenceMaxIdleMSec": 10, "dynamicBatchSize": True}, "dynamicBatchSize is false"),
+        ({"sequenceMaxIdleMSec": 10, "autoscale": True}, "autoscale is false"),
+    ],
+)
+def test_a_stateful_model_is_refused_that_could_not_be_served(
+    yaml: dict[str, Any], named: str, config: Config
+) -> None:
+    with pytest.raises(ArchiveRefused, match=f"beside sequenceBatching: true {named}"):
+        resolved(config, None, {"sequenceBatching": True, **yaml})
+
+
+@pytest.mark.parametrize("value", ["on", 2, "true"])
+def test_a_wrong_switch_does_not_make_a_model_stateless(value: Any, config: Config) -> None:
+    with pytest.raises(ArchiveRefused, match=r"sequenceBatching=.*: it is true or false"):
+        resolved(config, None, {"sequenceBatching": value})
+
+
+@pytest.mark.parametrize(
+    ("yaml", "sequences", "per_worker", "step"),
+    [
+        ({"maxNumSequence": 9}, 9, 5, 2),
+        ({"maxNumSequence": 3}, 4, 2, 2),
+        ({"maxNumSequence": 0}, 4, 2, 2),
+        ({"continuousBatching": True}, 4, 2, 4),
+    ],
+)
+def test_there_are_sequences_enough_to_fill_all_batches(
+    yaml: dict[str, Any], sequences: int, per_worker: int, step: int, config: Config
+) -> None:
+    stateful = {"sequenceBatching": True, "sequenceMaxIdleMSec": 10}
+    workers = {"minWorkers": 2, "maxWorkers": 2, "batchSize": 2}
+    settings = resolved(config, None, {**stateful, **workers, **yaml})
+    assert settings.sequence_limits.max_sequences == sequences
+    assert settings.slots_per_worker(2) == per_worker
+    assert settings.worker_batching.size == step
+    assert settings.sequence_limits.max_idle == 0.01
+
+
+def test_all_models_scale_but_those_with_sequences(config: Config) -> None:
+    scaling = replace(config, autoscale_workers=True)
+    stateful = {"sequenceBatching": True, "sequenceMaxIdleMSec": 10}
+    assert resolved(scaling).autoscale is not None
+    assert resolved(scaling, None, stateful).autoscale is None
+
+
+@pytest.mark.parametrize(
+    ("text", "parsed"),
+    [
+        (b"batchSize: 2\nhandler: {a: 1}\n", {"batchSize": 2, "handler": {"a": 1}}),
+        (b"", {}),
+        (b"- a\n- b\n", {}),
+        (b"a: [", {}),
+        (b"\xff", {}),
+        (b"a: !!python/object/apply:os.getcwd []", {}),
+        (b"[" * 50, {}),
+    ],
+)
+def test_a_yaml_is_read_or_counts_as_absent(
+    text: bytes, parsed: dict[str, Any], tmp_path: Path
+) -> None:
+    path = tmp_path / "model-config.yaml"
+    path.write_bytes(text)
+    assert read_model_yaml(path) == parsed
+
+
+def test_a_yaml_that_is_not_there_counts_as_absent(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert read_model_yaml(tmp_path / "gone.yaml") == {}
+    assert "Cannot read gone.yaml" in caplog.text
+
+
+@pytest.mark.parametrize("text", ["[" * 1500, "x" * 2**21, "a: &a [*a]"])
+def test_a_yaml_beyond_the_bounds_is_refused(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "model-config.yaml"
+    path.write_text(text)
+    with pytest.raises(ArchiveRefused, match=r"^model-config.yaml (is|has) "):
+        read_model_yaml(path)
+
+
+@pytest.mark.parametrize(
+    "text", ["a: 2020-99-99", '!!int ""', "!!timestamp x", "!!float x", "1" * 5000]
+)
+def test_a_yaml_that_breaks_the_parser_counts_as_absent(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "model-config.yaml"
+    path.write_text(text)
+    assert read_model_yaml(path) == {}
+
+
+def test_a_number_no_java_int_holds_is_ignored(config: Config) -> None:
+    yaml = {"maxBatchDelay": 10**400, "responseTimeout": 2**31, "clientTimeoutInMills": 10**400}
+    settings = resolved(config, yaml=yaml)
+    assert (settings.batching.delay, settings.response_timeout, settings.client_timeout) == (
+        0.1,
+        120,
+        0,
+    )
+
+
+@pytest.mark.parametrize(
+    ("yaml", "server", "expected"),
+    [
+        ({}, "false", None),
+        ({}, "true", Autoscaling(1, 60)),
+        ({"autoscale": False}, "true", None),
+        ({"autoscale": True}, "false", Autoscaling(1, 60)),
+        ({"autoscale": {"growAfterSec": 0.2}}, "false", Autoscaling(0.2, 60)),
+        ({"autoscale": {"growAfterSec": 2, "shrinkAfterSec": 5}}, "false", Autoscaling(2, 5)),
+        ({"autoscale": {}}, "false", Autoscaling(1, 60)),
+        ({"autoscale": "yes"}, "false", None),
+        ({"autoscale": {"growAfterSec": 0}}, "false", None),
+        ({"autoscale": {"growAfterSec": True}}, "false", None),
+        ({"autoscale": {"shrinkAfter": 5}}, "true", Autoscaling(1, 60)),
+    ],
+)
+def test_autoscaling_is_off_unless_asked_for(
+    yaml: dict[str, Any], server: str, expected: Autoscaling | None, config: Config
+) -> None:
+    asking = replace(config, autoscale_workers=server == "true")
+    assert resolved(asking, yaml=yaml).autoscale == expected
+
+
+WHOLE = st.integers() | st.integers(-1, 2**31) | st.just(16**300)
+ANY_YAML = st.recursive(
+    st.none() | st.booleans() | WHOLE | st.floats() | st.text() | st.dates(),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(KEYS | st.text(), inner, max_size=4)
+    ),
+    max_leaves=10,
+)
+
+
+@given(st.dictionaries(KEYS, ANY_YAML | WHOLE), st.booleans())
+def test_any_yaml_gives_numbers_within_bounds_or_is_refused(
+    yaml: dict[str, Any], at_start: bool
+) -> None:
+    config = Config(model_store=Path())
+    try:
+        settings = resolved(config, yaml=yaml, gpus=2, at_start=at_start)
+    except ArchiveRefused:
+        return
+    assert 1 <= settings.min_workers <= min(1000, settings.max_workers)
+    assert 0 <= settings.batching.delay < 2**31
+    assert 0 <= settings.client_timeout < 2**31
+    assert 0 <= settings.max_retry_timeout < 2**31
+    batching = settings.batching
+    for number in (
+        batching.size,
+        batching.queue_size,
+        settings.response_timeout,
+        settings.startup_timeout,
+    ):
+        assert 1 <= number < 2**31
+    assert set(settings.device_ids or ()) <= {0, 1}
+    assert settings.autoscale is None or 0 < settings.autoscale.grow_after < 2**31
+    assert settings.parallel is None or 0 < settings.parallel.level < 2**31
+
+
+@given(st.binary())
+def test_any_bytes_are_a_yaml_or_count_as_absent(text: bytes) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "model-config.yaml")
+        path.write_bytes(text)
+        assert isinstance(read_model_yaml(path), dict)
+
+
+@pytest.mark.parametrize("digits", ["0x" + "f" * 5000, "0b" + "1" * 20_000])
+def test_a_number_too_long_to_be_written_is_reported_and_ignored(
+    digits: str, config: Config, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "model-config.yaml"
+    path.write_text(f"batchSize: {digits}\nminWorkers: [{digits}]\n")
+    assert resolved(config, yaml=dict(read_model_yaml(path))) == resolved(config)
+    assert "batchSize=<a number of 20000 bits> is ignored" in caplog.text
+    assert max(map(len, caplog.messages)) < 200
+
+
+def test_an_archive_does_not_start_more_workers_than_any_machine_runs(config: Config) -> None:
+    many = {"minWorkers": 1001, "maxWorkers": 2000}
+    assert resolved(config, yaml=many) == resolved(config)
+    assert resolved(config, yaml=many | {"minWorkers": 1000}).min_workers == 1000
+
+
+# -- parallel models -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("yaml", "parallel"),
+    [
+        ({}, None),
+        ({"parallelType": "tp"}, None),
+        ({"parallelLevel": 2}, None),
+        ({"torchrun": {"nproc-per-node": 2}}, None),
+        ({"parallelType": "both", "parallelLevel": 2}, None),
+        ({"parallelType": "custom", "parallelLevel": 2}, Parallel("custom", 2, TorchRun(1, 2))),
+        ({"parallelType": "PP", "parallelLevel": 4}, Parallel("pp", 4, TorchRun(1, 4))),
+        (
+            {"parallelType": "tp", "torchrun": {"nproc-per-node": 2, "OMP_NUMBER_THREADS": 3}},
+            Parallel("tp", 2, TorchRun(1, 2, omp_threads=3)),
+        ),
+        (
+            {"parallelType": "tp", "torchrun": {"nproc-per-node": 2}, "parallelLevel": 4},
+            Parallel("tp", 4, TorchRun(1, 2)),
+        ),
+        (
+            {"parallelType": "tp", "parallelLevel": 4, "torchrun": {"nproc-per-node": 2}},
+            Parallel("tp", 2, TorchRun(1, 2)),
+        ),
+        (
+            {"parallelType": "pptp", "torchrun": {"nnodes": "2", "rdzv-endpoint": "h:1"}},
+            Parallel("pptp", 1, TorchRun(1, 1, "c10d", "h:1")),
+        ),
+    ],
+)
+def test_a_parallel_type_and_a_level_belong_together(
+    yaml: dict[str, Any], parallel: Parallel | None, config: Config
+) -> None:
+    assert resolved(config, yaml=yaml).parallel == parallel
+
+
+@pytest.mark.parametrize("key", ["continuousBatching", "autoscale"])
+def test_what_has_no_effect_beside_asynchronous_handlers_is_reported(
+    key: str, config: Config, caplog: pytest.LogCaptureFixture
+) -> None:
+    resolved(config, None, {"asyncCommunication": True})
+    assert caplog.text == ""
+    resolved(config, None, {"asyncCommunication": True, key: True})
+    assert f"{key} has no effect beside asyncCommunication" in caplog.text
+
+
+# -- keys that are not read ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("key", "hint"),
+    [
+        ("BatchSize", "did you mean batchSize?"),
+        ("batch_size", "did you mean batchSize?"),
+        ("max-batch-delay", "did you mean maxBatchDelay?"),
+        ("minworker", "did you mean minWorkers?"),
+        ("responseTimout", "did you mean responseTimeout?"),
+        ("workers", "minWorkers and maxWorkers say how many workers there are."),
+        ("default_response_timeout", "it counts in config.properties, for all models."),
+    ],
+)
+def test_a_key_of_the_yaml_that_is_nearly_right_was_passed_over_in_silence(
+    config: Config, caplog: pytest.LogCaptureFixture, key: str, hint: str
+) -> None:
+    resolved(config, yaml={key: 4})
+    (record,) = caplog.records
+    sentence = f"model-config.yaml: {key} is no key that the server reads here; {hint}"
+    assert (record.levelname, record.message) == ("WARNING", sentence)
+
+
+def test_keys_of_handlers_are_nobodys_business(
+    config: Config, caplog: pytest.LogCaptureFixture
+) -> None:
+    yaml = {
+        "handler": {"batch_size": 4, "model_path": "m"},
+        "pt2": {"compile": {"enable": True}},
+        "micro_batching": {"mb_size": 4},
+        "max_length": 50,
+        "workers_of_mine": 1,
+        "b" * 5000: 1,
+        7: 8,
+        None: 1,
+        **{f"layer{number}": number for number in range(2000)},
+    }
+    resolved(config, yaml=yaml)
+    assert caplog.records == []
+
+
+def test_in_the_map_of_torchrun_every_unknown_key_is_reported(
+    config: Config, caplog: pytest.LogCaptureFixture
+) -> None:
+    resolved(config, yaml={"torchrun": {"nproc_per_node": 2, "max-restarts": 3, "nnodes": 1}})
+    assert [record.message for record in caplog.records][:2] == [
+        "model-config.yaml: torchrun: nproc_per_node is no key that the server reads here; did you "
+        "mean nproc-per-node?",
+        "model-config.yaml: torchrun: 'max-restarts' is no key that is read here.",
+    ]
+
+
+def test_every_key_that_is_read_is_a_known_one(config: Config) -> None:
+    asked = set()
+
+    class Watched(dict[str, Any]):
+        def get(self, key: str, default: Any = None) -> Any:
+            asked.add(key)
+            return super().get(key, default)
+
+    resolved(config, yaml=Watched(own=1))
+    assert asked == set(YAML_KEYS)

@@ -1,0 +1,82 @@
+"""Fixtures of a real model version over fake workers."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from marserve.backend.manifest import Manifest
+from marserve.frontend.archives.archive import Archive
+from marserve.frontend.configuration.config import Config
+from marserve.frontend.configuration.setting import Fields
+from marserve.frontend.serving.host import WorkerHost
+from marserve.frontend.serving.model_version import ModelVersion
+from marserve.frontend.serving.predict_request import PredictRequest
+from marserve.frontend.settings.model_settings import resolve_settings
+from marserve.frontend.telemetry.metrics import Metrics
+from marserve.frontend.workers.devices import DeviceAllocator
+
+
+@pytest.fixture
+def serve_model(fakes: ModuleType, config: Config, tmp_path: Path) -> Callable[..., Any]:
+    """A model version whose workers are ready; closed at the end."""
+
+    @asynccontextmanager
+    async def serve(
+        *lives: Any,
+        archive: Archive | None = None,
+        workers: int = 1,
+        max_workers: int | None = None,
+        metrics: Metrics | None = None,
+        batching: Fields | None = None,
+        **changes: Any,
+    ) -> AsyncIterator[ModelVersion]:
+        requested = {"delay": 0.0, **(batching or {})}
+        settings = resolve_settings(requested, {}, {}, config, gpus=0, default_workers=1)
+        model = ModelVersion(
+            archive or Archive("m.mar", tmp_path, tmp_path / "root", tmp_path / "m.mar"),
+            Manifest(model_name="m", model_version="1.0", handler="h", runtime="python"),
+            replace(settings, **changes),
+            WorkerHost(config, fakes.FakeLauncher(*lives), DeviceAllocator(0)),
+            metrics or Metrics("host"),
+        )
+        try:
+            started, _ = model.workers.resize(workers, max_workers or workers)
+            for worker in started:
+                assert await worker.first_outcome() is None
+            yield model
+        finally:
+            await model.close(0)
+            await fakes.drain_loop()
+
+    return serve
+
+
+@pytest.fixture
+def ask(fakes: ModuleType) -> Callable[..., asyncio.Task[Any]]:
+    """Begin to ask a model; the rest are members of `PredictRequest`."""
+
+    def begin(model: ModelVersion, body: bytes = b"x", **members: Any) -> asyncio.Task[Any]:
+        members = {"by_version": False, **members}
+        request = PredictRequest(fakes.make_input(body), time.monotonic(), **members)
+        return asyncio.ensure_future(model.predict(request))
+
+    return begin
+
+
+@pytest.fixture
+def answers_to(fakes: ModuleType) -> Callable[..., Coroutine[Any, Any, list[bytes]]]:
+    """Submit a request of rows with these bodies, and wait for their answers."""
+
+    async def answers(model: ModelVersion, *bodies: bytes) -> list[bytes]:
+        now = time.monotonic()
+        rows = [PredictRequest(fakes.make_input(body), now, by_version=False) for body in bodies]
+        return [bytes(answer.body) for answer in await model.predict_all(rows)]
+
+    return answers
