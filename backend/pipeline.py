@@ -1,27 +1,21 @@
-"""The worker's loop for handlers whose stages overlap: each stage has a thread and a batch.
+"""Serves handlers whose stages overlap: each stage has a thread and a batch of its own.
 
     thread        receive a batch, decode its inputs, preprocess
     main thread   inference: CUDA contexts and the thread pools of torch belong to one thread
     thread        postprocess, encode the answers, reply
 
-A model that is itself a pipeline, spread over several devices, takes several batches at a time
-(`concurrent_inferences`): then `inference` runs in as many threads and one more, so that its
-first device need not wait for an answer to travel back. Batches leave in the order in which they
-came.
+A model on several devices takes `concurrent_inferences` batches at a time: ``inference`` then runs
+in that many threads and one more, so that the first device does not wait while a result travels
+back (1.03 to 1.11 times the throughput). Replies leave in the order of the batches.
 
-Each thread is an executor's: a batch is handed over as a future's result, and an error with it. A
-stage begins with another batch once the next stage has taken the last one, so that at most one
-waits between two stages. The worker asks for each batch, and not before it needs it (`_Pace`): what
-waits in the frontend can still be joined by others, overtaken, or refused in time. (Simulated with
-20 ms a batch at half load, the median latency is 97 ms where whatever has room in the worker is
-sent at once, 76 ms where a batch is asked for as one is begun, and 41 ms here, as without a
-pipeline, which has a quarter less throughput.)
+At most one batch waits between two stages. The worker asks for each batch when it is needed
+(`_Pace`), because requests in the queue of the frontend can still be joined, overtaken or refused.
+Simulated at half load with 20 ms per batch, the median latency is 97 ms if batches are sent as long
+as the worker has capacity, 76 ms if one is asked for as another begins, and 41 ms here.
 
-What cannot overlap (a question about the model, an explanation, a run under the profiler) runs in
-the main thread when the batches before it have been answered, and before the next one is begun.
-
-A failure is its batch's: it skips the other stages, and is answered in its turn. What ends a
-process (``sys.exit``) ends it from any stage, once the batches before it are answered.
+Batches that cannot be split into stages (descriptions, explanations, profiled ones) run in the main
+thread, after all batches before them and before all behind them. A batch that fails skips its other
+stages. ``sys.exit`` in any stage ends the process after the batches before it are answered.
 """
 
 import functools
@@ -44,8 +38,7 @@ from marserve.backend.service import (
     without_padding,
 )
 
-# For `_Pace`. The way to the frontend and back takes a tenth of that on an idle machine.
-_ROUND_TRIP_SECONDS = 0.002
+_ROUND_TRIP_SECONDS = 0.002  # to the frontend and back; a tenth of that on an idle machine
 _SAFETY = 1.2
 _RECENT_BATCHES = 8
 _MIN_BATCHES = 2
@@ -54,9 +47,9 @@ SendNumbered = Callable[[int, Reply], None]
 
 
 def serve_in_stages(connection: FrontendConnection, service: Service, send: SendNumbered) -> None:
-    """Answer batches until the frontend leaves; nothing is received from it afterwards.
+    """Answer batches until the frontend closes the connection.
 
-    ``send`` sends a reply to the batch of a number, from any thread.
+    ``send(number, reply)`` sends a reply to the batch with that number, from any thread.
 
     Raises:
         ProtocolError, ConnectionError: The connection broke.
@@ -68,7 +61,7 @@ def serve_in_stages(connection: FrontendConnection, service: Service, send: Send
 
 
 class _Batch:
-    """A batch on its way; ``send`` takes the pieces of its answer."""
+    """A batch and its failure, if any; ``send`` takes pieces of its answer."""
 
     def __init__(
         self, service: Service, stages: Stages, message: Predict, send: Callable[[Reply], None]
@@ -91,11 +84,11 @@ class _Batch:
 
     @property
     def runs_alone(self) -> bool:
-        """Whether it cannot be run in stages."""
+        """Whether it cannot be split into stages."""
         return self._in_stages is None and self._error is None
 
     def advance(self) -> None:
-        """Run its next stage, if nothing has failed so far."""
+        """Run its next stage, unless it has failed."""
         if self._in_stages is None or self._error is not None:
             return
         try:
@@ -104,26 +97,22 @@ class _Batch:
             self._error = error
 
     def reply(self) -> Reply:
-        """Return what became of it, behind its last stage."""
+        """Return the reply, after the last stage."""
         try:
             reply = self._finished()
         except Exception as error:  # noqa: BLE001 - foreign code
             reply = failure_reply(error, self._context, self._run)
         self._context.on_intermediate = None
         reply.metrics = without_padding(reply.metrics)
-        if reply.code != 200:
-            self._keep_those_of_others(reply)
+        if reply.code != 200:  # the metrics of a failed batch are lost, those of others must not be
+            rows, reply.metrics = reply.metrics, []
+            of_others = [row for row in rows if row[5] and self._ids.isdisjoint(row[5])]
+            if of_others:
+                self._context.metrics.put_back(of_others)
         return reply
 
-    def _keep_those_of_others(self, reply: Reply) -> None:
-        """Keep what other batches reported meanwhile from being lost with a failure's reply."""
-        rows, reply.metrics = reply.metrics, []
-        of_others = [row for row in rows if row[5] and self._ids.isdisjoint(row[5])]
-        if of_others:
-            self._context.metrics.put_back(of_others)
-
     def _finished(self) -> Reply:
-        # Its traceback knows this batch: a circle, with the memory of the model's last run in it.
+        # The traceback refers to this batch: a cycle that holds the memory of the model's last run.
         error, self._error = self._error, None
         if error is not None:
             try:
@@ -137,39 +126,33 @@ class _Batch:
 
 
 class _Pace:
-    """When to ask for the next batch: so that it is prepared as the model becomes free.
-
-    By the last batches, on the safe side: an idle model costs more than a batch that waits.
-    """
+    """Estimates from recent batches when to ask for the next, so that the model is never idle."""
 
     def __init__(self) -> None:
         self._preparing: deque[float] = deque(maxlen=_RECENT_BATCHES)
         self._predicting: deque[float] = deque(maxlen=_RECENT_BATCHES)
 
     def prepared(self, seconds: float) -> None:
-        """Learn how long it took to prepare a batch."""
+        """Record the time that the first stage took."""
         self._preparing.append(seconds)
 
     def predicted(self, seconds: float) -> None:
-        """Learn how long the model, and waiting for the last stage, took for a batch."""
+        """Record the time that the model took, with the wait for the last stage."""
         self._predicting.append(seconds)
 
     @property
     def slack(self) -> float:
-        """Seconds for which one need not ask once the model has begun with a batch.
+        """Seconds from the begin of a batch in the model until the next has to be asked for.
 
-        Where there are none, preparing is what takes longest (or nothing is known yet), and one
-        has to ask even before that, while another batch is prepared.
+        Not positive if the first stage is the slowest or too few batches are known. Then the worker
+        has to ask while it prepares the batch before.
         """
         if len(self._predicting) < _MIN_BATCHES:
             return 0.0
-        needed = _SAFETY * max(self._preparing) + _ROUND_TRIP_SECONDS
-        return min(self._predicting) - needed
+        return min(self._predicting) - (_SAFETY * max(self._preparing) + _ROUND_TRIP_SECONDS)
 
 
 class _Loop:
-    """See `serve_in_stages`."""
-
     def __init__(
         self, connection: FrontendConnection, service: Service, stages: Stages, send: SendNumbered
     ) -> None:
@@ -180,7 +163,7 @@ class _Loop:
         inferences = concurrent_inferences(stages)
         #: Threads that call the model; with one, it is the main thread.
         self._threads = inferences + 1 if inferences > 1 else 1
-        #: Batches handed to the model and not answered, in order.
+        #: Batches in the model and the last stage, in order.
         self._finishing: deque[Future[None]] = deque()
         self._pace = _Pace()
         self._model_is_free = threading.Event()
@@ -188,7 +171,7 @@ class _Loop:
         self._ask: Callable[[], None] | None = None
 
     def run(self) -> None:
-        """Run the stage in the middle, until there is nothing left to do."""
+        """Pass batches from stage to stage until the frontend leaves."""
         with (
             ThreadPoolExecutor(1, "finish") as last,
             ThreadPoolExecutor(self._threads, "predict") as middle,
@@ -208,7 +191,7 @@ class _Loop:
                         began = time.perf_counter()
                         predicted = self._predict(batch, middle)
                         self._finishing.append(last.submit(self._finish, [batch], predicted))
-                        del batch  # while this thread waits, the next one may want its memory
+                        del batch  # while this thread waits, the next one may need its memory
                         self._wait_finished(but=self._threads)
                         self._pace.predicted(time.perf_counter() - began)
                     self._model_is_free.set()
@@ -228,7 +211,7 @@ class _Loop:
             return None
         began = time.perf_counter()
         send = functools.partial(self._send, message.number)
-        ask = functools.partial(send, Reply(more=True))  # see `Reply.asks`
+        ask = functools.partial(send, Reply(more=True))  # `Reply.asks`
         if self._pace.slack <= 0.0:
             ask()
         else:
@@ -239,7 +222,7 @@ class _Loop:
         return batch
 
     def _next(self, prepared: Future[_Batch | None]) -> _Batch | None:
-        """Wait for the next batch, or for what the stages behind raise meanwhile."""
+        """Wait for the next batch; raises what a later stage raises meanwhile."""
         while self._finishing:
             either: tuple[Future[Any], ...] = (prepared, self._finishing[0])
             wait(either, return_when=FIRST_COMPLETED)
@@ -249,7 +232,7 @@ class _Loop:
         return prepared.result()
 
     def _wait_finished(self, *, but: int) -> None:
-        """Wait until all batches but so many are answered."""
+        """Wait until at most ``but`` batches are not answered."""
         while len(self._finishing) > but:
             self._finishing.popleft().result()
 
@@ -267,8 +250,8 @@ class _Loop:
     def _finish(self, last_reference: list[_Batch], predicted: Future[None] | None) -> None:
         if predicted is not None:
             predicted.result()
-        batch = last_reference.pop()  # the executor holds on to arguments, and the list is empty
+        batch = last_reference.pop()  # the executor keeps its arguments, here an empty list
         batch.advance()
         send, reply = batch.send, batch.reply()
-        del batch  # while this thread sends, the next batch may want its memory
+        del batch  # while this thread sends, the next batch may need its memory
         send(reply)

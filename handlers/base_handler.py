@@ -95,7 +95,7 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-_STAGES = ("preprocess", "inference", "postprocess")
+STAGES = ("preprocess", "inference", "postprocess")
 
 RunStages = Callable[[Any, StageLabel], Any]
 """Takes a batch through the three stages, each in the context that the label opens for it."""
@@ -316,7 +316,7 @@ class BaseHandler:
         if self._is_explain():
             return [self.__stage("preprocess"), Stage("explain", self.explain_handle)]
         if self.stage_pipeline is None:
-            return [self.__stage(name) for name in _STAGES]
+            return [self.__stage(name) for name in STAGES]
         run = self.stage_pipeline
         return [Stage("stages", lambda data, _rows: run(data, label))]
 

@@ -1,4 +1,4 @@
-"""Pieces of a batch in stages that work side by side, each in threads of its own.
+"""A pipeline of stages that work on different values at the same time, each in its own threads.
 
 stage 0   1 2 3 4
 stage 1     1 2 3 4
@@ -7,53 +7,75 @@ stage 1     1 2 3 4
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Generic, NamedTuple, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
-T = TypeVar("T")
 
-
-class PipelineStage(NamedTuple, Generic[T]):
-    """What is done with each piece, and how many threads do it."""
+class PipelineStage(NamedTuple):
+    """A function of the previous stage's result, and the number of threads that call it."""
 
     name: str
-    work: Callable[[T], None]  # it does not raise: what failed is noted in the piece
+    work: Callable[[Any], Any]
     threads: int = 1
 
 
-class Pipeline(Generic[T]):
-    """Takes the pieces of a batch through stages; several threads may bring batches.
+@dataclass
+class _Run:
+    """The values of one call of `Pipeline.run`, replaced by the results of their last stages."""
 
-    Its threads start with the first batches, and end with the process.
+    values: list[Any]
+    error: BaseException | None = None
+    finished: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+
+
+class Pipeline:
+    """Takes values through stages; several threads may call `run` at the same time.
+
+    The threads start with the first values and end with the process.
     """
 
-    def __init__(self, stages: Sequence[PipelineStage[T]]) -> None:
+    def __init__(self, stages: Sequence[PipelineStage]) -> None:
         self._stages = stages
         self._pools = self._new_pools()
 
-    def run(self, pieces: Sequence[T]) -> None:
-        """Take pieces through all stages; returns when no thread works on any of them.
+    def run(self, values: Sequence[Any]) -> list[Any]:
+        """Return the last stage's results, in the order of the values.
 
-        No deadline: it takes as long as the stages do, and the frontend ends a worker that hangs.
+        After a failure no further stage starts with these values. There is no deadline: the
+        frontend ends a worker that hangs.
+
+        Raises:
+            BaseException: What a stage raised first; no thread works on the values any more.
         """
-        finished = threading.Semaphore(0)
-
-        def enter(place: int, piece: T) -> None:
-            if place == len(self._stages):
-                finished.release()
-                return
-            done = self._pools[place].submit(self._stages[place].work, piece)
-            done.add_done_callback(lambda _: enter(place + 1, piece))
-
-        for piece in pieces:
-            enter(0, piece)
-        for _ in pieces:
-            finished.acquire()
+        run = _Run(list(values))
+        for index in range(len(run.values)):
+            self._pools[0].submit(self._advance, run, index, 0)
+        for _ in run.values:
+            run.finished.acquire()
+        error, run.error = run.error, None  # its traceback refers to the run: no cycle is left
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # the traceback refers to this frame, too
+        return run.values
 
     def shutdown(self) -> None:
-        """End the threads, and wait until they have; another batch would start them again."""
+        """End the threads and wait for them; later values start new ones."""
         pools, self._pools = self._pools, self._new_pools()
         for pool in pools:
             pool.shutdown()
+
+    def _advance(self, run: _Run, index: int, place: int) -> None:
+        if run.error is None:
+            try:
+                run.values[index] = self._stages[place].work(run.values[index])
+            except BaseException as error:  # noqa: BLE001 - raised again by `run`
+                run.error = error
+        if place + 1 < len(self._stages):
+            self._pools[place + 1].submit(self._advance, run, index, place + 1)
+        else:
+            run.finished.release()
 
     def _new_pools(self) -> list[ThreadPoolExecutor]:
         return [ThreadPoolExecutor(stage.threads, stage.name) for stage in self._stages]

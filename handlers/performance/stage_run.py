@@ -1,11 +1,8 @@
-"""Runs one batch through the stages of a handler, in whichever thread each of them runs.
+"""One batch in the stages of a handler.
 
-`BaseHandler.handle` takes a batch through all stages in one go; a worker whose stages overlap takes
-it from thread to thread, one `StageRun.advance` in each. Either way:
-
-* Requests of a batch are independent. If a stage refuses some (`RefusedInputs`), it and those
-  before it are run again without them; the context then counts those that are left, until the end.
-* A stage finds its own batch's context as ``self.context``, whichever thread it runs in.
+`BaseHandler.handle` runs all stages in one call. A worker whose stages overlap calls
+`StageRun.advance` once in the thread of each stage. If a stage refuses requests (`RefusedInputs`),
+it and the stages before it run again without them; the context then counts the remaining requests.
 """
 
 import logging
@@ -21,22 +18,21 @@ from marserve.handlers.refusals import RefusedInputs
 logger = logging.getLogger(__name__)
 
 StageLabel = Callable[[str], AbstractContextManager[Any]]
-"""Opens the context a stage runs in: ``nullcontext``, or ``record_function`` under the profiler."""
+"""Returns what a stage runs in: ``nullcontext``, or ``record_function`` under the profiler."""
 
 
 class Stage(NamedTuple):
-    """A stage of a run."""
+    """A stage by the name that a profiler shows; ``run(result of the last stage, requests)``."""
 
-    name: str  # what a profiler calls it
-    run: Callable[[Any, Any], Any]  # takes what the stage before made, and the requests
+    name: str
+    run: Callable[[Any, Any], Any]
 
 
 class StageRun:
-    """See the module.
+    """A batch and its results so far; ``seconds`` is the time in stages, without pauses.
 
-    With ``overlaps`` the stages run in threads of their own. Then requests are refused by the first
-    stage alone: running the model again would take it to another thread. ``seconds`` is how long
-    the stages took so far, without the time between them.
+    With ``overlaps`` stages run in threads of their own. Then only the first stage can refuse
+    requests: to run the model again would take it to another thread.
     """
 
     def __init__(
@@ -65,7 +61,7 @@ class StageRun:
         """Run the next stage.
 
         Raises:
-            Exception: Whatever the handler raised; the run is over.
+            Exception: What the handler raised; no further stage can run.
         """
         started = time.perf_counter()
         self._done += 1
@@ -78,23 +74,23 @@ class StageRun:
             self.seconds += time.perf_counter() - started
 
     def run(self) -> Any:
-        """Run all stages; returns `answers`."""
+        """Run all stages and return the answers."""
         with self._limits:
             for _ in self._stages:
                 self.advance()
             return self.answers()
 
     def answers(self) -> Any:
-        """Return what the last stage made, with an answer in the place of each refused request."""
+        """Return the result of the last stage, with an error in the place of refused requests."""
         self._limits.close()
         if self._usable is None:
             return self._value
         answers = self._value if self._usable else []
         if not isinstance(answers, list) or len(answers) != len(self._usable):
-            return answers  # whoever counts them reports it
-        by_place = dict(zip(self._usable, answers, strict=True))
+            return answers  # the service reports it
+        by_index = dict(zip(self._usable, answers, strict=True))
         return [
-            by_place[index] if index in by_place else self._refuse(index)
+            by_index[index] if index in by_index else self._refuse(index)
             for index in range(len(self._all))
         ]
 
@@ -107,10 +103,9 @@ class StageRun:
                 self._value = stage.run(self._value, self._rows)
 
     def _leave_out(self, refused: RefusedInputs) -> None:
-        """Begin again without the requests that cannot be used."""
-        # Where an envelope made several rows of a request, who is meant is unknown.
-        is_known = len(self._all) == len(getattr(self.context, "request_ids", None) or ())
-        if self._usable is not None or not is_known or (self._overlaps and self._done > 1):
+        # If an envelope makes several rows of a request, an index does not name a request.
+        has_row_each = len(self._all) == len(getattr(self.context, "request_ids", None) or ())
+        if self._usable is not None or not has_row_each or (self._overlaps and self._done > 1):
             raise refused
         self._reasons = refused.reasons
         self._usable = [index for index in range(len(self._all)) if index not in self._reasons]
@@ -126,11 +121,10 @@ class StageRun:
 
 
 class BatchContext:
-    """A handler's attribute ``context``; while stages overlap, each thread has its own.
+    """A handler's attribute ``context``: a plain attribute, or after `separate` one per thread.
 
-    Handlers read it wherever they like, and mean the batch they are at. A thread that has not set
-    it, one the handler started by itself, gets what was set last. Until `separate` is called it is
-    a plain attribute. An instance keeps the value set last under the attribute's own name.
+    A thread that has not set it, because the handler started it, reads what was set last. The
+    instance's ``__dict__`` has that under the name of the attribute.
     """
 
     _NAME = "context"
@@ -138,7 +132,7 @@ class BatchContext:
 
     @classmethod
     def separate(cls, handler: Any) -> None:
-        """Let each thread have a context of its own from now on."""
+        """Keep a context per thread from now on."""
         handler.__dict__.setdefault(cls._BY_THREAD, threading.local())
 
     def __get__(self, handler: Any, _owner: type) -> Any:

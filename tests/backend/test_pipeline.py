@@ -28,7 +28,7 @@ STAGES = ("preprocess", "inference", "postprocess")
 
 
 class Gates:
-    """Where the handler stands still: a pair of events for each stage and body."""
+    """Points at which the handler waits: a pair of events for each stage and body."""
 
     def __init__(self) -> None:
         self.entered: dict[tuple[str, bytes], threading.Event] = {}
@@ -36,7 +36,7 @@ class Gates:
         self.open_from_now = False
 
     def at(self, stage: str, body: bytes) -> None:
-        """Say that a batch must not pass a stage yet."""
+        """Stop a batch before it passes a stage."""
         self.entered[stage, body], self.opened[stage, body] = threading.Event(), threading.Event()
 
     def wait_entered(self, stage: str, body: bytes) -> None:
@@ -71,7 +71,7 @@ class Walk:
 
 
 class Handler:
-    """The stages, and an entry point for what runs alone."""
+    """The stages, and an entry point for batches that run alone."""
 
     def __init__(self) -> None:
         self.gates = Gates()
@@ -134,7 +134,7 @@ class Peer:
         return reply
 
     def answer(self) -> Reply:
-        """The next reply that is no piece."""
+        """Return the next reply that is not a piece."""
         while (reply := self.receive()).more:
             pass
         return reply
@@ -145,7 +145,7 @@ class Peer:
         return reply.number
 
     @property
-    def hears_nothing(self) -> bool:
+    def receives_nothing(self) -> bool:
         readable, _, _ = select.select([self._sock], [], [], 0)
         return not (readable or self._inbox)
 
@@ -244,9 +244,7 @@ def test_a_batch_is_not_begun_while_the_one_before_waits_for_the_model(
     assert entered == [2]
 
 
-def test_once_the_model_is_known_to_take_longest_the_worker_asks_late(
-    handler: Handler, peer: Any
-) -> None:
+def test_the_worker_asks_late_when_the_model_takes_longest(handler: Handler, peer: Any) -> None:
     """By then preparing took microseconds, and the model fifty milliseconds, twice."""
     for number, body in enumerate((b"a", b"b"), 1):
         handler.actions["inference", body] = lambda _: time.sleep(0.05)
@@ -257,7 +255,7 @@ def test_once_the_model_is_known_to_take_longest_the_worker_asks_late(
     handler.gates.at("postprocess", b"c")
     peer.send(b"c", number=3)
     handler.gates.wait_entered("preprocess", b"c")
-    assert peer.hears_nothing
+    assert peer.receives_nothing
     handler.gates.open("preprocess", b"c")
     assert peer.asked_behind() == 3  # at the latest as the model is free
     handler.gates.open("postprocess", b"c")
@@ -285,7 +283,7 @@ def test_the_reply_has_the_time_of_all_stages_and_the_metrics_of_its_requests(
     ],
 )
 @either
-def test_a_failure_is_its_batchs_alone(
+def test_a_failure_concerns_its_batch_only(
     stage: str, error: Exception, code: int, message: str, handler: Handler, peer: Any
 ) -> None:
     def fail(_context: Context) -> None:
@@ -300,9 +298,7 @@ def test_a_failure_is_its_batchs_alone(
     assert replies[1].message in (message, message.partition(" : ")[0])
 
 
-def test_what_others_reported_is_not_lost_with_a_batch_that_failed(
-    handler: Handler, peer: Any
-) -> None:
+def test_a_failed_batch_does_not_lose_the_metrics_of_others(handler: Handler, peer: Any) -> None:
     def fail(_context: Context) -> None:
         raise ValueError
 
@@ -321,7 +317,7 @@ def test_what_others_reported_is_not_lost_with_a_batch_that_failed(
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_batch_that_failed_is_forgotten_before_the_next_one_is_in_the_model(
+def test_a_failed_batch_is_released_before_the_next_one_is_in_the_model(
     stage: str, handler: Handler, peer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Activations:
@@ -351,7 +347,7 @@ def test_a_batch_that_failed_is_forgotten_before_the_next_one_is_in_the_model(
 
 @either
 @pytest.mark.parametrize("stage", STAGES)
-def test_what_ends_the_process_ends_it_from_any_stage_and_what_was_ahead_is_answered(
+def test_sys_exit_ends_the_process_from_any_stage_after_earlier_batches_are_answered(
     stage: str, handler: Handler, peer: Any
 ) -> None:
     handler.actions[stage, b"b"] = lambda _: sys.exit(7)
@@ -400,7 +396,7 @@ def test_pieces_of_overlapping_answers_reach_their_own_batch(handler: Handler, p
 
 
 @either
-def test_padding_is_nobodys_business_but_the_workers(handler: Handler, peer: Any) -> None:
+def test_padding_is_not_answered_and_not_measured(handler: Handler, peer: Any) -> None:
     peer.send(b"a", number=1, run_as=4)
     reply = peer.answer()
     assert len(handler.walks[0].data) == 4
@@ -409,7 +405,9 @@ def test_padding_is_nobodys_business_but_the_workers(handler: Handler, peer: Any
 
 
 @either
-def test_the_frontend_leaving_ends_it_when_all_is_answered(handler: Handler, peer: Any) -> None:
+def test_the_loop_ends_when_the_frontend_leaves_and_all_is_answered(
+    handler: Handler, peer: Any
+) -> None:
     handler.gates.at("inference", b"a")
     peer.send(b"a", number=1)
     peer.send(b"b", number=2)
@@ -427,7 +425,7 @@ def test_a_message_that_is_no_batch_breaks_the_connection(peer: Any) -> None:
 
 
 @either
-def test_a_frontend_that_is_gone_ends_it_though_a_batch_is_under_way(
+def test_the_loop_ends_when_the_connection_breaks_during_a_batch(
     handler: Handler, peer: Any
 ) -> None:
     handler.gates.at("postprocess", b"a")
@@ -442,7 +440,7 @@ def test_the_next_batch_is_asked_for_in_time_to_be_prepared_and_not_before() -> 
     pace = _Pace()
     pace.prepared(0.010)
     pace.predicted(0.100)
-    assert pace.slack == 0.0  # one batch is no experience
+    assert pace.slack == 0.0  # one batch is too few
     pace.prepared(0.020)
     pace.predicted(0.080)
     assert pace.slack == pytest.approx(0.080 - 0.024, abs=0.003)
@@ -450,4 +448,4 @@ def test_the_next_batch_is_asked_for_in_time_to_be_prepared_and_not_before() -> 
     assert pace.slack < 0.0  # preparing takes longest
     for _ in range(8):
         pace.prepared(0.010)
-    assert pace.slack > 0.06  # the slow one is long ago
+    assert pace.slack > 0.06  # the slow one is forgotten

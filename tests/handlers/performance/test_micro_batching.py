@@ -14,7 +14,7 @@ TIMEOUT_SECONDS = 30  # seconds until a test that hangs fails
 
 
 class Doubler(BaseHandler):
-    """Doubles numbers, refuses text, fails on None in the stage it is told to."""
+    """Doubles numbers, refuses text, fails on None in the stage `fail_in`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class Doubler(BaseHandler):
 
 @pytest.fixture
 def make(make_context, begin_batch):
-    """A handler in micro-batches, and a function that has it answer numbers."""
+    """Return a handler with micro-batches, and a function that sends it numbers."""
     started = []
 
     def run(micro_batch_size=2, handler=None, **parallelism):
@@ -87,7 +87,7 @@ def test_batches_are_split(make) -> None:
     assert handler.seen == {(stage, index) for stage in stages for index in range(3)}
 
 
-def test_stages_work_side_by_side(make) -> None:
+def test_stages_work_at_the_same_time(make) -> None:
     class Meeting(Doubler):
         """The first piece stays in inference until the second has been prepared."""
 
@@ -109,7 +109,7 @@ def test_stages_work_side_by_side(make) -> None:
 
 
 def test_a_stage_has_as_many_threads_as_asked_for(make) -> None:
-    class Crowd(Doubler):
+    class Meeting3(Doubler):
         def __init__(self) -> None:
             super().__init__()
             self.all_here = threading.Barrier(3, timeout=TIMEOUT_SECONDS)
@@ -118,7 +118,7 @@ def test_a_stage_has_as_many_threads_as_asked_for(make) -> None:
             self.all_here.wait()
             return super().inference(data)
 
-    handler, ask = make(1, Crowd(), inference=3)
+    handler, ask = make(1, Meeting3(), inference=3)
     assert handler.handle.parallelism == {"preprocess": 1, "inference": 3, "postprocess": 1}
     assert ask(1, 2, 3)[0] == [2, 4, 6]
 
@@ -126,12 +126,12 @@ def test_a_stage_has_as_many_threads_as_asked_for(make) -> None:
 @pytest.mark.parametrize(
     "parallelism", [{"describe": 1}, {"inference": -1}, {"inference": 0}, {"inference": "2"}]
 )
-def test_parallelism_that_makes_no_sense(parallelism) -> None:
+def test_invalid_parallelism(parallelism) -> None:
     with pytest.raises(AssertionError):
         MicroBatching(Doubler()).parallelism = parallelism
 
 
-def test_a_micro_batch_holds_something() -> None:
+def test_a_micro_batch_is_not_empty() -> None:
     with pytest.raises(AssertionError, match="at least 1"):
         MicroBatching(Doubler(), micro_batch_size=0)
 
@@ -146,7 +146,7 @@ def test_a_failing_stage_fails_its_batch_and_no_other(make, stage) -> None:
     assert ask(1, 2, 3)[0] == [2, 4, 6]
 
 
-def test_leaving_in_a_stage_is_leaving_in_the_handler(make) -> None:
+def test_sys_exit_in_a_stage_is_raised_by_the_handler(make) -> None:
     _, ask = make(1)
     with pytest.raises(SystemExit):
         ask(1, None)
@@ -169,7 +169,7 @@ def test_there_is_no_micro_batch_outside_a_stage(make) -> None:
 
 
 def test_descriptions_and_explanations_are_those_of_the_handler(make) -> None:
-    class Talker(BaseHandler):
+    class Explaining(BaseHandler):
         def describe_handle(self):
             return {"doubles": True}
 
@@ -179,7 +179,7 @@ def test_descriptions_and_explanations_are_those_of_the_handler(make) -> None:
         def get_insights(self, tensor_data, inputs, target=0):
             return ["because"] * tensor_data
 
-    _, ask = make(1, Talker())
+    _, ask = make(1, Explaining())
     assert ask(1, headers=[{"describe": "True"}])[0] == [{"doubles": True}]
     answers, context = ask(1, 2, 3, headers=[{"explain": "True"}] * 3)
     assert answers == ["because"] * 3

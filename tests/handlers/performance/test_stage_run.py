@@ -10,7 +10,7 @@ from marserve.handlers.refusals import RefusedInputs, UnusableInput
 
 
 class Adder(BaseHandler):
-    """Adds up what each stage finds in its batch's context."""
+    """Adds the number of requests that each stage reads from the context."""
 
     def preprocess(self, data):
         return torch.tensor(self.each_usable(self._number_of, data))
@@ -33,7 +33,7 @@ class Adder(BaseHandler):
 
 @pytest.fixture
 def enter(make_context, begin_batch):
-    """Begin with a batch of these bodies, beside others."""
+    """Begin a batch of these bodies while others run."""
     handler, shared = Adder(), make_context()
     handler.begin_overlapping()
 
@@ -71,7 +71,7 @@ def test_a_refused_request_costs_only_itself_its_answer_in_stages_too(enter) -> 
     assert statuses == [200, 400, 200]
 
 
-def test_a_batch_of_refused_requests_never_meets_the_model(enter) -> None:
+def test_a_batch_of_refused_requests_skips_the_model(enter) -> None:
     handler, run = enter("?", None)
     handler.model = None
     for _ in range(3):
@@ -81,7 +81,7 @@ def test_a_batch_of_refused_requests_never_meets_the_model(enter) -> None:
     assert (row[1], row[5]) == ("HandlerTime", ["id-0", "id-1"])
 
 
-def test_a_refusal_behind_the_model_is_the_batchs_where_stages_overlap(enter) -> None:
+def test_a_refusal_after_the_model_fails_the_batch_when_stages_overlap(enter) -> None:
     _, run = enter("late", 1.0)
     run.advance()
     run.advance()
@@ -89,7 +89,7 @@ def test_a_refusal_behind_the_model_is_the_batchs_where_stages_overlap(enter) ->
         run.advance()
 
 
-def test_a_refusal_behind_the_model_runs_the_others_again_elsewhere(
+def test_a_refusal_after_the_model_runs_the_others_again_without_overlap(
     make_context, begin_batch
 ) -> None:
     rows = [{"body": "late"}, {"body": 1.0}]
@@ -98,7 +98,7 @@ def test_a_refusal_behind_the_model_runs_the_others_again_elsewhere(
 
 
 @pytest.mark.parametrize("header", ["describe", "explain"])
-def test_questions_run_alone(enter, header) -> None:
+def test_descriptions_and_explanations_run_alone(enter, header) -> None:
     _, run = enter(1.0, **{header: "True"})
     assert run is None
 
@@ -117,7 +117,7 @@ class OwnContext(BaseHandler):
     context = None
 
 
-def test_who_cannot_overlap_says_why() -> None:
+def test_a_handler_that_cannot_overlap_gives_the_reason() -> None:
     micro = BaseHandler()
     micro.handle = MicroBatching(micro)
     assert "OwnHandle has a handle() of its own" in OwnHandle().overlap_obstacle()
@@ -134,7 +134,7 @@ def test_until_stages_overlap_a_context_is_seen_by_every_thread() -> None:
     assert handler.context == "theirs"
 
 
-def test_a_thread_of_the_handlers_own_sees_the_context_set_last() -> None:
+def test_a_thread_that_the_handler_started_sees_the_context_set_last() -> None:
     handler = BaseHandler()
     handler.begin_overlapping()
     handler.context = "last"
