@@ -1,7 +1,7 @@
-"""The library of model authors: ready-made handlers and their helpers.
+"""The library of model authors: handlers and their helpers.
 
-File names are TorchServe's, because manifests in the wild name them. Heavy imports (torch,
-torchvision, PIL) stand at the top of the handler that needs them, nowhere else.
+File names are TorchServe's, because manifests contain them. Only handlers that need torch,
+torchvision or PIL import them.
 """
 
 if __name__ != "marserve.handlers":

@@ -1,31 +1,22 @@
-"""The handler that other handlers are made from: load a PyTorch model, run it over a batch.
-
-A batch passes through three stages that a subclass may replace one by one:
+"""The base class of handlers: loads a PyTorch model and runs it over batches.
 
     preprocess(list of requests) → inference(tensor) → postprocess(tensor) → list of answers
 
-A request that cannot be used costs only itself its answer (400): `preprocess` says which requests
-it refuses (`BaseHandler.each_usable`), and the batch is run again without them (`stage_run`). A
-subclass's own `preprocess` and `postprocess` thus see only usable requests, just as under
-TorchServe, and the context counts those. The price, preparing them twice, is paid only by a batch
-that holds a refused one.
+Subclasses override stages. `preprocess` raises `RefusedInputs` for unusable requests
+(`BaseHandler.each_usable`): these are answered with status 400, and the batch runs again without
+them (`stage_run`), so that the other stages see only usable requests, as under TorchServe.
 
-The stages of successive batches overlap, each in a thread of its own, where model-config.yaml asks
-for it (``overlapStages``).
+The kind of the serialized file decides how the model is loaded:
 
-What kind of file the weights are in decides how they are loaded:
+* with a model file    a state dict (a pickle or ``.safetensors``) for the model file's class
+* ``.pt``, ``.pth``    TorchScript; TorchServe refused the second name
+* ``.pt2``             a program of torch.export or a package of AOTInductor
+* ``.onnx``            an onnxruntime session, which the subclass's `inference` has to call
+* ``.so``              compiled ahead of time, if model-config.yaml declares it
 
-* a model file in the manifest    the class is imported; the state dict, a pickle or
-                                  ``.safetensors``, is loaded into it
-* ``.pt``, ``.pth``               TorchScript; TorchServe refused it under the second name
-* ``.pt2``                        a program of torch.export, or a package of AOTInductor
-* ``.onnx``                       an onnxruntime session; the subclass's `inference` has to call it
-* ``.so``                         compiled ahead of time, where model-config.yaml says so
-
-No other class may be defined here: "the one class of its module" is how the loader finds it.
-
-Subclasses in the wild define helpers of any name (``_predict``, ``_load_model``, ``pipeline``), so
-what TorchServe's class does not have is named with two underscores here, and cannot be met.
+The loader finds a handler as the only class of its module, so no other class may be defined here.
+Subclasses define helpers of any name (``_predict``, ``_load_model``, ``pipeline``): methods that
+TorchServe's class does not have begin with two underscores.
 """
 
 import importlib
@@ -46,12 +37,7 @@ from torch.profiler import ProfilerActivity, profile, record_function, tensorboa
 
 from marserve.backend.context import Context
 from marserve.backend.errors import PredictionException
-from marserve.handlers.devices import (
-    choose_device,
-    env_is_true,
-    is_installed,
-    optimize_with_ipex,
-)
+from marserve.handlers.devices import choose_device, env_is_true, is_installed, optimize_with_ipex
 from marserve.handlers.model_files import (
     NOT_LOADED,
     import_model_file,
@@ -98,38 +84,38 @@ logger = logging.getLogger(__name__)
 STAGES = ("preprocess", "inference", "postprocess")
 
 RunStages = Callable[[Any, StageLabel], Any]
-"""Takes a batch through the three stages, each in the context that the label opens for it."""
+"""Runs the three stages over a batch, each within its label."""
 
 
 class BaseHandler:
     """Loads a model and takes batches through `preprocess`, `inference` and `postprocess`."""
 
-    # Here and not in `__init__`, because subclasses in the wild have one that does not call ours.
-    context: Any = BatchContext()  # of the batch at hand
-    stage_pipeline: RunStages | None = None  # None is one stage after the other
+    # Not set in `__init__`: subclasses may have one that does not call this class's.
+    context: Any = BatchContext()  # of the current batch
+    stage_pipeline: RunStages | None = None  # None: one stage after the other
     model_pt_path: str | None = None  # the manifest's serialized file
     manifest: Any = None
     map_location: str | None = None  # kind of device, as torch.load takes it
-    explain = False  # whether the batch at hand asks for explanations
-    target: Any = 0  # the class they are about, where the request does not say
+    explain = False  # whether the current batch asks for explanations
+    target: Any = 0  # the class to explain if the request names none
     profiler_args: Mapping[str, Any] = MappingProxyType({})  # for torch.profiler.profile
     __optimized_model: OptimizedModel | None = None
 
     def __init__(self) -> None:
         self.model: Any = None
         self.mapping: dict[str, str] | None = None  # class index to name: index_to_name.json
-        self.device: Any = None  # where the model is
+        self.device: Any = None
         self.context = None
         self.initialized = False
         self.profiler_args = {}
 
     def initialize(self, context: Context) -> None:
-        """Choose the device, load the model, make it faster as asked, read the class names.
+        """Choose the device, load and optimize the model, read the class names.
 
         Raises:
-            OptionRefused: model-config.yaml asks for what cannot be done.
-            RuntimeError: There are no weights, or none that can be loaded.
-            ValueError: The model file defines no class, or several.
+            OptionRefused: An option of model-config.yaml is not possible here.
+            RuntimeError: No weights could be loaded.
+            ValueError: The model file does not define exactly one class.
         """
         properties = context.system_properties
         model_dir = str(properties["model_dir"])
@@ -145,7 +131,7 @@ class BaseHandler:
         self.initialized = True
 
     def handle(self, data: Any, context: Context) -> Any:
-        """Answer a batch, per request a dict of its parameters: a list with an element for each."""
+        """Return one answer per request; ``data`` has a dict of parameters for each."""
         started = time.perf_counter()
         self.context = context
         if self._is_describe():
@@ -159,13 +145,13 @@ class BaseHandler:
 
     @timed
     def preprocess(self, data: Any) -> Any:
-        """Make one tensor of the requests' numbers, shape ``(requests, …)``.
+        """Return the requests as one tensor of shape ``(requests, …)``.
 
-        A request is a number or nested lists of numbers, as such or under ``data`` or ``body``.
-        With ``stackInputs`` it is there already; of several inputs, a dict of tensors.
+        A request is a number or nested lists of numbers, itself or under ``data`` or ``body``.
+        With ``stackInputs`` the data are stacked arrays; several inputs give a dict of tensors.
 
         Raises:
-            RefusedInputs: There are requests that are something else; it says which.
+            RefusedInputs: Requests contain something else.
         """
         if isinstance(data, dict):
             tensors = {
@@ -178,13 +164,13 @@ class BaseHandler:
         except (OverflowError, RuntimeError, TypeError, ValueError):
             if isinstance(values, list):
                 self.each_usable(_check_numbers, values)
-            raise  # each by itself is well, but they differ in their shapes
+            raise  # the requests are valid, but of different shapes
 
     @timed
     def inference(self, data: Any, *args: Any, **kwargs: Any) -> Any:
-        """Run the model, without gradients, over a tensor of shape ``(requests, …)``.
+        """Run the model over a tensor of shape ``(requests, …)``, or over a dict of arguments.
 
-        Tensors in a dict are its arguments, by name.
+        No gradients are recorded.
         """
         with torch.inference_mode():
             if isinstance(data, dict):
@@ -193,16 +179,13 @@ class BaseHandler:
 
     @timed
     def postprocess(self, data: Any) -> Any:
-        """Make the list of answers of the model's output tensor.
-
-        With ``stackInputs`` it is answered as it is, and cut into rows by the server.
-        """
+        """Return the output tensor as nested lists; with ``stackInputs``, as it is."""
         return data if self.__is_stacking() else data.tolist()
 
     def explain_handle(self, data_preprocess: Any, raw_data: Any) -> Any:
-        """Explain the answers of a batch, about the first request's ``target``.
+        """Return explanations for a batch, of the class that the first request's ``target`` names.
 
-        ``raw_data`` is the batch, ``data_preprocess`` what `preprocess` made of it.
+        ``raw_data`` is the batch, ``data_preprocess`` the result of `preprocess`.
         """
         row = raw_data[0]
         target = row.get("target") if isinstance(row, dict) else None
@@ -214,42 +197,37 @@ class BaseHandler:
         return self.get_insights(data_preprocess, value_of(row), target or self.target)
 
     def get_insights(self, tensor_data: Any, inputs: Any, target: Any = 0) -> Any:
-        """Explain the answers: one element per request. For subclasses that can.
+        """Return one explanation per request; subclasses override it.
 
         Raises:
-            PredictionException: 501, this handler cannot.
+            PredictionException: 501, this handler has none.
         """
         del tensor_data, inputs, target
         raise PredictionException(f"{type(self).__name__} gives no explanations", 501)
 
     def describe_handle(self) -> Any:
-        """Return what the model says of itself in its description; None is nothing.
-
-        Here, what was done to make it faster, and what that cost in accuracy where it was asked.
-        """
+        """Return the model's part of its description: here the optimizations, or None."""
         optimized = self.__optimized_model
         return optimized and optimized.describe()
 
     def sample_input(self) -> Any:
-        """Return an input such as clients send, to try batches with while the model loads.
+        """Return a request body (bytes, str, or a value for JSON) for batches tried while loading.
 
-        What a client would post as the body: bytes, a str, or what becomes JSON; a tuple of several
-        different ones, where ``validateBatching`` is to compare them. None, nothing is tried out,
-        unless model-config.yaml names files of the archive as ``sampleInput``.
+        A tuple has several different ones, which ``validateBatching`` compares. None: only files
+        that model-config.yaml names as ``sampleInput`` are tried.
         """
         return None
 
     def get_device(self) -> Any:
-        """Return the device the model is on."""
+        """Return the device of the model."""
         return self.device
 
-    # Stages that overlap, as the worker asks for them (`marserve.backend.pipeline`)
+    # Called by `marserve.backend.pipeline`
 
     def overlap_obstacle(self) -> str:
-        """Say why the stages of one batch cannot run beside those of others; empty if they can.
+        """Return the reason why stages of different batches cannot overlap, or an empty string.
 
-        Asked once the handler is initialised. What the stages keep on the handler itself nobody can
-        see from here: whoever does that must not ask for it.
+        Values that stages keep on the handler cannot be detected.
         """
         kind = type(self)
         if kind.handle is not BaseHandler.handle or "handle" in vars(self):
@@ -261,22 +239,18 @@ class BaseHandler:
         return ""
 
     def concurrent_inferences(self) -> int:
-        """Say how many batches `inference` is called with at a time where stages overlap.
-
-        One, in the main thread; but as many as the model has devices (``device_stages``).
-        """
+        """Return how many batches `inference` takes at a time: the number of ``device_stages``."""
         optimized = self.__optimized_model
         return max(1, len(optimized.options.device_stages)) if optimized is not None else 1
 
     def begin_overlapping(self) -> None:
-        """Called once, before the first batch."""
+        """Prepare for overlapping stages, before the first batch."""
         BatchContext.separate(self)
 
     def enter_stages(self, data: Any, context: Context) -> StageRun | None:
-        """Begin with a batch whose stages the caller will run, each in a thread of its own.
+        """Return a batch whose stages the caller runs; ``context`` belongs to it alone.
 
-        The context is this batch's alone (`Context.for_batch`). None: `handle` has to answer this
-        batch, while no other is under way.
+        None if `handle` has to answer the batch while no other runs.
         """
         self.context = context
         if self._is_describe() or self._is_explain() or _is_profiling():
@@ -284,18 +258,18 @@ class BaseHandler:
         return StageRun(self, self.__stages(nullcontext), data, context, overlaps=True)
 
     def leave_stages(self, run: StageRun) -> Any:
-        """Answer a batch that has been through all its stages: what `handle` returns."""
-        answers = run.answers()  # first: till then the context shows the requests not refused
+        """Return what `handle` would, after all stages of a batch."""
+        answers = run.answers()  # until then the context lacks the refused requests
         _report_time(run.context, run.seconds)
         return answers
 
     def each_usable(self, prepare: Callable[[Any], Any], data: Iterable[Any]) -> list[Any]:
-        """Prepare the requests one by one, for a `preprocess` whose requests fail alone.
+        """Return ``prepare(request)`` for each request; for `preprocess`.
 
-        ``prepare`` raises `UnusableInput` for a request that it can make nothing of.
+        ``prepare`` raises `UnusableInput` for an unusable request.
 
         Raises:
-            RefusedInputs: There are unusable requests; it says which.
+            RefusedInputs: Requests are unusable.
         """
         prepared: list[Any] = []
         refused: dict[int, str] = {}
@@ -312,7 +286,6 @@ class BaseHandler:
         return StageRun(self, self.__stages(label), data, self.context, label).run()
 
     def __stages(self, label: StageLabel) -> list[Stage]:
-        """What takes this batch to its answers."""
         if self._is_explain():
             return [self.__stage("preprocess"), Stage("explain", self.explain_handle)]
         if self.stage_pipeline is None:
@@ -324,10 +297,10 @@ class BaseHandler:
         return Stage(name, lambda value, _rows: getattr(self, name)(value))
 
     def _infer_with_profiler(self, data: Any) -> tuple[Any, Any]:
-        """Give answers and profiler; the trace goes to a directory of the model's name."""
+        """Return answers and profiler; write the trace to a directory with the model's name."""
         name = self.__manifest_entry("modelName") or getattr(self.context, "model_name", "")
         directory = Path(tempfile.gettempdir(), "pytorch_profiler", name)
-        usual = {
+        defaults = {
             "activities": [
                 ProfilerActivity.CPU,
                 *[ProfilerActivity.CUDA] * torch.cuda.is_available(),
@@ -335,14 +308,14 @@ class BaseHandler:
             "record_shapes": True,
             "on_trace_ready": tensorboard_trace_handler(str(directory)),
         }
-        with profile(**{**usual, **self.profiler_args}) as profiler:
+        with profile(**{**defaults, **self.profiler_args}) as profiler:
             output = self.__predict(data, record_function)
         table = profiler.key_averages().table(sort_by="cpu_time_total", row_limit=10)
         logger.info("%s", table)
         return output, profiler
 
     def __is_stacking(self) -> bool:
-        # A subclass may have an `initialize` of its own.
+        # The `initialize` of a subclass may not set it.
         return bool((getattr(self, "model_yaml_config", None) or {}).get("stackInputs"))
 
     def _is_explain(self) -> bool:
@@ -353,11 +326,9 @@ class BaseHandler:
         return self.__has_flag("describe")
 
     def __has_flag(self, header: str) -> bool:
-        """Whether the first request, and with it the batch, is marked by the frontend."""
+        # The first request decides for the batch.
         context = self.context
         return bool(context is not None and context.get_request_header(0, header) == "True")
-
-    # The model
 
     def __manifest_entry(self, key: str) -> str:
         return str(((self.manifest or {}).get("model") or {}).get(key) or "")
@@ -379,14 +350,12 @@ class BaseHandler:
             case ".so" if self.__is_compiled_ahead():
                 return self._load_torch_export_aot_compile(path)
             case ".so":
-                why = (
-                    "is compiled code, which model-config.yaml declares with pt2.export.aot_compile"
-                )
+                reason = "needs pt2.export.aot_compile in model-config.yaml"
             case ".safetensors":
-                why = "holds weights alone, which need the model's class (--model-file)"
+                reason = "contains only weights, which need the model's class (--model-file)"
             case _:
-                why = "is in no format known here"
-        raise RuntimeError(f"{NOT_LOADED}: {Path(path).name} {why}")
+                reason = "has no supported format"
+        raise RuntimeError(f"{NOT_LOADED}: {Path(path).name} {reason}")
 
     def _load_torchscript_model(self, model_pt_path: str) -> Any:
         if not is_torchscript(model_pt_path):
@@ -399,7 +368,7 @@ class BaseHandler:
     def _load_pickled_model(
         self, model_dir: str, model_file: str, model_pt_path: str | None
     ) -> Any:
-        """Make the eager model: its class from the model file, its weights from the state dict."""
+        """Return the eager model: the model file's class, with the weights of the state dict."""
         path = Path(model_dir, model_file)
         if not path.is_file():
             raise RuntimeError(f"Missing the model.py file: {path}")
@@ -409,7 +378,7 @@ class BaseHandler:
             raise ValueError(f"Expected only one class as model definition. {names}")
         if not model_pt_path:
             return classes[0]()
-        # Who links a directory works in it: a file saved anew would be changed under the mapping.
+        # In a linked directory the author may overwrite the file, which would change the mapping.
         mapped = not Path(model_dir).is_symlink()
         make = made_in(read_optimization(self.model_yaml_config), classes[0])
         return make_with_weights(make, lambda: load_state_dict(model_pt_path, mapped=mapped))
@@ -433,21 +402,21 @@ class BaseHandler:
         if optimized is None:
             return optimize_with_ipex(model)
         self.__optimized_model = optimized
-        warm_ups = getattr(self.context, "warm_ups", None)  # a context made by hand has none
+        warm_ups = getattr(self.context, "warm_ups", None)  # MockContext copies have none
         if warm_ups is not None:
             warm_ups.append(optimized.warm_up)
         return optimized.model
 
 
 def __getattr__(name: str) -> bool:
-    """What is available, as TorchServe's module says it; looked at when it is asked for."""
+    """TorchServe's flags of available packages, computed at first use."""
     if name in _AVAILABLE:
         return _AVAILABLE[name]()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 _AVAILABLE: dict[str, Callable[[], bool]] = {
-    "PROFILER_AVAILABLE": lambda: True,  # these three: with every torch that is supported
+    "PROFILER_AVAILABLE": lambda: True,  # the first three: in every supported torch
     "PT2_AVAILABLE": lambda: True,
     "PT230_AVAILABLE": lambda: True,
     "IPEX_AVAILABLE": lambda: (
@@ -472,5 +441,5 @@ def _check_numbers(value: Any) -> None:
         torch.as_tensor(value)
     except (OverflowError, RuntimeError, TypeError, ValueError) as error:
         raise UnusableInput(
-            f"The input is no number and no nested lists of them: {error}"
+            f"The input is not a number or nested lists of numbers: {error}"
         ) from error

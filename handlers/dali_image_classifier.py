@@ -1,11 +1,11 @@
-"""`image_classifier` with NVIDIA's DALI in place of torchvision's transforms."""
+"""`image_classifier` with preprocessing by NVIDIA's DALI."""
 
 from marserve.handlers.engines.dali import DALIHandler
 from marserve.handlers.image_classifier import ImageClassifier
 
 
 class DALIImageClassifier(DALIHandler):
-    """Answers every image with its most probable classes, the best first."""
+    """Answers each image with its most probable classes, the best first."""
 
     topk = ImageClassifier.topk
     set_max_result_classes = ImageClassifier.set_max_result_classes

@@ -1,8 +1,7 @@
-"""Tensors in, tensors out: requests and answers are what ``torch.save`` writes.
+"""Requests and answers that are tensors, as ``torch.save`` writes them.
 
-TorchServe's handler of this name answered a batch with one element, so that only batches of one
-worked. Here every request gets its own row of the output; with one request, as there, the answer
-keeps the batch's dimension.
+TorchServe's handler answered a batch with one element, so only batches of one worked. Here each
+request gets its row of the output; the answer to a single request keeps the batch dimension.
 """
 
 import io
@@ -21,24 +20,24 @@ class DenseNetHandler(BaseHandler):
 
     @timed
     def preprocess(self, data: Any) -> Any:
-        """Make one tensor of the requests' tensors, shape ``(requests, …)``.
+        """Return the requests' tensors as one, of shape ``(requests, …)``.
 
         Raises:
-            RefusedInputs: There are requests that hold no tensor; it says which.
+            RefusedInputs: Requests do not contain a tensor.
         """
         return torch.stack(self.each_usable(_tensor_of, data))
 
     @timed
     def postprocess(self, data: Any) -> list[Any]:
-        """Deal the rows of the output out."""
+        """Return the rows of the output."""
         return [data] if len(data) == 1 else [row.clone() for row in data]
 
 
 def _tensor_of(row: Any) -> torch.Tensor:
     try:
         tensor = torch.load(io.BytesIO(value_of(row)), map_location="cpu", weights_only=True)
-    except Exception as error:  # hostile bytes fail in every way; only plain data is unpickled
-        raise UnusableInput("The input is no tensor that torch.save wrote.") from error
+    except Exception as error:  # hostile bytes raise anything; only plain data is unpickled
+        raise UnusableInput("The input is not a tensor saved by torch.save.") from error
     if not isinstance(tensor, torch.Tensor):
         raise UnusableInput(f"The input is a {type(tensor).__name__}, not a tensor.")
     return tensor

@@ -1,7 +1,6 @@
-"""Which device a model is on, and what the machine has for it.
+"""The device of a model.
 
-Asked for while a handler is initialised and never while importing: looking at a GPU initialises
-CUDA, and a process that has done so cannot be forked into workers.
+Nothing here runs at import time: a process that has initialised CUDA cannot be forked into workers.
 """
 
 import importlib
@@ -33,7 +32,7 @@ def choose_device(gpu_id: int | None) -> tuple[str | None, Any]:
 
 
 def optimize_with_ipex(model: Any) -> Any:
-    """Optimize a model with Intel's extension, where ``TS_IPEX_ENABLE`` asks for it."""
+    """Optimize a model with Intel's extension if ``TS_IPEX_ENABLE`` is true."""
     if not env_is_true("TS_IPEX_ENABLE"):
         return model
     try:
@@ -47,10 +46,10 @@ def optimize_with_ipex(model: Any) -> Any:
 
 
 def is_installed(package: str) -> bool:
-    """Whether a package can be imported; it is not."""
+    """Return whether a package can be imported, without importing it."""
     return importlib.util.find_spec(package) is not None
 
 
 def env_is_true(name: str) -> bool:
-    """Whether an environment variable says true."""
+    """Return whether an environment variable is ``true``."""
     return os.environ.get(name, "").lower() == "true"

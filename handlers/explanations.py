@@ -1,4 +1,4 @@
-"""Explanations: which pixels, or which words, an answer comes from."""
+"""Explanations: which pixels or words an answer depends on."""
 
 import functools
 import importlib
@@ -11,16 +11,16 @@ from torch.nn.functional import embedding_bag
 from marserve.backend.errors import PredictionException
 
 STEPS = 15
-"""Points on the way from no input to the input; TorchServe takes as many."""
+"""Points of the integral from no input to the input, as in TorchServe."""
 
 
 class PixelAttributions:
-    """Mixed into handlers whose `model` takes a tensor of images."""
+    """A mixin for handlers whose `model` takes a tensor of images."""
 
     model: Any
 
     def get_insights(self, tensor_data: Any, inputs: Any, target: Any = 0) -> Any:
-        """Attribute the answers to the pixels: nested lists in the shape of ``tensor_data``."""
+        """Return attributions to pixels: nested lists in the shape of ``tensor_data``."""
         del inputs
         return self.ig.attribute(tensor_data, target=target, n_steps=STEPS).tolist()
 
@@ -31,15 +31,15 @@ class PixelAttributions:
 
 
 def attribute_to_tokens(model: Any, tokens: Any, target: int) -> Any:
-    """Attribute the score of a class to the tokens of one text, by integrated gradients.
+    """Return the integrated gradients of a class's score by token, shape ``(tokens, embedding)``.
 
     Captum attributes to a layer's output, which for an `EmbeddingBag` is one vector for the whole
-    text. Here the embedding of each token is the variable: it grows from nothing to its full
-    length, the gradients of the score on the way are averaged, and what a token adds is its
-    embedding times that average. The tokens' shares sum up to what the text changes.
+    text. Here the embeddings of the tokens are the variables: the gradients of the score are
+    averaged while the embeddings grow from zero to full length. The sum over the tokens is the
+    score's difference from that of no text.
 
-    The model, called as ``model(tokens, offsets)``, has a layer ``embedding``. Tokens are indices
-    of shape ``(tokens,)``, the result has the shape ``(tokens, embedding)``.
+    The model, called as ``model(tokens, offsets)``, has a layer ``embedding``; ``tokens`` are
+    indices of shape ``(tokens,)``.
     """
     layer = model.embedding
     offsets = torch.zeros(1, dtype=torch.int64, device=tokens.device)
@@ -55,17 +55,17 @@ def attribute_to_tokens(model: Any, tokens: Any, target: int) -> Any:
 
 
 def _replacing(layer: Any, rows: Any, offsets: Any) -> Any:
-    """Make the hook that has the layer answer with these embeddings instead of its own."""
+    """Return a hook that replaces the layer's result by these embeddings."""
 
     def bag(*_: Any) -> Any:
-        places = torch.arange(len(rows), device=rows.device)
-        return embedding_bag(places, rows, offsets, mode=layer.mode)
+        indices = torch.arange(len(rows), device=rows.device)
+        return embedding_bag(indices, rows, offsets, mode=layer.mode)
 
     return bag if isinstance(layer, torch.nn.EmbeddingBag) else lambda *_: rows
 
 
 def captum_attribution() -> ModuleType:
-    """Return the module ``captum.attr``; nothing but explanations needs the package.
+    """Return the module ``captum.attr``.
 
     Raises:
         PredictionException: 501, captum is not installed.

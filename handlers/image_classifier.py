@@ -1,4 +1,4 @@
-"""Which class is in the picture: ImageNet's preparation, and the best classes by name."""
+"""Image classification: ImageNet's preprocessing and the names of the best classes."""
 
 from typing import Any
 
@@ -12,9 +12,9 @@ from marserve.handlers.vision_handler import VisionHandler
 
 
 class ImageClassifier(VisionHandler):
-    """Answers every image with its most probable classes, the best first."""
+    """Answers each image with its most probable classes, the best first."""
 
-    topk = 5  # how many classes an answer has, fewer if the model has fewer
+    topk = 5  # classes per answer; fewer if the model has fewer
     image_processing = transforms.Compose(
         [
             to_rgb,
@@ -26,18 +26,18 @@ class ImageClassifier(VisionHandler):
     )
 
     def set_max_result_classes(self, topk: int) -> None:
-        """Choose how many classes an answer has."""
+        """Set the number of classes per answer."""
         self.topk = topk
 
     def get_max_result_classes(self) -> int:
-        """Return how many classes an answer has."""
+        """Return the number of classes per answer."""
         return self.topk
 
     @timed
     def postprocess(self, data: Any) -> list[dict[str, float]]:
-        """Make ``{class name: probability}`` of each request's best classes.
+        """Return ``{class name: probability}`` of each request's best classes.
 
-        ``data`` is the model's output before softmax, shape ``(requests, classes)``.
+        ``data`` are logits of shape ``(requests, classes)``.
         """
         classes = min(self.topk, data.shape[1])
         best, indices = torch.topk(torch.softmax(data, dim=1), classes, dim=1)

@@ -1,4 +1,4 @@
-"""What handlers get of the models that they call with ``context.infer``; for ``except`` clauses."""
+"""The answer and the exception of ``context.infer``, for handlers that call other models."""
 
 from marserve.backend.model_answers import ModelAnswer, ModelCallFailed
 

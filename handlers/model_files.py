@@ -1,4 +1,4 @@
-"""The files a model is made of: TorchScript or not, exported, state dict, model file, ONNX."""
+"""Readers of model files: TorchScript, exported programs, state dicts, model files, ONNX."""
 
 import functools
 import importlib
@@ -18,11 +18,11 @@ import torch
 logger = logging.getLogger(__name__)
 
 NOT_LOADED = "No model weights could be loaded"
-"""How the sentence begins that says why."""
+"""The beginning of the error message."""
 
 
 def is_torchscript(path: str) -> bool:
-    """Tell TorchScript from a state dict, which is the same kind of zip without constants."""
+    """Return whether a file is TorchScript; a state dict is a similar zip without constants."""
     if not zipfile.is_zipfile(path):
         return False
     with zipfile.ZipFile(path) as archive:
@@ -30,21 +30,21 @@ def is_torchscript(path: str) -> bool:
 
 
 def load_torchscript(path: str, device: Any) -> Any:
-    """Load a TorchScript module; RuntimeError if it is damaged, or made for another torch."""
+    """Load a TorchScript module; RuntimeError if it is damaged or made for another torch."""
     with warnings.catch_warnings():
-        # TorchScript is on its way out: news for who made the archive, not for who serves it.
+        # TorchScript is deprecated, which concerns the author of the archive, not the operator.
         warnings.filterwarnings("ignore", ".*torch.jit", category=FutureWarning)
         return torch.jit.load(path, map_location=device)  # type: ignore[no-untyped-call]  # torch's
 
 
 def load_exported(path: str, device: Any) -> Any:
-    """Load a ``.pt2`` file: a program of torch.export, or a package of AOTInductor.
+    """Load a ``.pt2`` file: a program of torch.export or a package of AOTInductor.
 
-    A package runs on the kind of device it was compiled for. A program is moved to ``device``. Of
-    either, batches have the sizes it was exported for: export it with a dynamic first dimension.
+    A package runs on the kind of device it was compiled for; a program is moved to ``device``. Both
+    accept the batch sizes they were exported for.
 
     Raises:
-        RuntimeError: It is neither, is damaged, or was made for another torch or device.
+        RuntimeError: The file is neither, is damaged, or was made for another torch or device.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -58,19 +58,19 @@ def load_exported(path: str, device: Any) -> Any:
             passes = importlib.import_module("torch.export.passes")
             program = passes.move_to_device_pass(program, device)
         return program.module()
-    except Exception as error:  # a reader of foreign files fails with every kind of error
+    except Exception as error:  # hostile bytes raise anything
         name = Path(path).name
         raise RuntimeError(
-            f"{NOT_LOADED}: {name} is no usable exported program: {error}"
+            f"{NOT_LOADED}: {name} is not a usable exported program: {error}"
         ) from error
 
 
 def load_state_dict(path: str, *, mapped: bool = True) -> Any:
-    """Load a state dict, from ``.safetensors`` or a pickle, into memory of the CPU.
+    """Load a state dict from ``.safetensors`` or a pickle into CPU memory.
 
-    With ``mapped``, for a file that nobody writes to, its tensors may lie in the mapped file: all
-    who map it share its pages; those a process writes to become its own. A pickle from before
-    torch 1.6, or one that is compressed, is read all the same.
+    With ``mapped`` the tensors may use the pages of the mapped file, which processes share until
+    they write to them. The file must not change. Compressed pickles and those from before torch 1.6
+    cannot be mapped and are read.
 
     Raises:
         RuntimeError: A package that it needs is not installed.
@@ -83,12 +83,12 @@ def load_state_dict(path: str, *, mapped: bool = True) -> Any:
         raise RuntimeError(
             f"{NOT_LOADED}: {Path(path).name} needs the package safetensors"
         ) from error
-    tensors = safetensors.load_file(path)  # which maps
+    tensors = safetensors.load_file(path)  # maps the file
     return tensors if mapped else {name: tensor.clone() for name, tensor in tensors.items()}
 
 
 def _is_mappable(path: str) -> bool:
-    """Whether a pickle's tensors lie in it as they are."""
+    """Return whether a pickle is a zip file without compression."""
     if not zipfile.is_zipfile(path):
         return False
     with zipfile.ZipFile(path) as archive:
@@ -96,16 +96,16 @@ def _is_mappable(path: str) -> bool:
 
 
 def load_pickled(path: str, device: Any, *, mapped: bool = False) -> Any:
-    """Load what ``torch.save`` wrote: as plain data, or in full where it holds more than that.
+    """Load a file of ``torch.save`` as plain data, or in full if it contains other objects.
 
     Raises:
-        RuntimeError: It holds objects of a package that is not installed.
+        RuntimeError: It contains objects of a package that is not installed.
     """
     load = functools.partial(torch.load, path, map_location=device, mmap=mapped)
     try:
         return load(weights_only=True)
     except pickle.UnpicklingError:
-        # The archive brings Python code that runs anyway, so its pickle adds no power to it.
+        # No new risk: the archive's Python code runs as well.
         logger.warning("%s holds more than weights; it is unpickled in full.", path)
     try:
         return load(weights_only=False)
@@ -116,7 +116,7 @@ def load_pickled(path: str, device: Any, *, mapped: bool = False) -> Any:
 
 
 def load_onnx(path: str, map_location: str | None) -> Any:
-    """Open an onnxruntime session; RuntimeError where onnxruntime is not installed."""
+    """Open an onnxruntime session; RuntimeError if onnxruntime is not installed."""
     try:
         return setup_ort_session(path, map_location)
     except ImportError as error:
@@ -133,10 +133,9 @@ def setup_ort_session(model_pt_path: str, map_location: str | None) -> Any:
 
 
 def import_model_file(path: Path) -> ModuleType:
-    """Import a model file under its own name, which pickles of its classes refer to.
+    """Import a model file by its path, under its own name, which pickles of its classes contain.
 
-    By path: another module of that name may be loaded already. Not twice: the handler may have
-    imported the file itself.
+    A file that the handler has imported is not loaded again.
 
     Raises:
         ImportError: It is not a Python file, or an import inside it failed.

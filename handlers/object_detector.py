@@ -1,4 +1,4 @@
-"""What is where in the picture: the boxes of those objects that the model is sure enough of."""
+"""Object detection: the boxes of objects whose score reaches a threshold."""
 
 from typing import Any
 
@@ -13,24 +13,20 @@ from marserve.handlers.vision_handler import VisionHandler
 
 
 class ObjectDetector(VisionHandler):
-    """Answers every image with its objects: class name, box in pixels, score.
+    """Answers each image with its objects: class name, box in pixels, score."""
 
-    The model's output is a list with one ``{"boxes", "labels", "scores"}`` per image, as
-    torchvision's detection models give it.
-    """
-
-    threshold = 0.5  # the least score of an object in the answer
+    threshold = 0.5  # minimal score of an object in the answer
     image_processing = transforms.Compose([to_rgb, transforms.ToTensor()])
 
-    # Attribution asks for one score of an image; a detector has one per object.
+    # Attribution needs one score per image; a detector has one per object.
     get_insights = BaseHandler.get_insights
 
     @timed
     def preprocess(self, data: Any) -> Any:
-        """Make one tensor of images of one size, else a list of tensors: TorchServe failed there.
+        """Return one tensor if all images have one size, else a list of tensors.
 
         Raises:
-            RefusedInputs: There are requests without a readable image; it says which.
+            RefusedInputs: Requests have no readable image.
         """
         usable = self.each_usable(self._tensor_of, data)
         images = [image.to(self.device) for image in usable]
@@ -39,9 +35,9 @@ class ObjectDetector(VisionHandler):
 
     @timed
     def inference(self, data: Any, *args: Any, **kwargs: Any) -> Any:
-        """Find the objects, in images as one tensor or as a list of tensors.
+        """Run the model over one tensor or a list of tensors.
 
-        A scripted detector takes nothing but a list, and gives its losses along with what it found.
+        A scripted detector accepts only a list, and returns its losses and the objects.
         """
         images = list(data) if _takes_a_list(self.model) else data
         with torch.inference_mode():
@@ -50,9 +46,9 @@ class ObjectDetector(VisionHandler):
 
     @timed
     def postprocess(self, data: Any) -> list[list[dict[str, Any]]]:
-        """Make ``{class name: [x1, y1, x2, y2], "score": score}`` of each image's objects.
+        """Return ``{class name: [x1, y1, x2, y2], "score": score}`` of each image's objects.
 
-        Those count whose score reaches the threshold. ``data`` has per image a dict of tensors:
+        ``data`` has a dict of tensors per image, as torchvision's detection models return it:
         ``boxes`` of shape ``(objects, 4)``, ``labels`` and ``scores`` of shape ``(objects,)``.
         """
         return [self._objects(found) for found in data]

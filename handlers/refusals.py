@@ -1,18 +1,17 @@
-"""Requests that a handler cannot use, beside those of their batch that it can."""
+"""Errors for unusable requests in a batch whose other requests are usable."""
 
 from marserve.backend.errors import PredictionException
 
 
 class UnusableInput(Exception):
-    """One request's input cannot be used; the text is for the client."""
+    """A request's input is unusable; the client receives the message."""
 
 
 class RefusedInputs(PredictionException):
-    """Some requests of a batch cannot be used; the others can.
+    """Some requests of a batch are unusable; ``reasons`` has the message for each, by index.
 
-    `BaseHandler` answers those with status 400 and runs the others again without them. Whoever does
-    not know how to tell them apart answers the whole batch with status 400. ``reasons`` has, for a
-    place in the batch, the sentence for that client.
+    `BaseHandler` answers them with status 400 and runs the others again. Other code answers the
+    whole batch with status 400.
     """
 
     def __init__(self, reasons: dict[int, str]) -> None:

@@ -1,9 +1,9 @@
-"""Which class is the text in: its words and pairs of words, looked up in a vocabulary.
+"""Text classification: words and pairs of words, looked up in a vocabulary.
 
-TorchServe's handler of this name read the first request of a batch only, and the batch then failed
-for its length. Here every request is answered. A model of bags, called as ``model(tokens,
-offsets)`` with the texts one after the other and where each begins, takes the batch at once; one
-that does not look at the offsets answers with too few rows, and is then called text by text.
+TorchServe's handler read only the first request of a batch, which then failed for its length. Here
+a model of bags, called as ``model(tokens, offsets)`` with the concatenated texts and their offsets,
+takes the batch at once. A model that ignores the offsets returns too few rows and is called once
+per text.
 """
 
 from typing import Any
@@ -19,26 +19,25 @@ from marserve.handlers.utils import map_class_to_label
 
 
 class TextClassifier(TextHandler):
-    """Answers every text with the probability of each class."""
+    """Answers each text with the probability of each class."""
 
-    ngrams = 2  # how many neighbouring words at most are looked up together
+    ngrams = 2  # maximal number of consecutive words that are one term
 
     @timed
     def preprocess(self, data: Any) -> Any:
-        """Look the words up; those the vocabulary lacks count as ``<unk>``, or not at all.
+        """Return a pair of indices, shape ``(terms,)``, and terms; for several requests, a list.
 
-        Of one request, as in TorchServe, it makes a pair: indices of shape ``(terms,)``, and the
-        terms. Of several, a list of such pairs.
+        Unknown terms have the index of ``<unk>``, or are omitted if the vocabulary has none.
 
         Raises:
-            RefusedInputs: There are requests that are no text; it says which.
+            RefusedInputs: Requests are not text.
         """
         pairs = [self._looked_up(text) for text in self.each_usable(self._text_of, data)]
         return pairs[0] if len(pairs) == 1 else pairs
 
     @timed
     def inference(self, data: Any, *args: Any, **kwargs: Any) -> Any:
-        """Give the model's scores before softmax, shape ``(requests, classes)``."""
+        """Return logits of shape ``(requests, classes)``."""
         indices = [pair[0] for pair in _pairs(data)]
         scores = self._scores(indices, *args, **kwargs)
         if len(scores) == len(indices):
@@ -47,15 +46,15 @@ class TextClassifier(TextHandler):
 
     @timed
     def postprocess(self, data: Any) -> list[dict[str, float]]:
-        """Name the classes: one ``{class name: probability}`` per request."""
+        """Return ``{class name: probability}`` for each request."""
         return map_class_to_label(torch.softmax(data, dim=1).tolist(), self.mapping)
 
     def get_insights(
         self, text_preprocess: Any, inputs: Any, target: Any = 0
     ) -> list[dict[str, Any]]:
-        """Tell what each term adds to the score of the class ``target``; captum is not needed.
+        """Return ``{"importances": [number per term], "words": [terms]}`` for each request.
 
-        Per request that is ``{"importances": [number per term], "words": [terms]}``.
+        An importance is the term's share in the score of the class ``target``.
         """
         del inputs
         return [self._insight(indices, terms, target) for indices, terms in _pairs(text_preprocess)]
@@ -77,7 +76,7 @@ class TextClassifier(TextHandler):
         return indices, [term for _, term in known]
 
     def _scores(self, indices: list[Any], *args: Any, **kwargs: Any) -> Any:
-        """Run the model over texts put one after the other."""
+        """Run the model over concatenated texts."""
         lengths = torch.tensor([0, *(len(tokens) for tokens in indices[:-1])], device=self.device)
         with torch.inference_mode():
             return self.model(torch.cat(indices), lengths.cumsum(0), *args, **kwargs)

@@ -1,4 +1,4 @@
-"""What handlers of English text have in common: cleaning it, a vocabulary, explanations' sums."""
+"""Handlers of English text: cleaning, vocabulary, sums of attributions."""
 
 import functools
 from collections import defaultdict
@@ -16,17 +16,17 @@ from marserve.handlers.model_files import load_pickled
 from marserve.handlers.refusals import UnusableInput
 from marserve.handlers.utils import value_of
 
-_UNKNOWN = "<unk>"  # its index stands for every word that a vocabulary lacks
+_UNKNOWN = "<unk>"  # the entry for unknown words
 _VOCABULARY_FILE = "source_vocab.pt"
 _SAMPLE = (
     "The committee didn't expect the new bridge to open before winter, but the engineers finished "
     "their work in October, and the first trains crossed the river on a bright Sunday morning."
 )
-_OTHER_SAMPLE = "Nobody liked the soup, and the waiter was rude; we shall not come back."
+_OTHER_SAMPLE = "The soup was cold and the waiter was rude; we shall not come back."
 
 
 class TextHandler(BaseHandler):
-    """A handler of texts, which come as str or as bytes in UTF-8, under ``data`` or ``body``."""
+    """A handler whose requests are str or UTF-8 bytes, under ``data`` or ``body``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,21 +34,21 @@ class TextHandler(BaseHandler):
         self.tokenizer: Any = texts.tokenize  # from a text to its words
 
     def initialize(self, context: Context) -> None:
-        """Load the model and its vocabulary; see `get_source_vocab_path` and `load_vocabulary`."""
+        """Load the model and its vocabulary."""
         super().initialize(context)
         self.initialized = False
         self.source_vocab = load_vocabulary(self.get_source_vocab_path(context))
         self.initialized = True
 
     def sample_input(self) -> Any:
-        """Return two sentences; see `BaseHandler.sample_input`."""
+        """Return two sentences."""
         return _SAMPLE, _OTHER_SAMPLE
 
     def get_source_vocab_path(self, context: Context) -> str:
-        """Return where the vocabulary is: the manifest's ``sourceVocab``, else source_vocab.pt.
+        """Return the path of the manifest's ``sourceVocab``, or of source_vocab.pt.
 
         Raises:
-            FileNotFoundError: It is not there.
+            FileNotFoundError: The file is missing.
         """
         manifest = (context.manifest or {}).get("model") or {}
         model_dir = str(context.system_properties["model_dir"])
@@ -66,15 +66,15 @@ class TextHandler(BaseHandler):
         return captum_attribution().LayerIntegratedGradients(self.model, self.model.embedding)
 
     def get_word_token(self, input_tokens: Sequence[str]) -> list[str]:
-        """Return the tokens without the mark that byte-pair tokenizers put for a blank."""
+        """Return the tokens without the character that marks a blank in byte-pair tokenizers."""
         return [
             token.replace("\N{LATIN CAPITAL LETTER G WITH DOT ABOVE}", "") for token in input_tokens
         ]
 
     def summarize_attributions(self, attributions: Any) -> Any:
-        """Make one number per token of an explanation, the numbers together of length 1.
+        """Sum the attributions per token and scale the result to length 1.
 
-        ``attributions`` has shape ``(tokens, embedding)``, or a first dimension of 1 before it.
+        ``attributions`` has shape ``(tokens, embedding)`` or ``(1, tokens, embedding)``.
         """
         per_token = attributions.reshape(-1, attributions.shape[-1]).sum(dim=-1)
         length = torch.linalg.vector_norm(per_token)
@@ -92,12 +92,12 @@ class TextHandler(BaseHandler):
             raise UnusableInput(f"The input is not text in UTF-8: {error}") from error
 
     def _tokens_of(self, text: str) -> list[str]:
-        """Clean a text and cut it into words."""
+        """Clean a text and return its words."""
         text = self._remove_html_tags(text).lower()
         text = self._remove_accented_characters(self._expand_contractions(text))
         return self._tokenize(self._remove_punctuation(text))
 
-    # One method per step, since subclasses call and replace them by these names
+    # Subclasses call and override these.
 
     def _expand_contractions(self, text: str) -> str:
         return texts.expand_contractions(text)
@@ -119,18 +119,18 @@ class TextHandler(BaseHandler):
 
 
 def load_vocabulary(path: str | Path) -> Any:
-    """Load a vocabulary that ``torch.save`` wrote; the result is asked for ``[word]``.
+    """Load a vocabulary that ``torch.save`` wrote; ``result[word]`` is the index of a word.
 
-    It is a mapping from word to index, the list of words in the order of their indices, or an
-    object like torchtext's Vocab, with ``__getitem__`` or ``get_stoi``.
+    The file contains a mapping from word to index, a list of words, or an object with
+    ``__getitem__`` or ``get_stoi``, as torchtext's Vocab.
 
     Raises:
-        RuntimeError: It holds objects of a package that is not installed.
-        TypeError: It is none of these.
+        RuntimeError: It contains objects of a package that is not installed.
+        TypeError: It contains something else.
     """
     loaded = load_pickled(str(path), "cpu")
     if isinstance(loaded, Mapping):
-        words = dict(loaded)  # a copy: one that makes up what it lacks would grow with every text
+        words = dict(loaded)  # a copy: a defaultdict would grow with every text
         if isinstance(loaded, defaultdict) and loaded.default_factory is not None:
             words.setdefault(_UNKNOWN, loaded.default_factory())
         return words
@@ -140,11 +140,11 @@ def load_vocabulary(path: str | Path) -> Any:
         return loaded
     if hasattr(loaded, "get_stoi"):
         return dict(loaded.get_stoi())
-    raise TypeError(f"{path} holds a {type(loaded).__name__}, which is no vocabulary")
+    raise TypeError(f"{path} contains a {type(loaded).__name__}, not a vocabulary")
 
 
 def index_of(vocabulary: Any, word: str) -> int | None:
-    """Return a word's index, else the index for unknown words, else None."""
+    """Return the index of a word, or that of unknown words, or None."""
     for known in (word, _UNKNOWN):
         try:
             return int(vocabulary[known])

@@ -1,11 +1,8 @@
-"""`timed`: how long each stage of a handler takes, when its model-config.yaml asks for it.
+"""`timed`: measures the stages of a handler if model-config.yaml has ``handler: {profile: true}``.
 
-    handler:
-        profile: true
-
-A stage then reports the gauge ``ts_handler_<function name>`` in milliseconds with every batch. On a
-CUDA device the time is taken with events on the stream, since the call returns before the device
-is done; reading them waits for the device, so profiling costs throughput there.
+With each batch a stage then reports the gauge ``ts_handler_<function name>`` in milliseconds. On a
+CUDA device, events on the stream measure the time, and reading them waits for the device: profiling
+costs throughput there.
 """
 
 import functools
@@ -20,7 +17,7 @@ T = TypeVar("T")
 
 
 def timed(stage: Callable[P, T]) -> Callable[P, T]:
-    """Decorate a method of a handler; it is timed once the handler's ``context`` asks for it."""
+    """Decorate a method of a handler, whose ``context`` decides whether it is measured."""
 
     @functools.wraps(stage)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -38,7 +35,7 @@ def timed(stage: Callable[P, T]) -> Callable[P, T]:
 
 
 def _stopwatch(device: Any) -> Callable[[], float]:
-    """Start the clock of the device; the function returned reads it, in milliseconds."""
+    """Start the clock of the device; return a function that reads it in milliseconds."""
     if getattr(device, "type", None) == "cuda":
         return _cuda_stopwatch()
     started = time.perf_counter()

@@ -1,15 +1,14 @@
-"""Language models through TensorRT-LLM.
+"""Language models on TensorRT-LLM.
 
     handler:
-        engine_dir: model-engine            # what trtllm-build wrote, or a model of Hugging Face's
+        engine_dir: model-engine            # written by trtllm-build, or a model of Hugging Face
         tokenizer_dir: /models/llama
         kv_cache_config: {free_gpu_memory_fraction: 0.1}
-        llm_config: {max_batch_size: 4}     # ours: anything else that tensorrt_llm.LLM takes
+        llm_config: {max_batch_size: 4}     # not in TorchServe: other arguments of tensorrt_llm.LLM
 
-A request is ``{"prompt": …, "streaming": false}``; its other keys are sampling parameters. The
-streamed answer is one JSON text per piece, ``{"text": …}``, and an empty last piece. The pieces
-together are the text. (TorchServe decoded each token by itself, which loses blanks and splits
-characters.)
+A request is ``{"prompt": …, "streaming": false}``; its other keys are sampling parameters. A stream
+has one JSON text ``{"text": …}`` per piece and an empty last piece; the pieces together are the
+text. (TorchServe decoded each token alone, which loses blanks and splits characters.)
 """
 
 import json
@@ -21,11 +20,11 @@ from marserve.handlers.engines.llm_handler import LLMHandler, send_piece
 from marserve.handlers.engines.optional import first_of, need
 
 _WHO, _PACKAGE = "trt_llm_handler", "tensorrt_llm"
-_UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # how a character looks whose last bytes are to come
+_UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # an incomplete character at the end of a text
 
 
 class TRTLLMHandler(LLMHandler):
-    """Answers prompts with a model that TensorRT-LLM runs."""
+    """Answers prompts with a model on TensorRT-LLM."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,7 +36,7 @@ class TRTLLMHandler(LLMHandler):
         """Load tokenizer and engine."""
         settings = self.read_settings(context)
         if not settings.get("engine_dir"):
-            raise ValueError("model-config.yaml names no engine: handler.engine_dir")
+            raise ValueError("model-config.yaml lacks handler.engine_dir")
         modules = ["tensorrt_llm.llmapi", "tensorrt_llm.hlapi"]  # the second until 0.13
         library = first_of(modules, _PACKAGE, _WHO)
         self._sampling_params = library.SamplingParams
@@ -51,9 +50,9 @@ class TRTLLMHandler(LLMHandler):
         self.initialized = True
 
     async def inference(self, data: Any, context: Context) -> list[str]:
-        """Generate a list with the text; streamed, with nothing more to come."""
+        """Return a list with the text; of a stream, with an empty last piece."""
         if not isinstance(data, dict) or "prompt" not in data:
-            raise PredictionException('The request is no JSON object with a "prompt"', 400)
+            raise PredictionException('The request is not a JSON object with a "prompt"', 400)
         chosen = dict(data)
         prompt, streaming = chosen.pop("prompt"), bool(chosen.pop("streaming", False))
         ends = {"end_id": self.tokenizer.eos_token_id, "pad_id": self.tokenizer.pad_token_id}
@@ -81,7 +80,7 @@ def _send(piece: str, context: Context) -> None:
 
 
 def _tokenizer(directory: str) -> Any:
-    """Load a tokenizer that pads, as generation wants it, on the left."""
+    """Load a tokenizer that pads on the left, as generation requires."""
     transformers = need("transformers", "transformers", _WHO)
     tokenizer = transformers.AutoTokenizer.from_pretrained(
         directory,

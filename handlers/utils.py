@@ -1,7 +1,6 @@
-"""Small things that handlers import from TorchServe.
+"""Helpers that handlers import from TorchServe: ``ts.utils.util`` and ``ts.handler_utils.utils``.
 
-Two modules there (``ts.utils.util``, ``ts.handler_utils.utils``), one here under both names.
-Nothing in it loads torch: a handler need not be about tensors.
+This module does not load torch.
 """
 
 import enum
@@ -48,7 +47,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 PREDICTION_METRIC = "PredictionTime"
-"""The gauge a worker reports for every batch that was answered."""
+"""The gauge that a worker reports for each answered batch."""
 
 CLEANUP_REGEX = re.compile(r"<[^>]*>|&(?:[a-z0-9]+|#[0-9]{1,6}|#x[0-9a-f]{1,6});", re.IGNORECASE)
 """HTML tags and entities."""
@@ -57,7 +56,7 @@ _NAME_LIST = "object_type_names"
 
 
 class PT2Backend(str, enum.Enum):  # noqa: UP042 - its str() is TorchServe's
-    """The backends of torch.compile that a model-config.yaml may name."""
+    """The backends of torch.compile that model-config.yaml may name."""
 
     EAGER = "eager"
     AOT_EAGER = "aot_eager"
@@ -76,7 +75,7 @@ class PT2Backend(str, enum.Enum):  # noqa: UP042 - its str() is TorchServe's
 
 
 def check_valid_pt2_backend(backend: str) -> bool:
-    """Tell whether a backend of torch.compile is known; one that is not is logged."""
+    """Return whether a backend of torch.compile is supported; log it if not."""
     known = [member.value for member in PT2Backend]
     if backend in known:
         return True
@@ -85,12 +84,7 @@ def check_valid_pt2_backend(backend: str) -> bool:
 
 
 def get_yaml_config(yaml_file_path: str | Path) -> dict[str, Any]:
-    """Read a YAML file; an empty one is an empty mapping.
-
-    Raises:
-        OSError: It cannot be read.
-        yaml.YAMLError: It is not YAML.
-    """
+    """Read a YAML file; an empty one is an empty mapping."""
     return yaml.safe_load(Path(yaml_file_path).read_text(encoding="utf-8")) or {}
 
 
@@ -98,12 +92,12 @@ def import_class(class_name: str, module_prefix: str | None = None) -> type:
     """Import a class by name: ``package.module.Class``, or ``Class`` with the module as prefix.
 
     Raises:
-        ImportError: No such module, or no such class in it.
+        ImportError: The module or the class does not exist.
     """
     module_name, _, name = class_name.rpartition(".")
     full_name = ".".join(part for part in (module_prefix, module_name) if part)
     if not full_name:
-        raise ImportError(f"{class_name!r} names no module to import it from")
+        raise ImportError(f"{class_name!r} does not contain a module to import from")
     found = getattr(importlib.import_module(full_name), name, None)
     if not inspect.isclass(found):
         raise ImportError(f"There is no class {name!r} in module {full_name!r}")
@@ -111,7 +105,7 @@ def import_class(class_name: str, module_prefix: str | None = None) -> type:
 
 
 def list_classes_from_module(module: ModuleType, parent_class: type | None = None) -> list[type]:
-    """List the classes a module defines (not those it imports) by name, or only subclasses."""
+    """List the classes that a module defines by name, or only subclasses of ``parent_class``."""
     return [
         member
         for _, member in inspect.getmembers(module, inspect.isclass)
@@ -121,16 +115,14 @@ def list_classes_from_module(module: ModuleType, parent_class: type | None = Non
 
 
 def load_label_mapping(mapping_file_path: str | Path) -> dict[str, str] | None:
-    """Read an index_to_name.json: from the index of a class, as text, to the name clients read.
+    """Read index_to_name.json as ``{"0": name, …}``; None, with a warning, if it does not exist.
 
-    Three forms are in use; all become ``{"0": name, …}``:
+    Three forms are in use:
 
         {"0": "tabby"}    {"0": ["n02123045", "tabby"]}    {"object_type_names": ["tabby", …]}
 
-    None, with a warning, when there is no such file.
-
     Raises:
-        ValueError: The file holds something else than one of the three forms.
+        ValueError: The file has another form.
     """
     path = Path(mapping_file_path)
     if not path.is_file():
@@ -162,10 +154,10 @@ def map_class_to_label(
     mapping: dict[str, str] | None = None,
     lbl_classes: Iterable[Sequence[int]] | None = None,
 ) -> list[dict[str, Any]]:
-    """Make ``{name: value}`` of every row of values, in their order.
+    """Return ``{name: value}`` for each row of values.
 
-    ``lbl_classes`` has the class indices of each row, by default 0, 1, 2, …; without a mapping from
-    index to name the index is the name.
+    ``lbl_classes`` has the class indices of each row, by default 0, 1, 2, …. Without a mapping the
+    index is the name.
 
     Raises:
         TypeError: ``probs`` is not a list, or ``mapping`` not a dict.
@@ -188,7 +180,7 @@ def map_class_to_label(
 def deprecated(
     version: str, replacement: str = "", klass: type[Warning] = PendingDeprecationWarning
 ) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Make a function warn whoever calls it: since when, and what to call instead."""
+    """Return a decorator that warns at each call of the function."""
 
     def mark(function: Callable[P, T]) -> Callable[P, T]:
         sentence = f"{function.__name__} is deprecated since version {version}."
@@ -212,24 +204,23 @@ def send_intermediate_predict_response(
     code: int,
     context: Any,
 ) -> None:
-    """Send what is there so far of a batch's answers; what `handle` returns is their last piece.
+    """Send pieces of a batch's answers, from rank 0 only; `handle` returns the last piece.
 
-    Of the ranks of a model that is spread over processes, only rank 0 sends. ``ret`` has one result
-    per request, ``req_id_map`` is ``context.request_ids``. A ``code`` other than 200 ends the
-    answers of the batch with a failure, and clients get the ``message``.
+    ``ret`` has one result per request, ``req_id_map`` is ``context.request_ids``. A ``code`` other
+    than 200 ends the answers with a failure, and clients receive ``message``.
 
     Raises:
-        RuntimeError: The context belongs to no batch.
-        ValueError: The results do not fit the requests.
+        RuntimeError: The context has no batch.
+        ValueError: The number of results is wrong.
     """
     if is_first_rank():
         context.send_intermediate(ret, req_id_map, message, code)
 
 
 def value_of(row: Any) -> Any:
-    """Return what a request holds: its ``data``, else its ``body``; an unwrapped one, itself.
+    """Return the ``data`` of a request, else its ``body``; without ``get``, the request itself.
 
-    Tests of handlers give stand-ins for a dict, which have nothing but its ``get``.
+    Tests of handlers pass objects that have only the ``get`` of a dict.
     """
     if not hasattr(row, "get"):
         return row

@@ -1,7 +1,4 @@
-"""What handlers of images have in common: decoding, in threads, and explanations.
-
-An input that is no image costs only its own request its answer (400); `BaseHandler` says how.
-"""
+"""Handlers of images: decoding, in threads, and explanations."""
 
 import functools
 from collections.abc import Callable, Iterable
@@ -23,36 +20,36 @@ from marserve.handlers.utils import value_of
 class VisionHandler(PixelAttributions, BaseHandler):
     """A handler whose requests are images.
 
-    A request is an image file's bytes, the same in base64 as a str, or the pixels as nested lists
-    of numbers, under ``data`` or ``body``. ``image_processing``, the subclass's, makes a tensor of
-    a PIL image of whatever mode the file had.
+    A request has the bytes of an image file, the same in base64 as a str, or pixels as nested lists
+    of numbers, under ``data`` or ``body``. The subclass's ``image_processing`` makes a tensor of a
+    PIL image, which has the mode of the file.
     """
 
     image_processing: Any
 
     def initialize(self, context: Context) -> None:
-        """Load the model; lift PIL's limit on the size of images if the server says so."""
+        """Load the model; remove PIL's limit of pixels if the server's configuration says so."""
         super().initialize(context)
-        self.__count_threads(context)  # a wrong value fails the load
+        self.__count_threads(context)  # an invalid value fails the load
         if not context.system_properties.get("limit_max_image_pixels", True):
             Image.MAX_IMAGE_PIXELS = None
 
     def sample_input(self) -> Any:
-        """Return two image files; see `BaseHandler.sample_input`."""
+        """Return two image files."""
         return sample_image(), sample_image(1)
 
     @timed
     def preprocess(self, data: Any) -> Any:
-        """Make one tensor of the requests' images, shape ``(requests, channels, height, width)``.
+        """Return the images as one tensor ``(requests, channels, height, width)``.
 
         Raises:
-            RefusedInputs: There are requests without a readable image; it says which.
+            RefusedInputs: Requests have no readable image.
         """
         return torch.stack(self.each_usable(self._tensor_of, data)).to(self.device)
 
     @functools.cached_property
     def decode_threads(self) -> RequestThreads | None:
-        """Threads that prepare the requests of a batch; None where each waits for the other."""
+        """Threads that prepare the requests of a batch; None if the handler's thread does."""
         count = self.__count_threads(self.context)
         return RequestThreads(count) if count > 1 else None
 
@@ -62,7 +59,7 @@ class VisionHandler(PixelAttributions, BaseHandler):
         return chosen_threads(settings.get("handler"), has_accelerator=has_accelerator)
 
     def each_usable(self, prepare: Callable[[Any], Any], data: Iterable[Any]) -> list[Any]:
-        """Prepare the requests, several at a time; see `BaseHandler.each_usable`."""
+        """Prepare the requests as `BaseHandler.each_usable` does, in `decode_threads`."""
         rows, context = list(data), self.context
         if len(rows) < 2 or self.decode_threads is None:
             return super().each_usable(prepare, rows)
@@ -84,5 +81,5 @@ class VisionHandler(PixelAttributions, BaseHandler):
         except (OverflowError, RuntimeError, TypeError, ValueError) as error:
             raise UnreadableImage(f"The input is neither an image nor numbers: {error}") from error
         if not tensor.dim():
-            raise UnreadableImage("The input is a single number, and no image.")
+            raise UnreadableImage("The input is a single number, not an image.")
         return tensor

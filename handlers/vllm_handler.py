@@ -1,4 +1,4 @@
-"""Language models through vLLM, with the routes of OpenAI's API.
+"""Language models on vLLM, with the routes of OpenAI's API.
 
     handler:
         model_path: meta-llama/Llama-3.1-8B-Instruct    # a directory of the archive, or a hub's id
@@ -6,13 +6,13 @@
         adapters: {french: adapters/french}             # LoRA: name to path
         chat_template: template.jinja
 
-The client's route is behind the model's: ``/predictions/<model>/<version>/v1/chat/completions``. A
-streamed answer arrives event by event, ``data: [DONE]`` last.
+The route follows that of the model: ``/predictions/<model>/<version>/v1/chat/completions``. Events
+of a stream arrive one by one, ``data: [DONE]`` last.
 
-vLLM moves its Python classes with nearly every release, its HTTP interface never. So its own web
-application is built here, without a socket, and asked (`handlers.engines.asgi`): requests are
-checked and errors worded by vLLM, with its statuses. (TorchServe called the classes of vLLM 0.6.1,
-and answered 200 to what vLLM refused.)
+vLLM moves Python classes in nearly every release and keeps its HTTP interface. So this handler
+builds vLLM's web application without a socket and calls it (`handlers.engines.asgi`): requests are
+validated by vLLM and have its statuses. (TorchServe called the classes of vLLM 0.6.1, and answered
+200 to requests that vLLM refused.)
 """
 
 import asyncio
@@ -33,12 +33,12 @@ logger = logging.getLogger(__name__)
 
 _WHO, _PACKAGE = "vllm_handler", "vllm"
 
-# No others: some of vLLM's routes load adapters, or put the engine to sleep.
+# Other routes of vLLM load adapters or put the engine to sleep.
 _METHODS = {"v1/models": "GET", "v1/completions": "POST", "v1/chat/completions": "POST"}
 
 
 class VLLMHandler(LLMHandler):
-    """Answers OpenAI's requests with a model that vLLM runs."""
+    """Answers OpenAI's requests with a model on vLLM."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,17 +47,17 @@ class VLLMHandler(LLMHandler):
         self._application: Any = None
 
     def initialize(self, context: Context) -> None:
-        """Start the engine, and wait until it has the model."""
+        """Start the engine and wait until the model is loaded."""
         settings = self.read_settings(context)
         self.adapters = dict(settings.get("adapters") or {})
         os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
-        os.environ.pop("VLLM_API_KEY", None)  # the server in front knows who may ask
+        os.environ.pop("VLLM_API_KEY", None)  # the server checks tokens
         options = self._options(settings)
         asyncio.get_event_loop().run_until_complete(self._start(options))
         self.initialized = True
 
     async def inference(self, data: Any, context: Context) -> list[Any]:
-        """Ask vLLM: a list with its answer, parsed; of a stream, with the last event."""
+        """Return a list with vLLM's answer, parsed; of a stream, with the last event."""
         route = context.get_request_header(0, "url_path")
         method = _METHODS.get(route)
         if method is None:
@@ -75,13 +75,13 @@ class VLLMHandler(LLMHandler):
         return [answer.body.decode()]
 
     def _options(self, settings: dict[str, Any]) -> Any:
-        """What vLLM's command line would make of the configuration: an `argparse.Namespace`."""
+        """Return the configuration as vLLM's command line parses it: an `argparse.Namespace`."""
         command_line = first_of(
             ["vllm.entrypoints.openai.cli_args", "vllm.entrypoints.launchers.cli_args"],
             _PACKAGE,
             _WHO,
         )
-        # An argparse parser; newer releases moved it, older have no module of this name.
+        # The second is the name until vLLM moved it.
         parser = first_of(["vllm.utils.argparse_utils", "vllm.utils"], _PACKAGE, _WHO)
         words = [f"{name}={path}" for name, path in self.adapters.items()]
         options = command_line.make_arg_parser(parser.FlexibleArgumentParser()).parse_args(
@@ -97,15 +97,14 @@ class VLLMHandler(LLMHandler):
         return options
 
     def _model(self, settings: dict[str, Any]) -> str:
-        """The model's directory, or its id on a hub."""
+        """Return the model's directory, or its id on a hub."""
         model = (settings.get("vllm_engine_config") or {}).get("model")
         if model:
             return str(model)
         path = settings.get("model_path")
         if not path:
             raise ValueError(
-                "model-config.yaml names no model: "
-                "handler.model_path or handler.vllm_engine_config.model"
+                "model-config.yaml lacks handler.model_path or handler.vllm_engine_config.model"
             )
         local = Path(self.model_dir, path)
         return str(local) if local.exists() else str(path)
@@ -118,7 +117,7 @@ class VLLMHandler(LLMHandler):
 
 
 def set_known(target: Any, values: dict[str, Any]) -> None:
-    """Set those attributes that the target has; the others are logged."""
+    """Set the attributes that the target has; log the others."""
     for name, value in values.items():
         if hasattr(target, name):
             setattr(target, name, value)
@@ -127,7 +126,7 @@ def set_known(target: Any, values: dict[str, Any]) -> None:
 
 
 async def _web_application(engine: Any, options: Any) -> Any:
-    """Build vLLM's web application around an engine that runs."""
+    """Build vLLM's web application around a running engine."""
     server = first_of(
         ["vllm.entrypoints.openai.api_server", "vllm.entrypoints.launchers.api_server"],
         _PACKAGE,
@@ -147,12 +146,12 @@ async def _web_application(engine: Any, options: Any) -> Any:
 
 
 async def _of_engine(engine: Any, name: str) -> Any:
-    """An engine's property: an attribute, or in older releases a coroutine's result."""
+    """Return an engine's property: an attribute, or in older releases a coroutine's result."""
     getter = getattr(engine, f"get_{name}", None)
     return getattr(engine, name, None) if getter is None else await getter()
 
 
 def _taken_by(function: Any, known: dict[str, Any]) -> dict[str, Any]:
-    """Those of the arguments that a function takes: the list changes with the releases."""
+    """Return the arguments that a function takes, which differ between releases."""
     names = inspect.signature(function).parameters
     return {name: known[name] for name in names if known.get(name) is not None}

@@ -1,7 +1,7 @@
-"""Asking a web application that runs in this process, without a network in between.
+"""Calls of an ASGI application in this process, without a network.
 
-For engines whose documented interface is HTTP: routes, statuses and bodies are the same in every
-release, while their Python classes move. ASGI is the call that any Python web server would make.
+For engines whose documented interface is HTTP: routes, statuses and bodies stay the same between
+releases, while their Python classes move.
 """
 
 import asyncio
@@ -15,12 +15,11 @@ _EVENT_END = b"\n\n"
 
 
 class Answer:
-    """What an application says, as it says it.
+    """Collects an application's response.
 
-    ``on_start`` is called once, before anything else, with the status and the content type;
-    ``on_event`` with each event of a ``text/event-stream`` but the last, its end included. At the
-    end ``body`` is the whole body, or of an event stream the last event. ``content_type`` is in
-    lower case, and empty without one.
+    ``on_start`` is called first, with the status and the content type (lower case, or empty);
+    ``on_event`` with each event of a ``text/event-stream`` except the last, including its end.
+    Finally ``body`` is the whole body, or the last event of a stream.
     """
 
     def __init__(
@@ -32,7 +31,7 @@ class Answer:
         self._on_event = on_event
 
     def take(self, message: Message) -> None:
-        """Take one message of the application."""
+        """Process one message of the application."""
         if message["type"] == "http.response.start":
             headers: dict[bytes, bytes] = dict(message.get("headers", ()))
             self.content_type = headers.get(b"content-type", b"").decode().lower()
@@ -43,7 +42,7 @@ class Answer:
                 self._pass_events_on()
 
     def _pass_events_on(self) -> None:
-        """Pass on all but the last event: it ends the answer, or is still on its way."""
+        """Pass on all events except the last, which ends the answer or is incomplete."""
         *events, last, unfinished = [b"", *self.body.split(_EVENT_END)]
         for event in filter(None, events):
             self._on_event(event + _EVENT_END)
@@ -53,9 +52,9 @@ class Answer:
 async def ask(
     application: Application, method: str, path: str, body: bytes, answer: Answer
 ) -> None:
-    """Send a request with a JSON body; the answer is complete when this returns.
+    """Send a request with a JSON body and wait for the complete answer.
 
-    Cancelled, it cancels the application, as a client would that hangs up.
+    Cancelling it cancels the application, like a disconnected client.
     """
     finished = asyncio.Event()
     pending = [{"type": "http.request", "body": body, "more_body": False}]

@@ -1,9 +1,8 @@
-"""Images that NVIDIA's DALI prepares on the GPU, as model-config.yaml asks for it.
+"""Images preprocessed by NVIDIA's DALI on the GPU.
 
     dali: {batch_size: 8, num_threads: 2, device_id: 0, seed: -1, pipeline_file: preprocess.dali}
 
-Without a ``pipeline_file`` the preparation is the image classifier's: shorter side to 256, the
-middle 224 x 224, normalised as for ImageNet.
+Without ``pipeline_file``: shorter side to 256, center crop 224 x 224, ImageNet's normalisation.
 """
 
 from pathlib import Path
@@ -26,52 +25,52 @@ _STD = [0.229 * 255, 0.224 * 255, 0.225 * 255]
 
 
 class DALIHandler(PixelAttributions, BaseHandler):
-    """A handler whose requests are image files, decoded by the DALI pipeline ``pipeline``."""
+    """A handler whose requests are image files, decoded by the DALI `pipeline`."""
 
     def initialize(self, context: Context) -> None:
-        """Load the model, and make the pipeline: see `get_dali_pipeline`."""
+        """Load the model and build the pipeline."""
         super().initialize(context)
         self.initialized = False
         self.pipeline = get_dali_pipeline(context)
         self.initialized = True
 
     def sample_input(self) -> Any:
-        """Return two image files; see `BaseHandler.sample_input`."""
-        # Here: DALI decodes without PIL, which need not be installed.
+        """Return two image files."""
+        # DALI decodes without PIL, which may not be installed.
         from marserve.handlers.inputs.images import sample_image
 
         return sample_image(), sample_image(1)
 
     @timed
     def preprocess(self, data: Any) -> Any:
-        """Make one tensor of the requests' images, shape ``(requests, channels, height, width)``.
+        """Return the images as one tensor ``(requests, channels, height, width)``.
 
         DALI decodes a batch at once: a file that it cannot decode fails the batch.
 
         Raises:
-            RefusedInputs: There are requests that hold no file; it says which.
+            RefusedInputs: Requests contain no file.
         """
         [images] = self.pipeline.run(source=self.each_usable(_file_of, data))
         dense = images.as_tensor()
         on_gpu = hasattr(dense, "__cuda_array_interface__")
         tensor = torch.as_tensor(dense if on_gpu else np.asarray(dense), device=self.device)
-        return tensor.clone()  # the pipeline uses its memory again
+        return tensor.clone()  # the pipeline reuses its memory
 
 
 def _file_of(row: Any) -> Any:
     value = value_of(row)
     if not isinstance(value, bytes | bytearray | memoryview) or not value:
-        raise UnusableInput("The input is no image file.")
+        raise UnusableInput("The input is not an image file.")
     return np.frombuffer(value, dtype=np.uint8)
 
 
 def get_dali_pipeline(ctx: Context) -> Any:
-    """Make the pipeline of a model: an ``nvidia.dali.Pipeline``.
+    """Return an ``nvidia.dali.Pipeline`` for a model.
 
     Raises:
         ImportError: DALI is not installed.
-        RuntimeError: The archive does not hold the pipeline's file.
-        ValueError: The configuration has no section ``dali``, or it lacks a key.
+        RuntimeError: The archive lacks the pipeline's file.
+        ValueError: The configuration lacks the section ``dali`` or a key in it.
     """
     settings = (ctx.model_yaml_config or {}).get("dali")
     if not settings:
@@ -82,14 +81,14 @@ def get_dali_pipeline(ctx: Context) -> Any:
     dali = need("nvidia.dali", "nvidia-dali-cuda120", "dali_image_classifier")
     options = {key: settings[key] for key in _KEYS}
     if "pipeline_file" not in settings:
-        return _usual_pipeline(dali, options)
+        return _default_pipeline(dali, options)
     path = Path(str(ctx.system_properties["model_dir"]), settings["pipeline_file"])
     if not path.is_file():
         raise RuntimeError(f"Missing dali pipeline file: {path}")
     return dali.pipeline.Pipeline.deserialize(filename=str(path), prefetch_queue_depth=1, **options)
 
 
-def _usual_pipeline(dali: Any, options: dict[str, Any]) -> Any:
+def _default_pipeline(dali: Any, options: dict[str, Any]) -> Any:
     fn, types = need("nvidia.dali.fn", "nvidia-dali-cuda120", "dali_image_classifier"), dali.types
     pipeline = dali.pipeline.Pipeline(prefetch_queue_depth=1, **options)
     with pipeline:

@@ -1,10 +1,10 @@
-"""Models that DeepSpeed spreads over the processes of a worker.
+"""Models that DeepSpeed distributes over the processes of a worker.
 
     handler: {model_path: model/}           # the weights, in the archive or elsewhere
     deepspeed: {config: ds-config.json, checkpoint: checkpoints.json}
 
-``config`` is DeepSpeed's own JSON file. ``checkpoint`` is written here: the list of the weights'
-files, for models that are built without their weights.
+``config`` is DeepSpeed's JSON file. `get_ds_engine` writes ``checkpoint``, the list of the files of
+weights, for models that are built without weights.
 """
 
 import json
@@ -21,27 +21,22 @@ logger = logging.getLogger(__name__)
 
 
 class BaseDeepSpeedHandler(BaseHandler):
-    """A handler that runs in each of a worker's processes.
-
-    A subclass loads its model in `initialize`, and hands it to
-    ``ts.handler_utils.distributed.deepspeed.get_ds_engine``.
-    """
+    """A handler in each process of a worker; `initialize` of the subclass calls `get_ds_engine`."""
 
     device: Any
 
     def initialize(self, context: Context) -> None:
-        """Choose the device: the GPU of this process's rank."""
+        """Set the device: the GPU of this process's rank."""
         del context
         self.device = int(os.environ.get("LOCAL_RANK", "0"))
 
 
 def get_ds_engine(model: Any, ctx: Context) -> Any:
-    """Hand a model over to DeepSpeed; returns a ``deepspeed.InferenceEngine``.
+    """Return a ``deepspeed.InferenceEngine`` of a model.
 
     Raises:
         ImportError: DeepSpeed is not installed.
-        ValueError: The configuration has no section ``deepspeed``, or names a file that is not
-            there.
+        ValueError: The configuration lacks the section ``deepspeed``, or a file that it names.
     """
     yaml = ctx.model_yaml_config or {}
     settings = yaml.get("deepspeed")
@@ -67,7 +62,7 @@ def get_ds_engine(model: Any, ctx: Context) -> Any:
 
 
 def _write_checkpoint_list(weights: Path, target: Path) -> None:
-    """List the files of the weights the way DeepSpeed reads it."""
+    """Write the list of the files of weights in DeepSpeed's format."""
     files = sorted(str(path) for path in weights.rglob("*") if path.suffix in (".bin", ".pt"))
     logger.info("Writing the list of %d checkpoint files to %s", len(files), target)
     content = {"type": "ds_model", "checkpoints": files, "version": 1.0}

@@ -1,4 +1,4 @@
-"""Models of Hugging Face: fetching them, and reading their text while transformers generates it."""
+"""Models of Hugging Face: downloads, and streams of generated text."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -14,16 +14,15 @@ def download_model(
     model_path: str = ".cache",
     use_auth_token: bool | str = True,
 ) -> str:
-    """Download a model's weights and tokenizer; what is there already is not fetched again.
+    """Download a model's weights and tokenizer; return the directory of this revision.
+
+    Files that exist are not downloaded again.
 
     Args:
         model_id: Owner and name on the hub.
         revision: Branch, tag or commit.
         model_path: Directory for the downloads of all models.
-        use_auth_token: A token; True takes the one that ``huggingface-cli login`` saved.
-
-    Returns:
-        Directory of this model and revision.
+        use_auth_token: A token; True is the one that ``huggingface-cli login`` saved.
 
     Raises:
         ImportError: huggingface_hub is not installed.
@@ -41,11 +40,11 @@ def download_model(
 
 
 class TextIteratorStreamerBatch:
-    """A streamer for ``model.generate(streamer=…)``, to be read in another thread.
+    """A streamer for ``model.generate(streamer=…)``, which another thread reads.
 
-    Iterating gives a list with ``{"text": piece}`` for each element of the batch, and ends when
-    any of them is at its end. ``timeout`` is in seconds, for each piece; None waits for ever.
-    ``decode_kwargs`` go to the tokenizer's ``decode``.
+    An item is a list with ``{"text": piece}`` for each element of the batch; the iteration ends
+    with the first element that ends. ``timeout`` is in seconds for each piece, None is no limit.
+    ``decode_kwargs`` are arguments of the tokenizer's ``decode``.
 
     Raises:
         ImportError: transformers is not installed.
@@ -67,10 +66,10 @@ class TextIteratorStreamerBatch:
         ]
 
     def put(self, value: Any) -> None:
-        """Take the batch's next tokens, shape ``(batch,)`` or, the prompt, ``(batch, tokens)``.
+        """Add the next tokens, shape ``(batch,)``, or the prompt, shape ``(batch, tokens)``.
 
         Raises:
-            ValueError: The batch is of another size.
+            ValueError: The batch has another size.
         """
         if value.shape[0] != self.batch_size:
             raise ValueError(
@@ -81,7 +80,7 @@ class TextIteratorStreamerBatch:
             streamer.put(tokens)
 
     def end(self) -> None:
-        """Say that generation is over."""
+        """End the streams."""
         for streamer in self.streamers:
             streamer.end()
 

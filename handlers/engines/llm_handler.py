@@ -1,7 +1,7 @@
-"""What handlers of language models have in common: one request at a time, answered in pieces.
+"""The base of handlers of language models.
 
-They are coroutines (``asyncCommunication: true`` in model-config.yaml): the worker calls them for
-each request by itself, many at once on one event loop, and the engine makes its own batches.
+They are coroutines (``asyncCommunication: true``): the worker calls them with single requests, many
+at a time on one event loop, and the engine forms batches.
 """
 
 import json
@@ -15,12 +15,12 @@ from marserve.handlers.utils import send_intermediate_predict_response, value_of
 
 
 class LLMHandler(BaseHandler):
-    """A handler whose stages are coroutines; `inference` is the subclass's."""
+    """A handler whose stages are coroutines; subclasses define `inference`."""
 
     model_dir = ""  # of the archive
 
     def read_settings(self, context: Context) -> dict[str, Any]:
-        """Keep what every engine needs; returns the section ``handler`` of model-config.yaml."""
+        """Set the common attributes; return the section ``handler`` of model-config.yaml."""
         self.context = context
         self.model_dir = str(context.system_properties["model_dir"])
         self.model_yaml_config = context.model_yaml_config or {}
@@ -28,10 +28,7 @@ class LLMHandler(BaseHandler):
         return settings
 
     async def handle(self, data: Any, context: Context) -> Any:
-        """Answer one request: a list with the answer, or with the last piece of it.
-
-        Its context is not kept: other requests are under way.
-        """
+        """Return a list with the answer to one request, or with its last piece."""
         started = time.perf_counter()
         inputs = await self.preprocess(data, context)
         outputs = await self.postprocess(await self.inference(inputs, context))
@@ -41,10 +38,10 @@ class LLMHandler(BaseHandler):
         return outputs
 
     async def preprocess(self, data: Any, context: Context | None = None) -> Any:
-        """Return what the request holds: JSON as an object, anything else as it came.
+        """Return the request's content, with JSON parsed.
 
         Raises:
-            PredictionException: 400, there is more than one request, or broken JSON.
+            PredictionException: 400, there is more than one request, or invalid JSON.
         """
         del context
         if len(data) != 1:
@@ -56,24 +53,24 @@ class LLMHandler(BaseHandler):
         return parsed_json(value_of(data[0]))
 
     async def inference(self, data: Any, context: Context) -> Any:
-        """Generate the answer to what `preprocess` gave: a list with one element."""
+        """Return a list with the answer to the result of `preprocess`."""
         raise NotImplementedError
 
     async def postprocess(self, outputs: Any) -> Any:
-        """Return the answer as it is."""
+        """Return the answer unchanged."""
         return outputs
 
 
 def send_piece(piece: str, context: Context) -> None:
-    """Send what is there so far of a request's answer."""
+    """Send a piece of a request's answer."""
     send_intermediate_predict_response([piece], context.request_ids, "Result", 200, context)
 
 
 def parsed_json(value: Any) -> Any:
-    """Parse a body that arrived as text; one that is parsed already, or absent, stays.
+    """Parse a body that is text; return others unchanged.
 
     Raises:
-        PredictionException: 400, it is not JSON.
+        PredictionException: 400, the text is not JSON.
     """
     if not isinstance(value, str | bytes | bytearray | memoryview) or not value:
         return value

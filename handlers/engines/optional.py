@@ -1,35 +1,35 @@
-"""Packages that one handler needs and most servers do not have."""
+"""Imports of optional packages."""
 
 import importlib
 from types import ModuleType
 
 
-def need(module: str, package: str, who: str) -> ModuleType:
-    """Import a module of an optional package, which pip knows as ``package``, for ``who``.
+def need(module: str, package: str, user: str) -> ModuleType:
+    """Import a module of the distribution ``package`` for a ``user``, which the error names.
 
     Raises:
-        ImportError: It is not installed; the message says what to install. What goes wrong inside
-            an installed package is raised as it is.
+        ImportError: It is not installed; the message has the pip command. Errors inside an
+            installed package are raised unchanged.
     """
     found = _import_first([module])
     if found is None:
         raise ImportError(
-            f"{who} needs the package {package}, which is not installed: pip install {package}",
+            f"{user} needs the package {package}, which is not installed: pip install {package}",
             name=module,
         )
     return found
 
 
-def first_of(modules: list[str], package: str, who: str) -> ModuleType:
-    """Import the first of the modules that there is: packages move things between releases.
+def first_of(modules: list[str], package: str, user: str) -> ModuleType:
+    """Import the first existing module; its name depends on the package's release.
 
     Raises:
-        ImportError: There is none of them.
+        ImportError: None of them exists.
     """
-    need(modules[0].partition(".")[0], package, who)
+    need(modules[0].partition(".")[0], package, user)
     found = _import_first(modules)
     if found is None:
-        raise ImportError(f"{who} knows no release of {package} without {', '.join(modules)}")
+        raise ImportError(f"{user} needs a release of {package} with {' or '.join(modules)}")
     return found
 
 

@@ -1,1 +1,1 @@
-"""What requests are made into: images and words; and threads that do it side by side."""
+"""Preparation of requests: images, words, and threads that prepare several at a time."""

@@ -1,7 +1,7 @@
-"""From what a client sent to an image, or to a sentence that says why there is none.
+"""Image files: decoding, conversion to RGB, samples.
 
-A picture is decoded and nothing more: how many channels of which depth a model wants is known where
-its `image_processing` is written. Those of the ready-made handlers begin with `to_rgb`.
+`decode_image` keeps the file's mode, because only the author of an `image_processing` knows the
+channels and depth that the model expects. Those of the built-in handlers begin with `to_rgb`.
 """
 
 import base64
@@ -13,40 +13,40 @@ from PIL import Image, UnidentifiedImageError
 
 from marserve.handlers.refusals import UnusableInput
 
-_SAMPLE_SIZE = 500, 375  # ImageNet's most frequent
+_SAMPLE_SIZE = 500, 375  # the most frequent of ImageNet
 _SAMPLE_PATCHES = 40, 30
-_DEEP_MODES = ("I;16", "I;16B", "I;16L", "I")  # the last: such files in older versions of PIL
+_DEEP_MODES = ("I;16", "I;16B", "I;16L", "I")  # older versions of PIL open 16 bits as the last
 
 
 class UnreadableImage(UnusableInput):
-    """One request's input is no image that can be decoded; the text is for the client."""
+    """A request's input cannot be decoded as an image; the client receives the message."""
 
 
 def decode_image(encoded: bytes | bytearray | memoryview | str) -> Image.Image:
-    """Decode an image file, in base64 if it is a str; its mode is the file's.
+    """Decode an image file, in base64 if it is a str; keep its mode.
 
     Raises:
-        UnreadableImage: It cannot be decoded, is cut short, or has too many pixels.
+        UnreadableImage: It cannot be decoded, is incomplete, or has too many pixels.
     """
     try:
         file = io.BytesIO(base64.b64decode(encoded) if isinstance(encoded, str) else encoded)
         image = Image.open(file)
-        image.load()  # a file that is cut short shows it here, not in the transforms
+        image.load()  # raises for incomplete files, here and not in the transforms
         return image
     except MemoryError:
         raise
     except UnidentifiedImageError:
         raise UnreadableImage("The input is not an image of a known format.") from None
-    except Exception as error:  # decoders meet hostile bytes with every kind of error
+    except Exception as error:  # hostile bytes raise anything
         raise UnreadableImage(f"The image cannot be decoded: {error}") from error
 
 
 def to_rgb(image: Any) -> Any:
-    """Convert an image of another mode to RGB; the first step of an ``image_processing``.
+    """Convert a PIL image to RGB; the first step of an ``image_processing``.
 
-    Grey, palette and transparent images have one, one and four channels, which no model of
-    photographs expects; TorchServe let them fail in the model. Of 16 bits the upper eight stay,
-    where PIL would make everything from 256 on white. What is no PIL image is left as it is.
+    Grey, palette and transparent images have one, one and four channels, which failed in the model
+    under TorchServe. Of 16 bits the upper eight are kept; PIL would clip values above 255. Other
+    objects are returned unchanged.
     """
     if not isinstance(image, Image.Image) or image.mode == "RGB":
         return image
@@ -56,9 +56,9 @@ def to_rgb(image: Any) -> Any:
 
 
 def sample_image(number: int = 0) -> bytes:
-    """Make a JPEG file that costs what a photograph does: soft shapes with a little grain.
+    """Return a JPEG file of 500 x 375 pixels that takes as long to decode as a photograph.
 
-    500 x 375 pixels of three channels, the same ones each time; with another number, others.
+    It shows soft shapes with some noise, which depend on ``number`` only.
     """
     noise = random.Random(number)  # noqa: S311 - a picture, not a secret
     shapes = _noise(noise, _SAMPLE_PATCHES).resize(_SAMPLE_SIZE, Image.Resampling.BICUBIC)

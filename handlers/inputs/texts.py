@@ -1,9 +1,8 @@
-"""Cleaning English text, and cutting it into words: no torch, no model.
+"""Cleaning and tokenizing of English text, without torch.
 
-The order that `TextHandler` takes is the models' own: they were trained on text cleaned that way.
-Handlers that began as a copy of TorchServe's text classifier import `get_tokenizer` and
-`ngrams_iterator`, torchtext's, as ``ts.handler_utils.text_utils``; others that clean text import
-`CONTRACTION_MAP`.
+The models of `TextHandler` were trained on text that is cleaned in its order. Copies of
+TorchServe's text classifier import `get_tokenizer` and `ngrams_iterator` (torchtext's) as
+``ts.handler_utils.text_utils``, and `CONTRACTION_MAP`.
 """
 
 import re
@@ -32,7 +31,7 @@ _IRREGULAR = {
     "won't": "will not",
     "y'all": "you all",
 }
-# After other words 's is a genitive more often than it is a verb.
+# After other words 's is more often a genitive.
 _VERBAL = re.compile(
     r"\b(he|she|it|that|this|what|who|where|when|why|how|there)'s\b", re.IGNORECASE
 )
@@ -57,7 +56,7 @@ _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def expand_contractions(text: str) -> str:
-    """Write contractions out: ``don't`` becomes ``do not``. Capital initials stay."""
+    """Expand contractions: ``don't`` becomes ``do not``. A capital initial stays."""
     text = _VERBAL.sub(r"\1 is", _IRREGULAR_PATTERN.sub(_written_out, text))
     return _ENDING_PATTERN.sub(lambda found: _ENDINGS[found[0].lower()], text)
 
@@ -91,29 +90,29 @@ CONTRACTION_MAP: dict[str, str] = {
     contraction: expand_contractions(contraction)
     for contraction in sorted(_contractions(), key=lambda text: (-len(text), text))
 }
-"""Contraction to its words; the longest first, so that a pattern of all prefers them."""
+"""Contractions and their words, the longest first, so that a pattern of all matches these first."""
 
 
 def remove_html_tags(text: str) -> str:
-    """Drop HTML tags and entities."""
+    """Remove HTML tags and entities."""
     return CLEANUP_REGEX.sub("", text)
 
 
 def remove_accents(text: str) -> str:
-    """Reduce letters to ASCII, dropping what has no such form."""
+    """Reduce letters to ASCII; remove characters without such a form."""
     return unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
 
 
 def remove_punctuation(text: str) -> str:
-    """Drop ASCII punctuation; what it separated without a blank grows together."""
+    """Remove ASCII punctuation, without inserting blanks."""
     return text.translate(_NO_PUNCTUATION)
 
 
 def tokenize(text: str) -> list[str]:
-    """Cut text into words in lower case, as torchtext's tokenizer for basic English does.
+    """Return the words in lower case, as torchtext's tokenizer for basic English does.
 
-    ``. , ( ) ! ?`` and the apostrophe are words of their own; double quotes vanish, semicolons and
-    colons separate.
+    ``. , ( ) ! ?`` and the apostrophe are separate words; double quotes are removed, semicolons and
+    colons separate words.
     """
     return _TOKEN_PATTERN.findall(text.lower().replace("<br />", " ").replace('"', ""))
 
@@ -121,22 +120,22 @@ def tokenize(text: str) -> list[str]:
 def get_tokenizer(tokenizer: str | Tokenizer | None, language: str = "en") -> Tokenizer:
     """Return a function from a text to its words.
 
-    ``basic_english`` is `tokenize`, None splits at blanks, a function is returned as it is.
+    ``basic_english`` is `tokenize`, None splits at blanks, a function is returned unchanged.
 
     Raises:
-        ValueError: There is no such tokenizer, or none for the language.
+        ValueError: The tokenizer does not exist, or not for the language.
     """
     if tokenizer is None:
         return str.split
     if callable(tokenizer):
         return tokenizer
     if (tokenizer, language) != ("basic_english", "en"):
-        raise ValueError(f"There is no tokenizer {tokenizer!r} for {language!r} here.")
+        raise ValueError(f"Tokenizer {tokenizer!r} for language {language!r} is not supported.")
     return tokenize
 
 
 def ngrams_iterator(token_list: Sequence[str], ngrams: int) -> Iterator[str]:
-    """Give the tokens, then every two neighbours, and so on, joined by blanks."""
+    """Yield the tokens, then each two consecutive ones joined by a blank, and so on."""
     for length in range(1, ngrams + 1):
         for start in range(len(token_list) - length + 1):
             yield " ".join(token_list[start : start + length])

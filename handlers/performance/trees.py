@@ -1,6 +1,6 @@
-"""Tensors nested in dicts, lists and tuples: what models take and return.
+"""Tensors nested in dicts, lists and tuples: arguments and results of models.
 
-torch has the same, under private names only.
+torch has the same functions under private names only.
 """
 
 import copy
@@ -11,9 +11,9 @@ import torch
 
 
 def map_tensors(function: Callable[[torch.Tensor], Any], tree: Any) -> Any:
-    """Make a copy of a structure with every tensor replaced; what is none stays as it is.
+    """Copy a structure with every tensor replaced; other leaves are kept.
 
-    Dicts, lists and tuples keep their types, named tuples and ``ModelOutput`` of transformers, too.
+    Dicts, lists and tuples keep their types, as do named tuples and transformers' ``ModelOutput``.
     """
     if isinstance(tree, torch.Tensor):
         return function(tree)
@@ -29,7 +29,7 @@ def map_tensors(function: Callable[[torch.Tensor], Any], tree: Any) -> Any:
 
 
 def tensors_of(tree: Any) -> Iterator[torch.Tensor]:
-    """Give the tensors of a structure, in order."""
+    """Yield the tensors of a structure in order."""
     if isinstance(tree, torch.Tensor):
         yield tree
     elif isinstance(tree, dict | list | tuple):

@@ -1,6 +1,5 @@
-"""Request envelopes: from the formats of other servers to what a handler expects, and back.
+"""Request envelopes: other servers' formats of requests and answers.
 
-config.properties names one (``service_envelope=kserve``); it wraps the handler of every model. The
-loader takes the first class that the module of that name defines. A sub-package only because the
-import path demands one; its ``json`` is safe beside the standard library's, imports being absolute.
+``service_envelope=kserve`` in config.properties puts one around the handler of every model: the
+first class of the module with that name.
 """

@@ -1,4 +1,4 @@
-"""``body``: the handler gets what a request holds, without the dict around it."""
+"""``body``: the handler gets the content of a request without its dict."""
 
 from typing import Any
 
@@ -7,10 +7,10 @@ from marserve.handlers.utils import value_of
 
 
 class BodyEnvelope(BaseEnvelope):
-    """Gives the handler each request's ``data`` or ``body``; results stay as they are."""
+    """Passes each request's ``data`` or ``body`` to the handler; results are unchanged."""
 
     def parse_input(self, data: Any) -> list[Any]:
-        """Return what the requests hold."""
+        """Return the contents of the requests."""
         return [value_of(row) for row in data]
 
     def format_output(self, data: Any) -> Any:

@@ -1,18 +1,15 @@
-"""What the formats have in common whose requests hold several instances each.
+"""The base of envelopes whose requests contain several instances each.
 
-All instances of a batch go to the handler as one list; its results, one per instance, are dealt out
-again. TorchServe's KServe envelopes read the first request only. Here each request of a batch is
-parsed and answered by itself, and these promises hold:
+The handler gets the instances of a batch as one list. TorchServe's KServe envelopes read only the
+first request. Here:
 
-* A batch of one is as in TorchServe: all results are that request's, however many there are.
-* A request that cannot be parsed is answered with 400 and why, where TorchServe failed with 503.
-  It costs only itself its answer, and so does a result that cannot be written in the format.
-* In a larger batch another number of results than of instances fails the batch, since nobody can
-  tell whose they are.
-* A request of no instances is answered without the handler, and one to describe the model by the
-  handler alone.
-* While it works, the handler sees each instance's own request at the instance's place in the
-  context: headers are found, and a status set by index reaches the right client.
+* A batch of one is as in TorchServe: all results belong to that request.
+* A request that cannot be parsed is answered with 400 and the reason (503 in TorchServe). It and a
+  result that cannot be encoded do not affect other requests.
+* In a larger batch, a number of results other than that of instances fails the batch.
+* A request without instances is answered without the handler, a description by the handler alone.
+* During the call, the context has each instance's request at the instance's index, so that headers
+  and statuses belong to the right client.
 """
 
 import json
@@ -34,10 +31,10 @@ _MAX_REASON = 200
 
 
 def parsed_body(row: Any) -> Any:
-    """Return what a request holds, parsed if it is JSON text still.
+    """Return a request's content, with JSON text parsed.
 
     Raises:
-        UnusableInput: It is no JSON.
+        UnusableInput: The text is not JSON.
     """
     body = value_of(row)
     return parsed_json(body) if isinstance(body, bytes | bytearray | str) else body
@@ -47,7 +44,7 @@ def parsed_json(text: bytes | bytearray | str) -> Any:
     """Parse JSON.
 
     Raises:
-        UnusableInput: It is none, or nested too deeply.
+        UnusableInput: The text is not JSON, or nested too deeply.
     """
     try:
         return json.loads(text)
@@ -58,10 +55,10 @@ def parsed_json(text: bytes | bytearray | str) -> Any:
 
 
 def listed_instances(document: Any) -> list[Any]:
-    """Return the list of a request's ``instances``.
+    """Return the list ``instances`` of a request.
 
     Raises:
-        UnusableInput: There is none.
+        UnusableInput: It is missing.
     """
     if not isinstance(document, dict) or not isinstance(document.get("instances"), list):
         raise UnusableInput('The body must be a JSON object with a list: {"instances": [...]}.')
@@ -70,39 +67,39 @@ def listed_instances(document: Any) -> list[Any]:
 
 
 class _NoInstances(Exception):
-    """There is nothing in a batch for the handler."""
+    """A batch contains no instances."""
 
 
 class InstancesEnvelope(BaseEnvelope):
-    """An envelope around lists of instances; a format says what one request is and its answer."""
+    """An envelope for lists of instances; subclasses parse a request and format its answer."""
 
     def __init__(self, handle_fn: Any) -> None:
         super().__init__(handle_fn)
-        self._counts: list[int | None] = []  # instances per request; None could not be parsed
+        self._counts: list[int | None] = []  # instances per request; None: not parsed
         self._failures: dict[int, UnusableInput] = {}
 
     def handle(self, data: Any, context: Context) -> Any:
-        """Answer a batch; without the handler if there are no instances in it."""
+        """Answer a batch; without instances, the handler is not called."""
         if data and context.get_request_header(0, "describe") == "True":
             return self._handle_fn(data, context)
         try:
             return super().handle(data, context)
         except _NoInstances:
-            return self._dealt_out([])
+            return self._answer_all([])
 
     @abstractmethod
     def instances_of(self, row: Any) -> list[Any]:
-        """Parse one request, the handler's dict of it.
+        """Return the instances of one request, a dict.
 
-        Any exception refuses it, with 400; the sentence of an `UnusableInput` is the client's.
+        Exceptions refuse it with 400; the client receives the message of an `UnusableInput`.
         """
 
     @abstractmethod
     def answer(self, results: Any, index: int) -> Any:
-        """Make the answer of the request at ``index`` of its instances' results."""
+        """Return the answer to the request at ``index`` for the results of its instances."""
 
     def parse_input(self, data: Any) -> list[Any]:
-        """Parse the requests; return the instances of all."""
+        """Return the instances of all requests."""
         parsed = [self._parsed(row) for row in data]
         self._failures = {i: rows for i, rows in enumerate(parsed) if isinstance(rows, Exception)}
         self._counts = [None if isinstance(rows, Exception) else len(rows) for rows in parsed]
@@ -111,42 +108,42 @@ class InstancesEnvelope(BaseEnvelope):
         return [row for rows in parsed if not isinstance(rows, Exception) for row in rows]
 
     def call_handler(self, rows: Any) -> Any:
-        """Call the handler, with a context that counts instances."""
+        """Call the handler with a context that has a request per instance."""
         with self._view() if rows else nullcontext():
             return super().call_handler(rows)
 
     def format_output(self, data: Any) -> list[Any]:
-        """Deal the results out to the requests.
+        """Return one answer per request.
 
         Raises:
-            ValueError: In a batch of several requests, there is not one result per instance.
+            ValueError: A batch of several requests does not have one result per instance.
         """
         if len(self._counts) == 1:
             return [self.answer(data, 0)]
         expected = sum(count or 0 for count in self._counts)
         if not isinstance(data, list) or len(data) != expected:
-            raise ValueError(f"The handler owes {expected} results, one per instance of the batch")
-        return self._dealt_out(data)
+            raise ValueError(f"The handler must return {expected} results, one per instance")
+        return self._answer_all(data)
 
     def failure(self, status: int, kind: str, message: str, index: int) -> dict[str, Any]:
-        """Make the answer of a request that failed."""
+        """Return the answer to a request that failed."""
         self.context.set_response_status(status, "", index)
         self.context.set_response_content_type(index, "application/json")
         return {"code": status, "type": kind, "message": message}
 
-    def _dealt_out(self, results: Iterable[Any]) -> list[Any]:
+    def _answer_all(self, results: Iterable[Any]) -> list[Any]:
         remaining = iter(results)
         return [
             self.failure(400, "BadRequestException", str(self._failures[index]), index)
             if count is None
-            else self._answered([next(remaining) for _ in range(count)], index)
+            else self._answer_one([next(remaining) for _ in range(count)], index)
             for index, count in enumerate(self._counts)
         ]
 
-    def _answered(self, results: list[Any], index: int) -> Any:
+    def _answer_one(self, results: list[Any], index: int) -> Any:
         try:
             return self.answer(results, index)
-        except Exception as error:  # what the handler made of this request is its alone
+        except Exception as error:  # a bad result concerns its request only
             if len(self._counts) == 1 or isinstance(error, MemoryError) or poison_of(error):
                 raise
             logger.warning("The results of request %d cannot be sent.", index, exc_info=True)
@@ -160,7 +157,7 @@ class InstancesEnvelope(BaseEnvelope):
         except UnusableInput as error:
             logger.info("A request is not in the format of the envelope: %s", error)
             return error
-        except Exception as error:  # whatever a client sent instead of the format
+        except Exception as error:  # hostile input raises anything
             logger.warning("A request is not in the format of the envelope.", exc_info=True)
             why = sentence_of(error)[:_MAX_REASON]
             return UnusableInput(f"The request is not in the format of the envelope: {why}")

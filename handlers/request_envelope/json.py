@@ -13,9 +13,9 @@ from marserve.handlers.request_envelope.instances import (
 
 
 class JSONEnvelope(InstancesEnvelope):
-    """Gives the handler the instances of all requests; the answers are JSON texts.
+    """Passes the instances of all requests to the handler; answers are JSON texts.
 
-    An instance ``{"b64": text}``, and a column of that form in an instance, is given as bytes.
+    An instance ``{"b64": text}``, or a column of that form in an instance, becomes bytes.
     """
 
     def instances_of(self, row: Any) -> list[Any]:
@@ -23,7 +23,7 @@ class JSONEnvelope(InstancesEnvelope):
         return [_decoded(instance) for instance in listed_instances(parsed_body(row) or row)]
 
     def answer(self, results: Any, index: int) -> str:
-        """Make the text ``{"predictions": [...]}``, with one result per instance."""
+        """Return the text ``{"predictions": [...]}`` with one result per instance."""
         return json.dumps({"predictions": results[: self._counts[index]]})
 
 
@@ -45,7 +45,7 @@ def _bytes_of(text: object) -> bytes:
     try:
         return b64decode("".join(text.split()), validate=True)
     except ValueError as error:
-        raise UnusableInput(f"b64 is no base64: {error}") from error
+        raise UnusableInput(f"b64 is not base64: {error}") from error
 
 
 def _is_binary(value: Any) -> bool:

@@ -10,15 +10,15 @@ from marserve.handlers.request_envelope.instances import (
 
 
 class KServeEnvelope(InstancesEnvelope):
-    """Gives the handler the instances as they are; explained, they are ``explanations``."""
+    """Passes the instances to the handler."""
 
     def instances_of(self, row: Any) -> list[Any]:
         """Return the request's instances."""
         return listed_instances(parsed_body(row))
 
     def answer(self, results: Any, index: int) -> dict[str, Any]:
-        """Make ``{"predictions": results}``, or ``{"explanations": results}``."""
+        """Return ``{"predictions": results}``, or ``{"explanations": results}``."""
         del index
-        # By the first request, as the handler decided what to do with the batch.
+        # The first request decides for the batch, as in `BaseHandler`.
         is_explained = self.context.get_request_header(0, "explain") == "True"
         return {"explanations" if is_explained else "predictions": results}

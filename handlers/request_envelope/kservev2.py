@@ -1,16 +1,15 @@
 """``kservev2``: the Open Inference Protocol, ``{"inputs": [...]}`` to ``{"outputs": [...]}``.
 
-An input reaches the handler as the dict it is, its ``data`` made ready: of BYTES the first element,
-of numbers nested lists in the input's shape. As in TorchServe, the datatype of numbers in JSON is
-not applied to them, outputs bear the names of the inputs, and their datatype is what numpy makes of
-the result (so FP32 comes back as FP64), name and version of the model are the manifest's.
+The handler gets each input as a dict whose ``data`` is the first element of BYTES, or numbers as
+nested lists in the input's shape. As in TorchServe, the datatype of numbers in JSON is not applied,
+outputs have the names of the inputs and the datatype that numpy chooses for the result (FP32 comes
+back as FP64), and name and version of the model are the manifest's.
 
-More than TorchServe does, so that the protocol's clients work as they come:
+Not in TorchServe, and needed by the protocol's clients:
 
-* Tensors may come, and go where a request asks for it, as bytes behind the JSON (`binary_tensors`).
-* ``outputs`` of a request chooses among the inputs' names; if it has others, those are the names of
-  the results, in their order.
-* An answer with an error status has the member ``error``, from which clients take the sentence.
+* Tensors may be bytes behind the JSON, also in answers if a request asks for it (`binary_tensors`).
+* ``outputs`` of a request selects inputs' names; other names are those of the results, in order.
+* An answer with an error status has the member ``error``.
 """
 
 import json
@@ -36,10 +35,9 @@ _DATATYPES = {np.dtype(dtype).name: name for name, dtype in DTYPES.items()} | {"
 
 
 class KServev2Envelope(InstancesEnvelope):
-    """Gives the handler the inputs of all requests; its results become outputs.
+    """Passes the inputs of all requests to the handler; its results become outputs.
 
-    The context has ``input_names``, the names of all inputs, and, if the first request gave itself
-    an id, ``input_request_id``.
+    The context has ``input_names``, and ``input_request_id`` if the first request has an id.
     """
 
     def __init__(self, handle_fn: Any) -> None:
@@ -60,18 +58,18 @@ class KServev2Envelope(InstancesEnvelope):
 
     def instances_of(self, row: Any) -> list[Any]:
         """Return the request's inputs."""
-        self._requests.append(TensorRequest())  # keeps the place of one that cannot be parsed
+        self._requests.append(TensorRequest())  # stays if parsing fails
         body = self._document(value_of(row), len(self._requests) - 1)
         inputs = [_for_handler(tensor) for tensor in body["inputs"]]
         self._requests[-1] = TensorRequest.of(body)
         return inputs
 
     def answer(self, results: Any, index: int) -> dict[str, Any] | bytes:
-        """Make the response of one request; as bytes, where tensors go behind the JSON.
+        """Return the response to one request, as bytes if tensors follow the JSON.
 
         Raises:
             IndexError: There are more results than inputs.
-            KeyError: A result is of a type that the protocol has no name for.
+            KeyError: The protocol has no datatype for a result.
         """
         request = self._requests[index]
         error = self._error_of(results, index)
@@ -98,11 +96,11 @@ class KServev2Envelope(InstancesEnvelope):
         if isinstance(body, str):
             body = body.encode()
         if not isinstance(body, bytes | bytearray):
-            return with_tensors(body)  # decoded already, so that nothing was behind the JSON
+            return with_tensors(body)  # parsed before, so nothing follows the JSON
         return read_request(bytes(body), self.context.get_all_request_header(index))
 
     def _error_of(self, results: Any, index: int) -> str | None:
-        """Return the sentence for the client if the handler chose an error status."""
+        """Return the message for the client if the handler set an error status."""
         status, phrase = self.context.get_response_status(index)
         if not isinstance(status, int) or status < 400:
             return None
@@ -130,18 +128,18 @@ def _for_handler(tensor: dict[str, Any]) -> dict[str, Any]:
     except ValueError as error:
         raise UnusableInput(f"Input {name!r}: data does not fit the shape: {error}") from error
     if datatype in DTYPES and values.dtype.kind not in _NUMBERS:
-        raise UnusableInput(f"Input {name!r}: data holds what is no {datatype}.")
+        raise UnusableInput(f"Input {name!r}: data is not {datatype}.")
     return {**tensor, "data": values.tolist()}
 
 
 def _output(name: str, result: Any, buffers: list[bytes] | None) -> dict[str, Any]:
-    """Describe a result; its data goes into the description, or to the buffers if there are any."""
+    """Return a result's description; its data are in it, or appended to ``buffers``."""
     values = np.array(result)
-    if values.dtype.kind == "S":  # where bytes lose their last zeros
+    if values.dtype.kind == "S":  # numpy would strip trailing zero bytes
         values = np.array(result, dtype=object)
     datatype = "BYTES" if values.dtype.kind == "U" else _DATATYPES[str(values.dtype)]
     described = {"name": name, "datatype": datatype}
-    if buffers is None:  # the shape is that of the flat data, as TorchServe's clients know it
+    if buffers is None:  # flat data have the shape that TorchServe sent
         return described | {"data": values.flatten().tolist(), "shape": [values.size]}
     buffers.append(to_buffer(values, datatype))
     size = {"binary_data_size": len(buffers[-1])}

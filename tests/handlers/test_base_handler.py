@@ -140,9 +140,9 @@ def test_a_state_dict_without_its_class_is_explained(tmp_path, make_context, nam
     ("name", "reason"),
     [
         ("weights.safetensors", "needs? the model's class"),
-        ("model.pt2", "no usable exported program"),
+        ("model.pt2", "not a usable exported program"),
         ("model.so", "aot_compile"),
-        ("model.bin", "in no format known here"),
+        ("model.bin", "has no supported format"),
     ],
 )
 def test_what_cannot_be_loaded_is_explained(tmp_path, make_context, name, reason) -> None:
@@ -333,7 +333,7 @@ def test_what_is_no_numbers_costs_only_its_request_the_answer(
     first, bad, last = handler.handle(rows, context)
     assert (first, last) == ([3.0], [6.0])
     assert bad["code"] == 400
-    assert bad["message"].startswith("The input is no number and no nested lists of them: ")
+    assert bad["message"].startswith("The input is not a number or nested lists of numbers: ")
 
 
 def test_numbers_of_different_shapes_are_nobodys_fault(handler, eager, begin_batch) -> None:

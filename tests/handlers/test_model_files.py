@@ -122,7 +122,7 @@ def test_a_package_of_aotinductor(tmp_path, program) -> None:
 @pytest.mark.parametrize("content", [b"", b"kitten", b"PK\x05\x06" + bytes(18)])
 def test_what_is_no_exported_program(tmp_path, content) -> None:
     (tmp_path / "model.pt2").write_bytes(content)
-    with pytest.raises(RuntimeError, match=r"No model weights.*model\.pt2 is no usable"):
+    with pytest.raises(RuntimeError, match=r"No model weights.*model\.pt2 is not a usable"):
         load_exported(str(tmp_path / "model.pt2"), torch.device("cpu"))
 
 

@@ -163,7 +163,7 @@ def test_a_vocabulary_with_a_default_does_not_grow(saved) -> None:
 
 @pytest.mark.parametrize("stored", [7, "a cat", object()])
 def test_what_is_no_vocabulary(saved, stored) -> None:
-    with pytest.raises(TypeError, match=f"{type(stored).__name__}, which is no vocabulary"):
+    with pytest.raises(TypeError, match=f"{type(stored).__name__}, not a vocabulary"):
         load_vocabulary(saved(stored))
 
 

@@ -44,7 +44,7 @@ def test_the_first_module_that_there_is() -> None:
 
 
 def test_none_of_the_modules() -> None:
-    with pytest.raises(ImportError, match=r"x knows no release of json without json\.a, json\.b"):
+    with pytest.raises(ImportError, match=r"x needs a release of json with json\.a or json\.b"):
         first_of(["json.a", "json.b"], "json", "x")
     with pytest.raises(ImportError, match="needs the package nowhere"):
         first_of(["nowhere.a", "nowhere.b"], "nowhere", "x")

@@ -88,6 +88,6 @@ def test_words_and_their_neighbours() -> None:
 
 
 @pytest.mark.parametrize(("name", "language"), [("basic_english", "de"), ("spacy", "en")])
-def test_a_tokenizer_that_is_not_there_is_reported(name: str, language: str) -> None:
-    with pytest.raises(ValueError, match=f"'{name}' for '{language}'"):
+def test_a_missing_tokenizer_is_an_error(name: str, language: str) -> None:
+    with pytest.raises(ValueError, match=f"'{name}' for language '{language}'"):
         get_tokenizer(name, language)

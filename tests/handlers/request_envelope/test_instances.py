@@ -71,9 +71,9 @@ def test_memory_that_runs_out_while_parsing_is_no_fault_of_the_request(ask, monk
 
 
 @pytest.mark.parametrize("results", [["one"], [1, 2, 3, 4], {"a": 1, "b": 2, "c": 3}])
-def test_results_that_nobody_could_deal_out(ask, results) -> None:
+def test_a_wrong_number_of_results_fails_a_batch_of_several_requests(ask, results) -> None:
     rows = [{"body": {"instances": [1, 2]}}, {"body": {"instances": [3]}}]
-    with pytest.raises(ValueError, match="owes 3 results"):
+    with pytest.raises(ValueError, match="must return 3 results"):
         ask(KServeEnvelope, *rows, handler=lambda data: results)
 
 

@@ -177,9 +177,9 @@ def with_member(**members):
         (with_member(shape=[1] * 70), "Input 'x': data does not fit the shape: "),
         (with_member(data=[[1], [2, 3]]), "Input 'x': data does not fit the shape: "),
         (with_member(data=None), "Input 'x': data does not fit the shape: "),
-        (with_member(data=list("abcd")), "Input 'x': data holds what is no FP32."),
-        (with_member(data=[1, 2, 3, None]), "Input 'x': data holds what is no FP32."),
-        (with_member(data=[10**400, 2, 3, 4]), "Input 'x': data holds what is no FP32."),
+        (with_member(data=list("abcd")), "Input 'x': data is not FP32."),
+        (with_member(data=[1, 2, 3, None]), "Input 'x': data is not FP32."),
+        (with_member(data=[10**400, 2, 3, 4]), "Input 'x': data is not FP32."),
         *(
             (
                 with_member(datatype="BYTES", data=value),
