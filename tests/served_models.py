@@ -18,6 +18,7 @@ from marserve.frontend.configuration.setting import Fields
 from marserve.frontend.serving.host import WorkerHost
 from marserve.frontend.serving.model_version import ModelVersion
 from marserve.frontend.serving.predict_request import PredictRequest
+from marserve.frontend.serving.stateful.stateful_version import StatefulModelVersion
 from marserve.frontend.settings.model_settings import resolve_settings
 from marserve.frontend.telemetry.metrics import Metrics
 from marserve.frontend.workers.devices import DeviceAllocator
@@ -39,10 +40,12 @@ def serve_model(fakes: ModuleType, config: Config, tmp_path: Path) -> Callable[.
     ) -> AsyncIterator[ModelVersion]:
         requested = {"delay": 0.0, **(batching or {})}
         settings = resolve_settings(requested, {}, {}, config, gpus=0, default_workers=1)
-        model = ModelVersion(
+        settings = replace(settings, **changes)
+        make = StatefulModelVersion if settings.stateful else ModelVersion
+        model = make(
             archive or Archive("m.mar", tmp_path, tmp_path / "root", tmp_path / "m.mar"),
             Manifest(model_name="m", model_version="1.0", handler="h", runtime="python"),
-            replace(settings, **changes),
+            settings,
             WorkerHost(config, fakes.FakeLauncher(*lives), DeviceAllocator(0)),
             metrics or Metrics("host"),
         )

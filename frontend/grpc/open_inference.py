@@ -40,11 +40,11 @@ from marserve.frontend.operations.open_inference_answers import (
 )
 from marserve.frontend.operations.open_inference_models import OpenInferenceModels
 from marserve.frontend.operations.tensor_rows import TensorRows
-from marserve.frontend.serving.host import sequence_headers
 from marserve.frontend.serving.model_version import ModelVersion
 from marserve.frontend.serving.predict_request import PredictRequest, Ticket
 from marserve.frontend.serving.registry import ModelRegistry
 from marserve.frontend.serving.request_ids import new_request_id
+from marserve.frontend.serving.stateful.model_sequences import SequenceHeaders
 
 _FILE = "open_inference.proto"
 _SERVICE = "GRPCInferenceService"
@@ -66,7 +66,7 @@ class _InferenceFailed(ServeError):
 def open_inference_services(config: Config, registry: ModelRegistry) -> list[Service]:
     """The service under both of its names, for the models of a registry."""
     models = OpenInferenceModels(registry)
-    names = sequence_headers(config)
+    names = SequenceHeaders(config).all
     ours = _OpenInference(models, names)
     torchserves = _OpenInference(models, names, _TORCHSERVES)
     return [

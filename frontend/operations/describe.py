@@ -18,6 +18,7 @@ from marserve.frontend.errors import ServeError
 from marserve.frontend.serving.model_version import ModelVersion
 from marserve.frontend.serving.predict_request import PredictRequest, RequestOptions
 from marserve.frontend.serving.registry import FailedLoad
+from marserve.frontend.serving.stateful.stateful_version import StatefulModelVersion
 from marserve.frontend.settings.model_settings import ModelSettings
 from marserve.frontend.telemetry.gpu import Gpu
 from marserve.frontend.workers.failures import Failure
@@ -61,13 +62,13 @@ def describe(model: ModelVersion, gpus: Sequence[Gpu], customized: Any = None) -
         "loadedAtStartup": model.loaded_at_start,
         "workers": [_describe_worker(worker, gpus) for worker in workers],
         "jobQueueStatus": {
-            "remainingCapacity": model.free_places,
+            "remainingCapacity": model.free_capacity,
             "pendingRequests": model.queued,
         },
         "customizedMetadata": customized,
         **values,
         "batching": _describe_batching(model),
-        **({"sequences": _describe_sequences(model)} if model.sequences is not None else {}),
+        **_describe_sequences(model),
     }
 
 
@@ -105,17 +106,20 @@ def _describe_limits(settings: ModelSettings) -> dict[str, Any]:
 
 
 def _describe_sequences(model: ModelVersion) -> dict[str, Any]:
-    """The sequences of a stateful model, and what became of those that are over."""
-    table = model.sequences
-    assert table is not None
+    """The sequences of a stateful model, and how those that have ended did."""
+    if not isinstance(model, StatefulModelVersion):
+        return {}
+    table, workers = model.sequences, model.workers
     return {
-        "open": table.open,
-        "waiting": table.waiting,
-        "slotsPerWorker": table.slots_per_worker,
-        "ended": {reason.value: count for reason, count in table.ended.items()},
-        "openByWorker": {
-            str(worker.worker_id): model.workers.sequences_of(worker) for worker in model.workers
-        },
+        "sequences": {
+            "open": table.open,
+            "waiting": table.waiting,
+            "slotsPerWorker": table.slots_per_worker,
+            "ended": {reason.value: count for reason, count in table.ended.items()},
+            "openByWorker": {
+                str(worker.worker_id): workers.sequences_of(worker) for worker in workers
+            },
+        }
     }
 
 

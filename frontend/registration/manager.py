@@ -40,6 +40,7 @@ from marserve.frontend.registration.worker_changes import WorkerChanges
 from marserve.frontend.serving.host import WorkerHost
 from marserve.frontend.serving.model_version import ModelVersion
 from marserve.frontend.serving.registry import ModelRegistry
+from marserve.frontend.serving.stateful.stateful_version import StatefulModelVersion
 from marserve.frontend.telemetry.metrics import Metrics
 from marserve.frontend.workers.supervisor import WorkerSupervisor
 
@@ -304,7 +305,8 @@ class ModelManager:
         for earlier, gone in list(self._leaving.items()):
             if (earlier.name, earlier.version) == (manifest.model_name, manifest.model_version):
                 await gone.wait()
-        model = ModelVersion(archive, manifest, settings, self._host, self._metrics, environment)
+        make = StatefulModelVersion if settings.stateful else ModelVersion
+        model = make(archive, manifest, settings, self._host, self._metrics, environment)
         model.loaded_at_start = registration.at_start
         model.chosen_handler = registration.handler
         model.workflow, model.is_function = registration.workflow, registration.is_function

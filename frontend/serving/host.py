@@ -169,8 +169,7 @@ def load_message(
         server_version=__version__,
         envelope=model.manifest.envelope,
         asynchronous=settings.asynchronous,
-        # A stateful handler would meet samples of no sequence.
-        profiled_sizes=[] if settings.stateful else sizes_to_try(settings.batching),
+        profiled_sizes=sizes_to_try(settings.batching),
         sample_input=next(iter(settings.sample_inputs), ""),
         more_samples=list(settings.sample_inputs[1:]),
         validated_sizes=sizes_to_validate(settings.batching) if settings.validation else [],
@@ -181,18 +180,8 @@ def load_message(
         overlap_stages=settings.overlap_stages,
         declared_metrics=declared_metrics,
         max_call_bytes=config.max_request_size,
-        sequence_headers=list(sequence_headers(config)) if settings.stateful else [],
         batch_dims=list(settings.batching.batch_dims),
         stack_inputs=settings.stack_inputs,
-    )
-
-
-def sequence_headers(config: Config) -> tuple[str, str, str]:
-    """The names of the headers that give the id of a sequence, mark its first request, its end."""
-    return (
-        config.ts_header_key_sequence_id,
-        config.ts_header_key_sequence_start,
-        config.ts_header_key_sequence_end,
     )
 
 

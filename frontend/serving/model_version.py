@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from marserve.backend.manifest import Manifest
 from marserve.backend.protocol import Prediction
@@ -17,17 +17,12 @@ from marserve.frontend.catalog.document import CatalogEntry
 from marserve.frontend.errors import NoWorker, ServeError
 from marserve.frontend.serving.admission import Admission
 from marserve.frontend.serving.fullness import Fullness, Use
-from marserve.frontend.serving.host import ServedModel, WorkerHost, sequence_headers
+from marserve.frontend.serving.host import ServedModel, WorkerHost
 from marserve.frontend.serving.predict_request import (
     OnJointAnswer,
     PendingRequests,
     PredictRequest,
     Ticket,
-)
-from marserve.frontend.serving.sequences import (
-    ModelSequences,
-    SequenceAdmission,
-    SequenceHeaders,
 )
 from marserve.frontend.serving.worker_pool import WorkerPool
 from marserve.frontend.settings.model_settings import ModelSettings
@@ -35,13 +30,17 @@ from marserve.frontend.telemetry.metrics import Metrics
 from marserve.frontend.telemetry.model_metrics import ModelMetrics
 
 _T = TypeVar("_T")
-# How long a stateful handler may take to hear that all of its sequences are over.
-_END_SECONDS = 5.0
 _SERVERS_OWN = ModelEnvironment()
 
 
 class ModelVersion:
     """One version of a model; the manifest has its name, version and handler as registered."""
+
+    #: Whether a request that was sent to a worker may be submitted again if it fails.
+    repeats_requests: ClassVar[bool] = True
+    _capacity_phrase: ClassVar[str] = "places to wait are taken"
+    #: Seconds that workers may take for their last messages, after all requests are answered.
+    _stop_seconds: ClassVar[float] = 0.0
 
     def __init__(
         self,
@@ -71,30 +70,12 @@ class ModelVersion:
         self.queue = JobQueue(settings.batching.queue_size)
         batcher = Batcher(self.queue, settings.batching, asyncio.get_running_loop())
         self.metrics = ModelMetrics(metrics, self.name, self.version)
-        self._sequences = None
-        if settings.stateful:
-            names = SequenceHeaders(*sequence_headers(host.config))
-            self._sequences = ModelSequences(settings, names, self.metrics)
-        #: Those of a stateful model; None for any other.
-        self.sequences = self._sequences.table if self._sequences else None
         served = ServedModel(manifest, archive.directory, settings, environment)
-        self.workers = WorkerPool(
-            served,
-            host,
-            batcher,
-            self.metrics,
-            lambda: self._admission.fail_queued(),
-            self.sequences,
-        )
+        self.workers = self._make_workers(served, batcher)
         self._pending = PendingRequests(
             self.queue, batcher, self.metrics, host.config.max_stream_backlog
         )
-        if self._sequences is None:
-            self._admission = Admission(settings, self.workers, self._pending)
-        else:
-            self._admission = SequenceAdmission(
-                settings, self.workers, self._pending, self._sequences
-            )
+        self._admission = self._make_admission()
         #: Where requests enter: its own admission, until others take over.
         self._entrance: Admission | _HandedOver = self._admission
 
@@ -113,17 +94,12 @@ class ModelVersion:
     @property
     def queued(self) -> int:
         """Jobs that wait for a worker."""
-        if self.sequences is None:
-            return len(self.queue)
-        return self.sequences.queued + sum(each.queued for each in self.workers.batchers)
+        return len(self.queue)
 
     @property
-    def free_places(self) -> int:
+    def free_capacity(self) -> int:
         """How many more jobs of normal priority may wait."""
-        if self.sequences is None:
-            return self.queue.free_seats(Priority.NORMAL)
-        limits = self.sequences.limits
-        return limits.max_sequences * limits.max_queue - self.sequences.queued
+        return self.queue.free_seats(Priority.NORMAL)
 
     @property
     def pending(self) -> int:
@@ -145,11 +121,8 @@ class ModelVersion:
 
     @property
     def has_room(self) -> bool:
-        """Whether its workers take one more request without waiting for others, as far as known.
-
-        What a request to a stateful model waits for is seldom a worker's place.
-        """
-        return self.sequences is None and self.workers.room > len(self.queue)
+        """Whether its workers take one more request without waiting for others, as far as known."""
+        return self.workers.room > len(self.queue)
 
     @property
     def expected_seconds(self) -> float:
@@ -162,9 +135,8 @@ class ModelVersion:
         ``share_in_flight`` is that of the bytes in flight that the balancer may use.
         """
         batching = self.settings.batching
-        waiting = "sequences are open" if self.sequences else "places to wait are taken"
         return self._fullness.reason(
-            Use(self._admission.share_taken, f"Nearly all {waiting}."),
+            Use(self._admission.share_taken, f"Nearly all {self._capacity_phrase}."),
             Use(
                 self.expected_seconds / batching.goal,
                 f"An answer would take about as long as max_latency_ms={batching.goal * 1000:g}.",
@@ -227,20 +199,17 @@ class ModelVersion:
         return await _answer_to(partial(self.submit_all, requests), on_ticket)
 
     def has_sequence(self, sequence_id: str) -> bool:
-        """Whether there is such a sequence; False for models that are not stateful."""
-        return self.sequences is not None and sequence_id in self.sequences
+        """Return whether the version has such a sequence."""
+        del sequence_id
+        return False
 
     def leave_sequence(self, sequence_id: str) -> None:
-        """Note that the client of a sequence is gone for good, for transports that can tell."""
-        if self.sequences is not None:
-            self.sequences.leave(sequence_id)
+        """End a sequence whose client has left, for transports that detect that."""
 
     def reconfigure(self, settings: ModelSettings) -> None:
         """Apply new settings, from the next batch on."""
         self.settings = self._admission.settings = settings
         self.workers.reconfigure(settings)
-        if self.sequences is not None:
-            self.sequences.limits = settings.sequence_limits
 
     def refuse(self, refusal: ServeError | None) -> None:
         """Refuse all requests with this error from now on; None accepts them again."""
@@ -266,12 +235,18 @@ class ModelVersion:
     async def close(self, drain: float) -> None:
         """Drain, stop the workers, and fail the requests that are still waiting."""
         await self.drain(drain)
-        # The handler of a stateful model is told of the sequences that end with its worker.
-        await self.workers.close(drain=0 if self._sequences is None else _END_SECONDS)
-        if self._sequences is not None:
-            self._sequences.close()
+        await self.workers.close(self._stop_seconds)
         self._admission.fail_queued()
         self.metrics.close()
+
+    def _make_workers(self, model: ServedModel, batcher: Batcher) -> WorkerPool:
+        return WorkerPool(model, self._host, batcher, self.metrics, self._fail_queued)
+
+    def _make_admission(self) -> Admission:
+        return Admission(self.settings, self.workers, self._pending)
+
+    def _fail_queued(self) -> None:
+        self._admission.fail_queued()
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from marserve.frontend.batching.sequences.sequence_table import SequenceTable
 from marserve.frontend.configuration.config import Config
 from marserve.frontend.serving.model_version import ModelVersion
 from marserve.frontend.serving.registry import ModelRegistry
+from marserve.frontend.serving.stateful.stateful_version import StatefulModelVersion
 from marserve.frontend.telemetry.gpu import GpuReader
 from marserve.frontend.telemetry.metrics import Metrics
 from marserve.frontend.telemetry.metrics_log import MetricsLog
@@ -88,7 +89,7 @@ def _watch_sequences(metrics: Metrics, registry: ModelRegistry) -> None:
             return [
                 ((model.name, model.version, metrics.hostname), value(model.sequences))
                 for model in registry
-                if model.sequences is not None
+                if isinstance(model, StatefulModelVersion)
             ]
 
         metrics.registry.watch(WatchedGauge(name, help_, _LABELS, samples))

@@ -54,9 +54,9 @@ def threads_to_try(options: TorchOptions, settings: ModelSettings, gpu: int | No
     """The numbers of threads among which a worker may choose by trying a sample; none: no choice.
 
     Not on a GPU, where the threads of torch have little to do; nor where there are no batches to
-    try; nor with a stateful handler, which would meet samples of no sequence.
+    try.
     """
-    has_batches = not (settings.mode or settings.stateful or settings.debugged)
+    has_batches = not (settings.mode or settings.debugged)
     if not options.is_share or options.threads < 2 or gpu is not None or not has_batches:
         return []
     powers = (1 << exponent for exponent in range(options.threads.bit_length()))

@@ -13,9 +13,8 @@ from functools import partial
 from operator import attrgetter
 from typing import NamedTuple
 
+from marserve.backend.protocol import Load
 from marserve.frontend.batching.batcher import Batcher
-from marserve.frontend.batching.job_queue import JobQueue
-from marserve.frontend.batching.sequences.sequence_table import SequenceTable
 from marserve.frontend.errors import NotEnoughDevices
 from marserve.frontend.serving.host import ServedModel, WorkerHost, load_message, worker_spec
 from marserve.frontend.serving.torch_options import threads_to_try
@@ -23,12 +22,13 @@ from marserve.frontend.settings.batching_settings import sizes_to_try
 from marserve.frontend.settings.model_settings import ModelSettings
 from marserve.frontend.telemetry.model_metrics import ModelMetrics
 from marserve.frontend.workers.dispatch.asynchronous import MAX_IN_FLIGHT, Async
+from marserve.frontend.workers.dispatch.batched import Batched, DispatchStrategy
 from marserve.frontend.workers.dispatch.continuous_batching import ContinuousBatching
-from marserve.frontend.workers.dispatch.outstanding import dispatch_batches
+from marserve.frontend.workers.dispatch.outstanding import OutstandingBatches, dispatch_batches
 from marserve.frontend.workers.failures import Failure
 from marserve.frontend.workers.idle_profiling import IdleProfiling
 from marserve.frontend.workers.launchers.launcher import WorkerSpec
-from marserve.frontend.workers.sequence_slots import WorkerSlots
+from marserve.frontend.workers.launchers.openmp import TorchOptions
 from marserve.frontend.workers.supervisor import MakeDispatch, WorkerSupervisor, WorkerTimeouts
 
 
@@ -53,11 +53,19 @@ class Resized(NamedTuple):
     retired: list[WorkerSupervisor]
 
 
+class DispatchKinds(NamedTuple):
+    """The classes of dispatch strategies (`workers.dispatch`)."""
+
+    batched: Callable[..., DispatchStrategy]
+    several: Callable[..., DispatchStrategy]
+    continuous: Callable[..., DispatchStrategy]
+    asynchronous: Callable[..., DispatchStrategy]
+
+
 class WorkerPool:
     """The workers of one model version, in the order they were started.
 
-    ``on_closed`` is called when no worker is left that could serve, as far as is known. With
-    ``sequences``, those of a stateful model, each worker has a batcher of its own.
+    ``on_closed`` is called when no worker is left that could serve, as far as is known.
     """
 
     def __init__(
@@ -67,18 +75,15 @@ class WorkerPool:
         batcher: Batcher,
         metrics: ModelMetrics,
         on_closed: Callable[[], None],
-        sequences: SequenceTable | None = None,
     ) -> None:
         self._model = model
         self._host = host
         self._batcher = batcher
         self._metrics = metrics
         self._on_closed = on_closed
-        self._sequences = sequences
-        #: Of the workers of a stateful model.
-        self._slots: dict[WorkerSupervisor, WorkerSlots] = {}
         self._workers: list[WorkerSupervisor] = []
         self._retiring: set[WorkerSupervisor] = set()
+        #: The GPUs of each worker that has not ended, retiring ones included.
         self._gpus: dict[WorkerSupervisor, tuple[int, ...]] = {}
         name = f"{model.manifest.model_name}_{model.manifest.model_version}"
         self.idle_profiling = IdleProfiling(name, batcher)
@@ -136,27 +141,20 @@ class WorkerPool:
 
     @property
     def batchers(self) -> list[Batcher]:
-        """What forms the batches for the workers: one batcher, or for a stateful model several."""
-        return [slots.batcher for slots in self._slots.values()] or [self._batcher]
-
-    def sequences_of(self, worker: WorkerSupervisor) -> int:
-        """How many sequences a worker has."""
-        slots = self._slots.get(worker)
-        return len(slots.open) if slots else 0
+        """The batchers that form the batches for the workers: one for all of them."""
+        return [self._batcher]
 
     def reconfigure(self, settings: ModelSettings) -> None:
         """Use other settings: for batches now, else for workers that are started from now on."""
         self._model = replace(self._model, settings=settings)
         for batcher in {self._batcher, *self.batchers}:
             batcher.reconfigure(settings.worker_batching)
-        self._set_slots()
         self._profile_while_idle()
 
     def _profile_while_idle(self) -> None:
         """Measure sizes that have become of interest and whose costs are not known."""
         settings = self._model.settings
-        is_simple = not (settings.stateful or settings.asynchronous or settings.debugged)
-        if is_simple and not self._model.has_ranks:
+        if not settings.asynchronous and not settings.debugged and not self._model.has_ranks:
             self.idle_profiling.begin(sizes_to_try(settings.batching), settings.batching)
 
     def begin_order(self, low: int, high: int) -> WorkerOrder:
@@ -216,16 +214,17 @@ class WorkerPool:
         count = min(max(len(self._workers), low), high)
         is_bound_to_cores = self._host.cpu_launcher and not self._model.has_ranks
         keep = 0 if is_bound_to_cores and count != len(self._workers) else count
-        self._set_slots()
-        if self._sequences is not None and keep < len(self._workers):
-            # Those with the fewest sequences go first.
-            self._workers.sort(key=self.sequences_of, reverse=True)
-        retired = [self._workers.pop() for _ in range(len(self._workers) - keep)]
+        retired = self._by_retirement()[: max(0, len(self._workers) - keep)]
+        self._workers = [worker for worker in self._workers if worker not in retired]
         started = [self._add(count) for _ in range(count - len(self._workers))]
         self._retiring.update(retired)
         self._share_out_cores()
         self._update_is_open()
         return Resized(started, retired)
+
+    def _by_retirement(self) -> list[WorkerSupervisor]:
+        """Return the workers in the order in which they are retired: the youngest first."""
+        return self._workers[::-1]
 
     def _check_capacity(self, max_workers: int) -> int:
         """The most workers that there are devices for.
@@ -252,7 +251,6 @@ class WorkerPool:
     def _ended(self, worker: WorkerSupervisor) -> None:
         self._host.devices.release(self._gpus.pop(worker))
         self._retiring.discard(worker)
-        self._slots.pop(worker, None)
         self._update_is_open()
 
     def _update_is_open(self) -> None:
@@ -270,45 +268,37 @@ class WorkerPool:
         gpu = gpus[0] if gpus else None
         position = len(self._workers)
         spec = worker_spec(model, host, worker_id, gpus, position=position, count=count)
-        load = load_message(
-            # A parallel worker sees its own GPUs only, and counts them from 0.
-            model,
-            host.config,
-            0 if level and gpus else gpu,
-            self._metrics.declarations,
-        )
+        # A parallel worker sees its own GPUs only, and counts them from 0.
+        load = self._load_message(0 if level and gpus else gpu)
         threads_found = self._threads_found(spec)
         if threads_found is not None:
             spec = replace(spec, threads=threads_found[0])
-        slots = self._make_slots()
         worker = WorkerSupervisor(
             worker_id=worker_id,
             spec=replace(spec, on_metric_line=self._metrics.printed),
-            load=replace(load, tried_threads=threads_to_try(spec.torch, settings, gpu)),
+            load=replace(load, tried_threads=self._threads_to_try(spec.torch, gpu)),
             timeouts=WorkerTimeouts(
                 startup=settings.startup_timeout, retry_window=settings.max_retry_timeout
             ),
-            make_dispatch=self._dispatch_strategy(slots),
-            batcher=slots.batcher if slots else self._batcher,
+            make_dispatch=self._make_dispatch(),
+            batcher=self._make_batcher(),
             launcher=host.launcher,
             metrics=self._metrics,
             threads_found=threads_found,
         )
         worker.gpu_id = gpu
         self._gpus[worker] = gpus
-        if slots is not None:
-            self._slots[worker] = slots
         return worker
 
     def _share_out_cores(self) -> None:
         """Have each worker compute with its share of the cores, now that there are so many."""
-        settings, count = self._model.settings, len(self._workers)
+        count = len(self._workers)
         for position, worker in enumerate(self._workers):
             gpus = self._gpus.get(worker, ())
             spec = worker_spec(
                 self._model, self._host, worker.worker_id, gpus, position=position, count=count
             )
-            worker.share_out(spec.torch, threads_to_try(spec.torch, settings, worker.gpu_id))
+            worker.share_out(spec.torch, self._threads_to_try(spec.torch, worker.gpu_id))
 
     def _threads_found(self, spec: WorkerSpec) -> tuple[int, str] | None:
         """The number of threads that another worker with the same share has found by trying."""
@@ -319,24 +309,24 @@ class WorkerPool:
         )
         return next(filter(None, found), None)
 
-    def _set_slots(self) -> None:
-        if self._sequences is not None:
-            self._sequences.resize(self._model.settings.slots_per_worker(self.min_workers))
+    def _make_batcher(self) -> Batcher:
+        """Return the batcher of a new worker."""
+        return self._batcher
 
-    def _make_slots(self) -> WorkerSlots | None:
-        if self._sequences is None:
-            return None
-        loop, batching = asyncio.get_running_loop(), self._model.settings.worker_batching
-        queue = JobQueue(batching.queue_size)
-        return WorkerSlots(self._sequences, Batcher(queue, batching, loop, model=self._batcher))
+    def _load_message(self, gpu: int | None) -> Load:
+        return load_message(self._model, self._host.config, gpu, self._metrics.declarations)
 
-    def _dispatch_strategy(self, slots: WorkerSlots | None) -> MakeDispatch:
-        def has_workers_left() -> bool:
-            # Once nobody is, nobody comes to answer what is queued: that has been failed already.
-            # And no other worker has the state of a sequence.
-            return self.alive > 0 and slots is None
+    def _threads_to_try(self, torch: TorchOptions, gpu: int | None) -> list[int]:
+        return threads_to_try(torch, self._model.settings, gpu)
 
-        settings = self._model.settings
+    def _dispatch_kinds(self) -> DispatchKinds:
+        return DispatchKinds(Batched, OutstandingBatches, ContinuousBatching, Async)
+
+    def _make_dispatch(self) -> MakeDispatch:
+        def has_workers_left() -> bool:  # else queued requests have been failed already
+            return self.alive > 0
+
+        settings, kinds = self._model.settings, self._dispatch_kinds()
         timeout = None if settings.debugged else settings.response_timeout
         if settings.asynchronous:
             # TorchServe never enforced it there; long generations rely on that where nobody set it.
@@ -344,22 +334,20 @@ class WorkerPool:
             limit = settings.outstanding_batches or MAX_IN_FLIGHT
             manifest = self._model.manifest
             return partial(
-                Async,
+                kinds.asynchronous,
                 timeout=timeout if is_chosen else None,
                 has_workers_left=has_workers_left,
                 limit=limit,
                 call_model=self._host.calls_by(manifest.model_name, manifest.model_version),
-                slots=slots,
             )
         if settings.continuous_batching:
-            return partial(
-                ContinuousBatching, timeout=timeout, has_workers_left=has_workers_left, slots=slots
-            )
+            return partial(kinds.continuous, timeout=timeout, has_workers_left=has_workers_left)
         return partial(
             dispatch_batches,
             timeout=timeout,
             has_workers_left=has_workers_left,
-            slots=slots,
             outstanding=settings.outstanding_batches,
             devices=max(1, self._model.parallel_level),
+            batched=kinds.batched,
+            several=kinds.several,
         )

@@ -129,7 +129,7 @@ class WorkerSupervisor:
         self._timeouts = timeouts
         self._start_seconds = max(START_SECONDS, timeouts.startup)
         self._make_dispatch = make_dispatch
-        self._batcher = batcher
+        self.batcher = batcher
         self._launcher = launcher
         self._metrics = metrics
         #: As in TorchServe, the worker is named where others name their thread.
@@ -148,7 +148,7 @@ class WorkerSupervisor:
         self._given_threads = 0
         #: What a worker has found by trying, this one or one before it; None while none has.
         self.threads_found = threads_found
-        self._dispatch: DispatchStrategy | None = None
+        self.dispatch: DispatchStrategy | None = None
         #: Seconds for which a worker that is stopped may leave by itself: none while it is busy.
         self._grace = 0.0
         #: Whether it is to end when it has answered what it has in hand; whether it is to end now.
@@ -196,16 +196,16 @@ class WorkerSupervisor:
     @property
     def is_busy(self) -> bool:
         """Whether it has requests in flight."""
-        return self._dispatch is not None and self._dispatch.is_busy
+        return self.dispatch is not None and self.dispatch.is_busy
 
     @property
     def room(self) -> int:
         """See `DispatchStrategy.room`."""
-        return self._dispatch.room if self._dispatch is not None else 0
+        return self.dispatch.room if self.dispatch is not None else 0
 
     def to_saturate(self, size: int) -> int:
         """See `DispatchStrategy.to_saturate`; none while it does not serve."""
-        return self._dispatch.to_saturate(size) if self._dispatch is not None else 0
+        return self.dispatch.to_saturate(size) if self.dispatch is not None else 0
 
     @property
     def takes_interrupts(self) -> bool:
@@ -225,7 +225,7 @@ class WorkerSupervisor:
     @property
     def last_failure(self) -> Failure | None:
         """See `FailureHistory.last`."""
-        if self._dispatch is not None and self._dispatch.connection.has_answered:
+        if self.dispatch is not None and self.dispatch.connection.has_answered:
             self._history.last = None
         return self._history.last
 
@@ -239,10 +239,10 @@ class WorkerSupervisor:
         if self._task is None:
             return
         self._draining = True
-        if self._dispatch is not None:
-            self._dispatch.finish()
-        if self._dispatch is not None and self._dispatch.is_busy and drain > 0:
-            ends: set[asyncio.Future[None]] = {self._dispatch.drained, self._task}
+        if self.dispatch is not None:
+            self.dispatch.finish()
+        if self.dispatch is not None and self.dispatch.is_busy and drain > 0:
+            ends: set[asyncio.Future[None]] = {self.dispatch.drained, self._task}
             await asyncio.wait(ends, timeout=drain, return_when=asyncio.FIRST_COMPLETED)
         if not self._stopping:  # a second cancellation would interrupt the first one's tidying up
             self._stopping = True
@@ -305,13 +305,13 @@ class WorkerSupervisor:
     ) -> None:
         self._set_state(WorkerState.LOADING)
         # The present batch size, which may have been changed since this worker was made.
-        load = replace(self._load, batch_size=self._batcher.batching.max_size)
+        load = replace(self._load, batch_size=self.batcher.batching.max_size)
         # Known by profiling or by traffic: nobody waits for it again.
-        if self._batcher.costs.is_known or not self._may_profile:
+        if self.batcher.costs.is_known or not self._may_profile:
             load = replace(load, profiled_sizes=[])
         if self.threads_found is not None or not self._may_profile:
             load = replace(load, tried_threads=[])
-        if self._batcher.validation or not (self._may_profile or load.must_validate):
+        if self.batcher.validation or not (self._may_profile or load.must_validate):
             load = replace(load, validated_sizes=[])
         # A debugged handler may stop at a breakpoint in its initialize().
         timeout = None if self._spec.terminal else self._timeouts.startup
@@ -382,7 +382,7 @@ class WorkerSupervisor:
         One whose batches follow no order, or overlap, has other threads that compute: it keeps what
         it has until it is started again.
         """
-        dispatch, count = self._dispatch, self._spec.threads
+        dispatch, count = self.dispatch, self._spec.threads
         if dispatch is None or count == self._given_threads or not self.torch.is_share:
             return
         # Without torch there is nothing to tell; and a handler that has set them decides.
@@ -398,17 +398,17 @@ class WorkerSupervisor:
     def _learn_costs(self, reply: Reply) -> None:
         """Use the costs that the worker measured when it profiled batch sizes."""
         if reply.costs:
-            self._batcher.seed((size, seconds) for size, seconds, _ in reply.costs)
+            self.batcher.seed((size, seconds) for size, seconds, _ in reply.costs)
         if reply.too_large:
             fits = reply.costs[-1][0] if reply.costs else 1
-            self._batcher.out_of_memory(reply.too_large, fits)
-        choice = self._batcher.sizing.choice
+            self.batcher.out_of_memory(reply.too_large, fits)
+        choice = self.batcher.sizing.choice
         if reply.costs and choice is not None:
             logger.info("%s: batches of up to %d: %s.", self._spec.name, choice.size, choice.why)
 
     def _lost_validation(self, load: Load) -> Mapping[str, Any]:
         """What is told of comparing batches where a worker was lost while it tried some."""
-        if self._batcher.validation or not self._load.validated_sizes or load.validated_sizes:
+        if self.batcher.validation or not self._load.validated_sizes or load.validated_sizes:
             return {}
         failure = "nothing was compared, since a worker was lost while it tried out batches"
         nothing: list[int] = []
@@ -424,7 +424,7 @@ class WorkerSupervisor:
         """Keep what comparing batches has found; whoever must pass has not come here otherwise."""
         if not found:
             return
-        self._batcher.validation = found
+        self.batcher.validation = found
         if failure := found["failure"]:
             self._log.warning("%s: validateBatching: %s.", self._spec.name, failure)
 
@@ -433,7 +433,7 @@ class WorkerSupervisor:
 
         Raises ConnectionLost when what it had in hand has been answered.
         """
-        dispatch = self._dispatch = self._make_dispatch(connection, self._batcher, self._metrics)
+        dispatch = self.dispatch = self._make_dispatch(connection, self.batcher, self._metrics)
         # At once, not when this task wakes: a batch handed over in between would be lost with it.
         connection.on_lost = dispatch.stop_accepting
         dispatch.start()
@@ -457,7 +457,7 @@ class WorkerSupervisor:
                 if not isinstance(connection.failure, Poisoned):
                     self._backoff.answered()  # an answer that says so is none
             dispatch.on_connection_lost(cause)
-            self._dispatch = None
+            self.dispatch = None
 
     def _on_failure(self, error: Exception) -> float | None:
         """Record a failure; returns the seconds until the next try, None for no more tries."""

@@ -216,7 +216,7 @@ class Run:
         finally:
             if tickets:
                 times.started = tickets[0].dispatched
-                times.is_final = model.sequences is not None and times.started is not None
+                times.is_final = times.started is not None and not model.repeats_requests
         if isinstance(prediction, Stream):
             deadline, limit = begun + timeout, self._graph.max_output_bytes
             holding = self._request.holding()

@@ -152,7 +152,7 @@ class SequenceTable:
         sequence.client_left = job.has_left
         if job.ends:
             sequence.ending = sequence.ending or Reason.END
-        elif sequence.is_made_here and job is sequence.opener and not job.is_told:
+        elif sequence.is_made_here and job is sequence.opener and not job.is_answered:
             sequence.ending = sequence.ending or Reason.CLIENT_GONE  # nobody knows its id
         if job is sequence.opener:
             sequence.opener = None  # not to hold its body for as long as the sequence

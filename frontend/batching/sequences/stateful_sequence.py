@@ -58,7 +58,7 @@ class SequenceJob(Protocol):
         starts: Whether its client asks for a new sequence.
         ends: Whether it is the last one of its sequence.
         dispatched: See `Job.dispatched`.
-        is_told: Whether its client has got an answer, and with it the id of the sequence.
+        is_answered: Whether its client has got an answer, and with it the id of the sequence.
         has_left: Whether its client has left without waiting for the answer.
     """
 
@@ -66,7 +66,7 @@ class SequenceJob(Protocol):
     starts: bool
     ends: bool
     dispatched: float | None
-    is_told: bool
+    is_answered: bool
     has_left: bool
 
     def begin_sequence(self) -> None:

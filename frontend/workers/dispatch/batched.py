@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Sequence, Sized
 from dataclasses import dataclass, field
 from functools import partial
 
-from marserve.backend.protocol import EndSequence, Input, Predict, Profile, ProtocolError, Reply
+from marserve.backend.protocol import Input, Predict, Profile, ProtocolError, Reply
 from marserve.frontend.batching.batcher import Batcher
 from marserve.frontend.batching.batches import Batch, Reason, failure_of
 from marserve.frontend.batching.isolation.splitting import BatchSplitting, Hint
@@ -34,7 +34,6 @@ from marserve.frontend.errors import WorkerDied
 from marserve.frontend.telemetry.model_metrics import ModelMetrics
 from marserve.frontend.workers.connection import OnReply, WorkerConnection
 from marserve.frontend.workers.failures import ResponseTimedOut
-from marserve.frontend.workers.sequence_slots import WorkerSlots
 
 # The code of a worker's reply when a batch ran out of memory.
 OUT_OF_MEMORY = 507
@@ -54,7 +53,6 @@ class DispatchStrategy(ABC):
     Attributes:
         timeout: Seconds without a due reply after which a worker counts as hung; None for never.
         has_workers_left: Whether the model has other workers, or will have, to retry jobs.
-        slots: Of a stateful model's worker: which sequences it has.
         drained: Done when it accepts no more batches and all of its jobs are answered.
     """
 
@@ -63,14 +61,13 @@ class DispatchStrategy(ABC):
     metrics: ModelMetrics
     timeout: float | None
     has_workers_left: Callable[[], bool]
-    slots: WorkerSlots | None = field(default=None, kw_only=True)
     drained: "asyncio.Future[None]" = field(init=False)
     _is_stopping: bool = field(default=False, init=False)
     _is_lost: bool = field(default=False, init=False)
     #: What was sent to the worker and is not answered yet.
     _in_flight: Sized = field(init=False)
     #: Messages beside batches that the worker has not answered yet.
-    _asides: int = field(default=0, init=False)
+    _control_messages: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -97,9 +94,7 @@ class DispatchStrategy(ABC):
     @property
     def is_busy(self) -> bool:
         """Whether anything is in flight."""
-        if self._in_flight or self._asides:
-            return True
-        return self.slots is not None and self.slots.has_jobs
+        return bool(self._in_flight or self._control_messages)
 
     @property
     def is_accepting(self) -> bool:
@@ -129,30 +124,11 @@ class DispatchStrategy(ABC):
 
     def start(self) -> None:
         """Ask for the first batch."""
-        if self.slots is not None:
-            self.slots.serve(self)
         self._ask()
 
     def finish(self) -> None:
-        """Stop as soon as it can; sequences may first finish what was accepted of them."""
-        if self.slots is not None:
-            self.slots.close()
-        else:
-            self.stop_accepting()
-
-    def end_sequence(self, end: EndSequence) -> None:
-        """Tell the handler that a sequence is over, if it wants to know."""
-        if self.connection.ends_sequences and not self._is_lost:
-            self._asides += 1
-            self.connection.end_sequence(end, self.timeout, self._on_sequence_ended)
-
-    def _on_sequence_ended(self, reply: Reply) -> None:
-        self._asides -= 1
-        if reply.code != 200:
-            self.metrics.sequence_end_failed()
-        if reply.metrics:
-            self.metrics.reported(reply.metrics)
-        self._note_drained()
+        """Stop as soon as what was accepted for this worker is answered."""
+        self.stop_accepting()
 
     def stop_accepting(self) -> None:
         """Ask for no more batches; those in flight go on. Safe to call twice."""
@@ -163,12 +139,8 @@ class DispatchStrategy(ABC):
     def on_connection_lost(self, cause: str) -> None:
         """Retry the jobs in flight in another worker, or fail them with this cause."""
         self._is_lost = True
-        self._asides = 0
+        self._control_messages = 0
         self.stop_accepting()
-        if self.slots is not None:
-            self.slots.lose(cause)
-            for job in self.batcher.clear():
-                job.fail(WorkerDied(cause))
         suspected, others = self._take_in_flight()
         again = self._to_retry(suspected, others)
         for job in {*suspected, *others}.difference(again):
@@ -244,16 +216,16 @@ class Batched(DispatchStrategy):
     @property
     def can_profile(self) -> bool:
         """See `DispatchStrategy.can_profile`."""
-        return self.slots is None and self.is_accepting
+        return self.is_accepting
 
     def profile(self, message: Profile, seconds: float, on_reply: OnReply) -> None:
         """Have the idle worker run a batch of samples, which is expected to take so long."""
-        self._asides += 1
+        self._control_messages += 1
         self.batcher.lend(self, seconds)
         self.connection.profile(message, self.timeout, partial(self._on_profiled, on_reply))
 
     def _on_profiled(self, on_reply: OnReply, reply: Reply) -> None:
-        self._asides -= 1
+        self._control_messages -= 1
         if self._is_stopping:
             self._note_drained()
         else:
@@ -279,18 +251,17 @@ class Batched(DispatchStrategy):
             batch.push(reply)
             return
         splitting = self._in_flight.pop(batch)
+        took = time.monotonic() - batch.closed - reply.length_seconds
         try:
-            self._finish(batch, splitting, reply)
+            self._finish(batch, splitting, took, reply)
         except BaseException:
             self._in_flight[batch] = splitting  # the connection is lost by this, and they with it
             raise
 
-    def _finish(self, batch: Batch, splitting: BatchSplitting | None, reply: Reply) -> None:
-        """Have the worker go on, and answer the jobs of a batch."""
-        took = time.monotonic() - batch.closed - reply.length_seconds
-        if self.slots is not None:
-            self._finish_sequences(batch, took, reply)
-            return
+    def _finish(
+        self, batch: Batch, splitting: BatchSplitting | None, took: float, reply: Reply
+    ) -> None:
+        """Send the worker its next batch, then answer the jobs of this one."""
         succeeded = reply.code == 200
         self.batcher.record(batch, took, succeeded=succeeded)
         if splitting is not None or not succeeded:
@@ -303,25 +274,6 @@ class Batched(DispatchStrategy):
             batch.deliver(reply.predictions)
         else:
             self.metrics.batch_failed()
-
-    def _finish_sequences(self, batch: Batch, took: float, reply: Reply) -> None:
-        """The same for a stateful model.
-
-        Jobs are answered before the next batch is asked for, so that what follows them is in it;
-        the clients are written to later all the same (`models.sequences`). A batch that failed is
-        not run again: the handler may have gone on with some of its sequences already.
-        """
-        if reply.code == 200:
-            self.batcher.record(batch, took, succeeded=True)
-            self._count(batch, took, reply)
-            batch.deliver(reply.predictions)
-        else:
-            self.batcher.history.add(batch, took, succeeded=False)
-            self.metrics.batch_failed()
-            batch.fail(failure_of(reply))
-            if reply.code == OUT_OF_MEMORY and len(batch) > 1:
-                self.batcher.out_of_memory(batch.run_as)
-        self._ask(batch)
 
     def _count(self, batch: Batch, took: float, reply: Reply) -> None:
         # Parts of a failed batch did not wait in the queue.

@@ -19,7 +19,7 @@ No batch is sent behind a request that was in a crash before, or whose content h
 until that is answered.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -106,15 +106,24 @@ def dispatch_batches(
     *common: Any,
     outstanding: int | None = None,
     devices: int = 1,
+    batched: Callable[..., DispatchStrategy] = Batched,
+    several: Callable[..., DispatchStrategy] = OutstandingBatches,
     **settings: Any,
 ) -> DispatchStrategy:
-    """Make the strategy for a ready worker by how many batches may be outstanding.
+    """Make the strategy for a ready worker by the number of batches that may be outstanding.
 
-    That is ``outstanding``; if it is None, the number of devices (or of batches that the worker's
-    model takes at a time, if those are more) and three more where stages overlap (the rule of AWS
-    Neuron's NEURON_MAX_NUM_INFERS), else one.
+    Args:
+        connection: To the worker.
+        common: The other positional arguments of the strategy.
+        outstanding: The number; if None, the number of devices (or of batches that the worker's
+            model takes at a time, if those are more) and three more where stages overlap (the rule
+            of AWS Neuron's NEURON_MAX_NUM_INFERS), else one.
+        devices: Devices of the worker.
+        batched: Makes the strategy for one batch.
+        several: Makes the strategy for more.
+        settings: The keyword arguments of the strategy.
     """
     overlaps = connection.overlaps
     limit = outstanding or (max(devices, overlaps) + STAGES if overlaps else 1)
-    strategy = Batched if limit == 1 else partial(OutstandingBatches, limit=limit)
-    return strategy(connection, *common, **settings)
+    make = batched if limit == 1 else partial(several, limit=limit)
+    return make(connection, *common, **settings)

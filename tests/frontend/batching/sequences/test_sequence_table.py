@@ -38,7 +38,7 @@ class Job:
         self.name = name
         self.starts, self.ends = starts, ends
         self.dispatched: float | None = None
-        self.is_told = self.has_left = self.is_first = False
+        self.is_answered = self.has_left = self.is_first = False
         self.answers: list[ServeError | str] = []
 
     def __repr__(self) -> str:
@@ -101,8 +101,8 @@ class Worker:
         """Answer jobs that it has, by default all."""
         for job in jobs or list(self.in_hand):
             self.in_hand.remove(job)
-            job.is_told = not (job.has_left or job.answers)
-            if job.is_told:
+            job.is_answered = not (job.has_left or job.answers)
+            if job.is_answered:
                 job.answers.append("done")
             self.play.table.finished(job)
 
@@ -222,7 +222,7 @@ def test_a_slot_more_is_taken_at_once() -> None:
     assert waiting in play.worker.queue
 
 
-def test_who_gets_no_slot_in_time_is_told_so() -> None:
+def test_who_gets_no_slot_in_time_is_answered_so() -> None:
     play = Play(slots=1)
     play.put("a")
     play.worker.run()
@@ -295,7 +295,7 @@ def test_idle_sequences_end_and_those_with_jobs_do_not() -> None:
     assert play.table.open == 2
 
 
-def test_an_idle_sequence_whose_client_had_left_is_told_apart() -> None:
+def test_an_idle_sequence_whose_client_had_left_is_answered_apart() -> None:
     play = Play()
     job = play.put("a")
     play.worker.run()
@@ -382,7 +382,7 @@ def test_a_handler_ends_its_own_sequences_and_no_others() -> None:
     assert play.table.open == 1
 
 
-def test_who_comes_back_after_its_call_was_broken_off_is_told() -> None:
+def test_who_comes_back_after_its_call_was_broken_off_is_answered() -> None:
     play = Play()
     play.served("a")
     play.table.leave("a")

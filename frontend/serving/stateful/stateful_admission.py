@@ -1,0 +1,109 @@
+"""Admission to a stateful model: reads which sequence a request belongs to, and queues it there.
+
+A header names the sequence, whatever the transport; its first and last requests are marked. A
+request without an id begins a sequence with an id that the server makes. The answer contains the
+id, and on the first request of a sequence also the mark: so a client detects that its sequence was
+started again.
+"""
+
+import uuid
+from collections.abc import Sequence
+from typing import cast
+
+from marserve.frontend.batching.jobs import Job, OnAnswer
+from marserve.frontend.batching.sequences.stateful_sequence import (
+    MADE_HERE,
+    NoRoom,
+    SequenceJob,
+)
+from marserve.frontend.errors import BadRequest, SequenceOver, retry_after
+from marserve.frontend.serving.admission import Admission
+from marserve.frontend.serving.predict_request import (
+    OnJointAnswer,
+    PendingRequests,
+    PredictRequest,
+    Ticket,
+    group_of,
+)
+from marserve.frontend.serving.stateful.model_sequences import ModelSequences
+from marserve.frontend.serving.stateful.sequence_jobs import PendingSequenceJob
+from marserve.frontend.serving.worker_pool import WorkerPool
+from marserve.frontend.settings.model_settings import ModelSettings
+
+
+class StatefulAdmission(Admission):
+    """Accepts requests into the sequences of one model version, or refuses them."""
+
+    def __init__(
+        self,
+        settings: ModelSettings,
+        workers: WorkerPool,
+        pending: PendingRequests,
+        sequences: ModelSequences,
+    ) -> None:
+        super().__init__(settings, workers, pending)
+        self._sequences = sequences
+
+    @property
+    def share_taken(self) -> float:
+        """The share of the allowed sequences that are open or wait; at 1 new ones are refused."""
+        table = self._sequences.table
+        return (table.open + table.waiting) / table.limits.max_sequences
+
+    def submit(self, request: PredictRequest, on_answer: OnAnswer) -> Ticket:
+        """Queue a request in its sequence, or refuse it."""
+        if request.describe:
+            return super().submit(request, on_answer)
+        queued, timeout = self._check(request, 1)
+        sequence_id, starts, ends = self._sequences.names.read(request.input.headers)
+        if not sequence_id:
+            sequence_id, starts = f"{MADE_HERE}{uuid.uuid4()}", True
+        request.input.headers[self._sequences.names.id] = sequence_id
+        job = PendingSequenceJob(
+            request.input,
+            queued,
+            on_answer,
+            group_of(request),
+            deadline=request.arrived + timeout,
+            priority=request.options.priority,
+            pending=self._pending,
+            request_arrived=request.arrived,
+            counters=self._pending.counters_of(request),
+            sequences=self._sequences,
+            sequence_id=sequence_id,
+            starts=starts,
+            ends=ends,
+        )
+        try:
+            self._sequences.table.put(sequence_id, job)
+        except NoRoom:
+            self._metrics.rejected("queue_full")
+            refusal = self.no_worker(by_version=request.by_version)
+            refusal.retry_after = retry_after(0)  # it is not known when a sequence ends
+            raise refusal from None
+        except SequenceOver:
+            self._metrics.rejected("sequence_over")
+            raise
+        self._take_in(job, (job,), request, timeout)
+        return job
+
+    def submit_all(self, requests: Sequence[PredictRequest], on_answer: OnJointAnswer) -> Ticket:
+        """Refuse rows of one request, which would belong to one sequence."""
+        del requests, on_answer
+        raise BadRequest("The model is stateful: its requests come one by one.")
+
+    def fail_queued(self) -> None:
+        """Fail all queued requests, because no worker is left to serve them."""
+        self._sequences.table.fail_queued(self.refusal or self.no_worker())
+
+    def _put(self, jobs: Sequence[Job]) -> None:
+        """Send a describe request, which has no sequence, to the worker with the fewest."""
+        accepting = [each for each in self._sequences.table.workers if each.is_accepting]
+        if not accepting:
+            raise self.no_worker()
+        least = min(accepting, key=lambda each: len(each.open))
+        least.put(cast("SequenceJob", jobs[0]))
+
+    def _has_job_tickets(self, jobs: int) -> bool:
+        """Whether job tickets are left: one for each row of the workers' batches."""
+        return self._pending.jobs + jobs <= self._workers.ready * self._workers.batchers[0].size

@@ -1,0 +1,68 @@
+"""A version of a stateful model."""
+
+from marserve.frontend.batching.batcher import Batcher
+from marserve.frontend.batching.sequences.sequence_table import SequenceTable
+from marserve.frontend.batching.sequences.stateful_sequence import Reason
+from marserve.frontend.serving.admission import Admission
+from marserve.frontend.serving.host import ServedModel
+from marserve.frontend.serving.model_version import ModelVersion
+from marserve.frontend.serving.stateful.model_sequences import ModelSequences, SequenceHeaders
+from marserve.frontend.serving.stateful.stateful_admission import StatefulAdmission
+from marserve.frontend.serving.stateful.stateful_workers import StatefulWorkerPool
+
+
+class StatefulModelVersion(ModelVersion):
+    """A version of a stateful model."""
+
+    workers: StatefulWorkerPool
+    repeats_requests = False
+    _capacity_phrase = "sequences are open"
+    # How long a handler may take to process the ends of its sequences before its worker stops.
+    _stop_seconds = 5.0
+
+    @property
+    def sequences(self) -> SequenceTable:
+        """The sequences of this version."""
+        return self._sequences.table
+
+    @property
+    def queued(self) -> int:
+        """Jobs that wait for their turn in a sequence, or for a worker."""
+        return self.sequences.queued + sum(each.queued for each in self.workers.batchers)
+
+    @property
+    def free_capacity(self) -> int:
+        """How many more jobs may wait, if they belong to the right sequences."""
+        limits = self.sequences.limits
+        return limits.max_sequences * limits.max_queue - self.sequences.queued
+
+    @property
+    def has_room(self) -> bool:
+        """False: a request mostly waits for its sequence, not for a worker."""
+        return False
+
+    def has_sequence(self, sequence_id: str) -> bool:
+        """Return whether there is such a sequence."""
+        return sequence_id in self.sequences
+
+    def leave_sequence(self, sequence_id: str) -> None:
+        """End a sequence whose client has left."""
+        self.sequences.leave(sequence_id)
+
+    async def close(self, drain: float) -> None:
+        """Drain, stop the workers, and fail the requests that are still waiting."""
+        await super().close(drain)
+        self._sequences.close()
+
+    def _make_workers(self, model: ServedModel, batcher: Batcher) -> StatefulWorkerPool:
+        names = SequenceHeaders(self._host.config)
+        self._sequences = ModelSequences(model.settings, names, self._count_end)
+        return StatefulWorkerPool(
+            model, self._host, batcher, self.metrics, self._fail_queued, self._sequences
+        )
+
+    def _make_admission(self) -> Admission:
+        return StatefulAdmission(self.settings, self.workers, self._pending, self._sequences)
+
+    def _count_end(self, reason: Reason) -> None:
+        self.metrics.sequence_ended(reason.value)
