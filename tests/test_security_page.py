@@ -19,8 +19,8 @@ from marserve.frontend.errors import CyclicCall, ServerBusy
 from marserve.frontend.grpc import statuses, tensor_messages
 from marserve.frontend.http import connections, fast_path
 from marserve.frontend.rest import model_parameters
-from marserve.frontend.serving import sequences
 from marserve.frontend.serving.model_calls import MAX_DEPTH
+from marserve.frontend.serving.stateful import model_sequences
 from marserve.frontend.workers.calls import MAX_CALLS
 from marserve.frontend.workflows.specification import MAX_NODES
 
@@ -52,7 +52,7 @@ def test_a_limit_has_the_default_of_the_configuration_and_of_the_sample(key: str
 # By the first words of their rows, in the order of the page.
 FIXED = {
     "nodes of a workflow": [MAX_NODES],
-    "the id of a sequence": [sequences._MAX_ID_CHARACTERS, _MAX_REMEMBERED],
+    "the id of a sequence": [model_sequences._MAX_ID_CHARACTERS, _MAX_REMEMBERED],
     "the request line": [fast_path._MAX_HEAD_BYTES],
     "a connection without": [connections.IDLE_SECONDS],
     "the JSON": [model_parameters._MAX_JSON_BYTES],

@@ -1,20 +1,19 @@
-"""The sequences of a stateful model: which worker has which, and what is its turn next.
+"""The sequences of a stateful model: which worker serves each, and the order of its jobs.
 
-A stateful model keeps something between requests (a conversation, a tracked object), so that all
-requests of a sequence must reach the same worker, in their order::
+A stateful model keeps data between requests (a conversation, a tracked object). So all requests of
+a sequence must reach the same worker, in order::
 
     job ──► sequence (a queue) ──► slot of a worker ──► the worker's batcher ──► batch
 
-Each worker has a number of slots, and a batcher of its own. A sequence takes a slot when its first
-request comes, from the worker with the fewest sequences, and waits for one if there is none. Only
-the first job of each sequence is put into the batcher; the next one when that is answered. So at
-most one job of a sequence is in a batch, order is kept, and batches are filled across sequences,
-by the policies that other models have.
+Each worker has a number of slots, and its own batcher. The first request of a sequence takes a slot
+of the worker with the fewest sequences, or waits for one. Only the current job of a sequence is in
+the batcher; the next one follows when it is answered. So a batch contains at most one job of a
+sequence, order is kept, and batches are filled from many sequences, by the usual policies.
 
-With continuous batching the next job follows when the *first piece* of the answer has come: a
-request like "stop talking" must reach the handler while the answer is streamed.
+With continuous batching the next job follows after the *first piece* of the answer: a request such
+as "stop talking" must reach the handler while the answer is streamed.
 
-Pure: the clock is passed in, and `SequenceTable.expire` is to be called when it asks for it.
+Pure: the clock is passed in, and the owner calls `SequenceTable.expire` when the table asks for it.
 """
 
 import math
@@ -25,33 +24,34 @@ from marserve.frontend.batching.deadlines import Clock
 from marserve.frontend.batching.sequences.lost_sequences import LostSequences
 from marserve.frontend.batching.sequences.stateful_sequence import (
     MADE_HERE,
-    NoRoom,
     Reason,
     SequenceJob,
     SequenceLimits,
+    SequencesFull,
     Slots,
     StatefulSequence,
 )
 from marserve.frontend.errors import NoWorker, Overloaded, SequenceOver, ServeError
 
 _STOPPED = "Its worker is being stopped."
-#: After these a request without a mark begins the sequence anew: nothing is lost by surprise.
-_MAY_BEGIN_ANEW = (Reason.END, Reason.IDLE, Reason.CLIENT_GONE)
+#: After these ends a request without a mark starts the sequence again.
+_RESTARTABLE = (Reason.END, Reason.IDLE, Reason.CLIENT_GONE)
 
 
 class SequenceTable:
     """The sequences of one model version.
 
     Args:
-        limits: Of their times and numbers.
-        clock: Seconds; that of the jobs.
-        wake_at: Is called with a moment at which `expire` is to be called; it replaces the last.
-        on_end: Is called when a sequence is over.
+        limits: Of times and numbers.
+        clock: The clock of the jobs, in seconds.
+        wake_at: Called with the moment of the next `expire`; it replaces the previous moment.
+        on_end: Called when a sequence has ended.
 
     Attributes:
-        limits: Of their times and numbers; may be replaced.
-        slots_per_worker: How many sequences a worker may have.
-        ended: How many are over, by the reason.
+        limits: Of times and numbers; may be replaced.
+        slots_per_worker: The number of sequences that a worker may have.
+        workers: The workers that have slots, in order of arrival.
+        ended: The number of sequences that have ended, by reason.
     """
 
     def __init__(
@@ -63,59 +63,50 @@ class SequenceTable:
     ) -> None:
         self.slots_per_worker = limits.max_sequences
         self.limits = limits
+        self.workers: list[Slots] = []
+        self.ended: Counter[Reason] = Counter()
         self._clock = clock
         self._wake_at = wake_at
         self._wakes_at = math.inf
         self._on_end = on_end
-        self.ended: Counter[Reason] = Counter()
-        #: All of them; the oldest first.
+        #: All sequences; the oldest first.
         self._by_id: dict[str, StatefulSequence] = {}
-        #: Those without jobs, and since when; the one that is idle for longest first.
+        #: Sequences without jobs, and since when; the longest idle first.
         self._idle: dict[StatefulSequence, float] = {}
-        #: Those without a slot, and since when; the one that has waited longest first.
+        #: Sequences without a slot, and since when; the longest waiting first.
         self._waiting: dict[StatefulSequence, float] = {}
-        self._workers: list[Slots] = []
         self._lost = LostSequences(clock)
-
-    # -- looking -----------------------------------------------------------------------------------
-
-    @property
-    def workers(self) -> list[Slots]:
-        """The workers that have slots, in the order in which they came."""
-        return self._workers
 
     @property
     def open(self) -> int:
-        """How many sequences have a slot."""
+        """The number of sequences that have a slot."""
         return len(self._by_id) - len(self._waiting)
 
     @property
     def waiting(self) -> int:
-        """How many sequences wait for a slot."""
+        """The number of sequences that wait for a slot."""
         return len(self._waiting)
 
     @property
     def queued(self) -> int:
-        """How many jobs wait behind others of their sequence, or for a slot."""
+        """The number of jobs that wait behind others of their sequence, or for a slot."""
         return sum(len(sequence.queue) for sequence in self._by_id.values())
 
     def __contains__(self, sequence_id: str) -> bool:
         return sequence_id in self._by_id
 
-    # -- jobs --------------------------------------------------------------------------------------
-
     def put(self, sequence_id: str, job: SequenceJob) -> None:
         """Accept the next job of a sequence; the first one opens it.
 
         Raises:
-            NoRoom: There are too many.
-            SequenceOver: The sequence is over, and the job does not begin a new one.
+            SequencesFull: A limit is reached.
+            SequenceOver: The sequence has ended, and the job does not start it again.
         """
         sequence = self._by_id.get(sequence_id)
         if sequence is None:
             sequence = self._open(sequence_id, job)
         elif len(sequence.queue) >= self.limits.max_queue:
-            raise NoRoom
+            raise SequencesFull
         elif (
             sequence.slots is not None
             and sequence.slots.is_closing
@@ -132,31 +123,29 @@ class SequenceTable:
             self._advance(sequence)
 
     def begun(self, job: SequenceJob) -> None:
-        """Let the next job of its sequence follow, though this one goes on."""
+        """Let the next job of its sequence follow, although this one continues."""
         sequence = job.sequence
-        if sequence.turn is job:
-            sequence.turn = None
+        if sequence.current is job:
+            sequence.current = None
             sequence.is_begun = True
-            self._go_on(sequence)
+            sequence.is_id_known = sequence.is_id_known or job.is_answered
+            self._proceed(sequence)
 
     def finished(self, job: SequenceJob, *, failed: bool = False) -> None:
         """Note that the worker has answered a job; does nothing the second time."""
         sequence = job.sequence
         if job not in sequence.running:
             return
-        sequence.running.discard(job)
+        self._stop_running(sequence, job)
         sequence.is_seen = True
         sequence.is_begun = sequence.is_begun or not failed
-        if sequence.turn is job:
-            sequence.turn = None
+        sequence.is_id_known = sequence.is_id_known or job.is_answered
         sequence.client_left = job.has_left
         if job.ends:
             sequence.ending = sequence.ending or Reason.END
-        elif sequence.is_made_here and job is sequence.opener and not job.is_answered:
-            sequence.ending = sequence.ending or Reason.CLIENT_GONE  # nobody knows its id
-        if job is sequence.opener:
-            sequence.opener = None  # not to hold its body for as long as the sequence
-        self._go_on(sequence)
+        elif sequence.is_made_here and not sequence.is_id_known:
+            sequence.ending = sequence.ending or Reason.CLIENT_GONE
+        self._proceed(sequence)
 
     def discard(self, job: SequenceJob) -> None:
         """Remove a job that was not sent to a worker; does nothing if it is not here."""
@@ -168,28 +157,27 @@ class SequenceTable:
         else:
             return
         sequence.client_left = job.has_left
-        self._go_on(sequence)
+        self._proceed(sequence)
 
     def end(self, sequence_id: str, reason: Reason, slots: Slots | None = None) -> bool:
-        """End a sequence, once what runs of it is answered; with ``slots``, only one of theirs.
+        """End a sequence when its running jobs are answered; with ``slots``, only one of theirs.
 
-        Returns whether there is such a sequence.
+        Returns:
+            Whether there is such a sequence.
         """
         sequence = self._by_id.get(sequence_id)
         if sequence is None or (slots is not None and sequence.slots is not slots):
             return False
-        sequence.ending = sequence.ending or reason
-        if not sequence.running:
-            self._close(sequence)
+        self._end(sequence, sequence.ending or reason)
         return True
 
     def leave(self, sequence_id: str) -> None:
-        """The client of a sequence is gone for good; one that comes back is told that it is over.
+        """End a sequence whose client has left for good; a client that returns gets an error.
 
-        For transports that know: over HTTP each request may have a connection of its own.
+        For transports that detect it: over HTTP each request may have its own connection.
         """
         if sequence_id in self._by_id:
-            self._by_id[sequence_id].why = "The call of its client was broken off."
+            self._by_id[sequence_id].error = "The call of its client was broken off."
             self.end(sequence_id, Reason.CLIENT_GONE)
 
     def fail_queued(self, error: ServeError) -> None:
@@ -197,14 +185,15 @@ class SequenceTable:
         for sequence in list(self._by_id.values()):
             jobs = list(sequence.queue)
             sequence.queue.clear()
-            if sequence.turn is not None and sequence.turn.dispatched is None:
-                jobs.append(sequence.turn)
-                self._take_back(sequence, sequence.turn)
+            current = sequence.current
+            if current is not None and current.dispatched is None:
+                jobs.append(current)
+                self._take_back(sequence, current)
             for job in jobs:
                 job.fail(error)
-            self._go_on(sequence)
+            self._proceed(sequence)
 
-    # -- workers -----------------------------------------------------------------------------------
+    # Workers
 
     def resize(self, slots_per_worker: int) -> None:
         """Change how many sequences a worker may have; those that have a slot keep it."""
@@ -212,33 +201,33 @@ class SequenceTable:
         self._assign()
 
     def add(self, slots: Slots) -> None:
-        """A worker is ready: its slots may be taken."""
-        self._workers.append(slots)
+        """Add the slots of a worker that is ready."""
+        self.workers.append(slots)
         self._assign()
 
     def close(self, slots: Slots) -> None:
-        """Stop a worker when it has answered what was accepted; no further requests are."""
+        """Accept no further requests for a worker; it is stopped when all others are answered."""
         slots.is_closing = True
         for sequence in list(slots.open):
-            self._go_on(sequence)
+            self._proceed(sequence)
         if not slots.open:
             slots.on_closed()
 
     def lose(self, slots: Slots, cause: str, reason: Reason = Reason.WORKER_DIED) -> None:
-        """A worker is gone, and the state of its sequences with it; safe to call twice.
+        """Remove a worker that has ended, and its sequences; safe to call twice.
 
-        The jobs that it had are failed by the caller.
+        The caller fails the jobs that were sent to the worker.
         """
-        if slots in self._workers:
-            self._workers.remove(slots)
+        if slots in self.workers:
+            self.workers.remove(slots)
         for sequence in list(slots.open):
-            turn = sequence.turn
-            if turn is not None and turn.dispatched is None:
-                self._take_back(sequence, turn)
-                sequence.queue.appendleft(turn)
+            current = sequence.current
+            if current is not None and current.dispatched is None:
+                self._take_back(sequence, current)
+                sequence.queue.appendleft(current)
             del slots.open[sequence]
             sequence.slots = None
-            if sequence.is_new and sequence.queue:  # the handler has not seen it: nothing is lost
+            if sequence.is_new and sequence.queue:  # nothing is lost
                 self._wait(sequence)
                 continue
             sequence.running.clear()
@@ -247,50 +236,47 @@ class SequenceTable:
             self._replace(sequence, reason, cause)
         self._assign()
 
-    # -- time --------------------------------------------------------------------------------------
+    # Time
 
     def expire(self) -> None:
-        """End what is idle for too long, too old, or has waited for too long."""
+        """End the sequences that are idle, open, or waiting for too long."""
         now, limits = self._clock(), self.limits
         self._wakes_at = math.inf
         for sequence in _due(self._idle.items(), now - limits.max_idle):
-            sequence.ending = Reason.CLIENT_GONE if sequence.client_left else Reason.IDLE
-            self._close(sequence)
+            self._end(sequence, Reason.CLIENT_GONE if sequence.client_left else Reason.IDLE)
         for sequence in _due(self._waiting.items(), now - limits.max_wait):
             self._remove(sequence, Reason.NO_SLOT)
             jobs, sequence.queue = sequence.queue, deque()
             for job in jobs:
                 job.fail(NoWorker(f'No slot was free for sequence "{sequence.id}".'))
         for sequence in _due(self._ages(), now - limits.max_age):
-            sequence.ending = Reason.TIMEOUT
-            if not sequence.running:
-                self._close(sequence)
+            self._end(sequence, Reason.TIMEOUT)
         self._wake_by(next(iter(self._idle.values()), math.inf) + limits.max_idle)
         self._wake_by(next(iter(self._waiting.values()), math.inf) + limits.max_wait)
         self._wake_by(next(self._ages(), (None, math.inf))[1] + limits.max_age)
 
     def _ages(self) -> Iterator[tuple[StatefulSequence, float]]:
-        """The sequences whose time is running, and when they were opened, the oldest first."""
+        """Yield the sequences that can become too old, and when they were opened."""
         for sequence in self._by_id.values() if self.limits.max_age < math.inf else ():
             if sequence.ending is None and sequence.slots is not None:
                 yield sequence, sequence.opened
 
     def _wake_by(self, due: float) -> None:
-        """Ask for a call of `expire` at this moment, unless there will be one before."""
+        """Request a call of `expire` at this moment, unless an earlier one is requested."""
         if due < self._wakes_at:
             self._wakes_at = due
             self._wake_at(due)
 
-    # -- the life of a sequence --------------------------------------------------------------------
+    # The states of a sequence
 
     def _open(self, sequence_id: str, job: SequenceJob) -> StatefulSequence:
         if not job.starts:
-            if why := self._lost.why(sequence_id):
-                raise SequenceOver(sequence_id, why)
+            if reason := self._lost.reason(sequence_id):
+                raise SequenceOver(sequence_id, reason)
             if sequence_id.startswith(MADE_HERE):
                 raise SequenceOver(sequence_id, "It was ended, or was idle, or open for too long.")
         if len(self._by_id) >= self.limits.max_sequences:
-            raise NoRoom
+            raise SequencesFull
         self._lost.forget(sequence_id)
         sequence = self._by_id[sequence_id] = StatefulSequence(sequence_id, self._clock())
         self._wait(sequence)
@@ -301,10 +287,11 @@ class SequenceTable:
         self._wake_by(now + self.limits.max_wait)
 
     def _assign(self) -> None:
+        """Give free slots to waiting sequences."""
         while self._waiting:
             free = [
                 each
-                for each in self._workers
+                for each in self.workers
                 if each.is_accepting and len(each.open) < self.slots_per_worker
             ]
             if not free:
@@ -317,10 +304,10 @@ class SequenceTable:
         sequence.slots = slots
         slots.open[sequence] = None
         self._wake_by(sequence.opened + self.limits.max_age)
-        self._go_on(sequence)
+        self._proceed(sequence)
 
-    def _go_on(self, sequence: StatefulSequence) -> None:
-        """Do what is next in a sequence, after anything has happened in it."""
+    def _proceed(self, sequence: StatefulSequence) -> None:
+        """Take the next step in a sequence, after a change in it."""
         if sequence.slots is None:
             if not sequence.queue and sequence in self._waiting:
                 self._remove(sequence, None)
@@ -332,70 +319,73 @@ class SequenceTable:
     def _advance(self, sequence: StatefulSequence) -> None:
         """Put the next job into the batcher, if it may follow."""
         slots = sequence.slots
-        if slots is None or sequence.turn is not None or sequence.ending is not None:
+        if slots is None or sequence.current is not None or sequence.ending is not None:
             return
         while sequence.queue:
             job = sequence.queue[0]
             if job.starts and not sequence.is_new:
-                sequence.ending = Reason.END  # and `_replace` goes on with the job
-                if not sequence.running:
-                    self._close(sequence)
+                self._end(sequence, Reason.END)  # `_replace` continues with the job
                 return
             sequence.queue.popleft()
-            if self._put(sequence, slots, job):
+            if self._run(sequence, slots, job):
                 return
-        if not sequence.running:
-            self._rest(sequence, slots)
+        if sequence.running:
+            return
+        if sequence.is_new:
+            self._close(sequence)
+        elif slots.is_closing:
+            sequence.error = _STOPPED
+            self._end(sequence, Reason.WORKER_STOPPED)
+        else:
+            self._idle[sequence] = now = self._clock()
+            self._wake_by(now + self.limits.max_idle)
 
-    def _put(self, sequence: StatefulSequence, slots: Slots, job: SequenceJob) -> bool:
+    def _run(self, sequence: StatefulSequence, slots: Slots, job: SequenceJob) -> bool:
         if not sequence.is_begun:
             job.begin_sequence()
-            sequence.opener = job
-        sequence.turn = job
+        sequence.current = job
         sequence.running.add(job)
         try:
             slots.put(job)
         except Overloaded as error:
-            sequence.running.discard(job)
-            sequence.turn = None
+            self._stop_running(sequence, job)
             job.fail(error)
             return False
         return True
 
     def _take_back(self, sequence: StatefulSequence, job: SequenceJob) -> None:
-        """Take a job out of the batcher that was not sent to the worker."""
+        """Remove a job from the batcher that was not sent to the worker."""
         if sequence.slots is not None:
             sequence.slots.discard(job)
-        sequence.running.discard(job)
-        if sequence.turn is job:
-            sequence.turn = None
+        self._stop_running(sequence, job)
 
-    def _rest(self, sequence: StatefulSequence, slots: Slots) -> None:
-        """A sequence has no job."""
-        if sequence.is_new:
+    def _stop_running(self, sequence: StatefulSequence, job: SequenceJob) -> None:
+        sequence.running.discard(job)
+        if sequence.current is job:
+            sequence.current = None
+
+    def _end(self, sequence: StatefulSequence, reason: Reason) -> None:
+        """End a sequence, when no job of it is running."""
+        sequence.ending = reason
+        if not sequence.running:
             self._close(sequence)
-        elif slots.is_closing:
-            sequence.ending, sequence.why = Reason.WORKER_STOPPED, _STOPPED
-            self._close(sequence)
-        else:
-            self._idle[sequence] = now = self._clock()
-            self._wake_by(now + self.limits.max_idle)
 
     def _close(self, sequence: StatefulSequence) -> None:
-        """End a sequence of which nothing is running, and give its slot to another."""
-        slots, reason, why = sequence.slots, sequence.ending, sequence.why
-        if slots is not None and reason is not None and not sequence.is_new:
-            slots.end_sequence(sequence.id, reason)
-        if why and not sequence.is_new:
-            self._remember(sequence.id, why)
+        """Remove a sequence of which no job is running, and give its slot to another."""
+        slots, reason, error = sequence.slots, sequence.ending, sequence.error
+        if not sequence.is_new:
+            if slots is not None and reason is not None:
+                slots.end_sequence(sequence.id, reason)
+            if error:
+                self._remember(sequence.id, error)
         self._remove(sequence, None if sequence.is_new else reason)
-        self._replace(sequence, reason or Reason.END, why)
+        self._replace(sequence, reason or Reason.END, error)
         self._assign()
         if slots is not None and slots.is_closing and not slots.open:
             slots.on_closed()
 
     def _remove(self, sequence: StatefulSequence, reason: Reason | None) -> None:
-        """Forget a sequence; one without a reason is as if it had never been."""
+        """Remove a sequence; it is counted if it has a reason."""
         del self._by_id[sequence.id]
         self._idle.pop(sequence, None)
         self._waiting.pop(sequence, None)
@@ -405,12 +395,14 @@ class SequenceTable:
             self.ended[reason] += 1
             self._on_end(reason)
 
-    def _replace(self, old: StatefulSequence, reason: Reason, why: str) -> None:
-        """Go on with the jobs behind the end of a sequence, from the first that may begin anew."""
-        may_begin = reason in _MAY_BEGIN_ANEW and not why and not old.is_made_here
+    def _replace(self, old: StatefulSequence, reason: Reason, error: str) -> None:
+        """Start the sequence again with the first waiting job that may; fail those before it."""
+        may_start = reason in _RESTARTABLE and not error and not old.is_made_here
         jobs, old.queue = old.queue, deque()
-        while jobs and not may_begin and not jobs[0].starts:
-            jobs.popleft().fail(SequenceOver(old.id, why or "It was ended, or open for too long."))
+        while jobs and not may_start and not jobs[0].starts:
+            jobs.popleft().fail(
+                SequenceOver(old.id, error or "It was ended, or open for too long.")
+            )
         if not jobs:
             return
         self._lost.forget(old.id)
@@ -422,12 +414,12 @@ class SequenceTable:
         else:
             self._wait(new)
 
-    def _remember(self, sequence_id: str, why: str) -> None:
-        self._lost.add(sequence_id, why, self.limits.max_idle, self.limits.max_sequences)
+    def _remember(self, sequence_id: str, error: str) -> None:
+        self._lost.add(sequence_id, error, self.limits.max_idle, self.limits.max_sequences)
 
 
 def _due(moments: Iterable[tuple[StatefulSequence, float]], until: float) -> list[StatefulSequence]:
-    """Those in front whose moment has come, of sequences by rising moments."""
+    """Return the sequences up to a moment, of pairs with rising moments."""
     due = []
     for sequence, moment in moments:
         if moment > until:

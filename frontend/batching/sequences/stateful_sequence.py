@@ -1,7 +1,4 @@
-"""A sequence of a stateful model, and what its table sees of jobs and workers.
-
-The rules that they follow are in `sequence_table`.
-"""
+"""A sequence of a stateful model, and the interfaces of its jobs and workers."""
 
 import math
 from collections import deque
@@ -11,36 +8,36 @@ from typing import Protocol
 
 from marserve.frontend.errors import ServeError
 
-#: What the ids begin with that the server makes for requests without one.
+#: The prefix of ids that the server makes for requests without one.
 MADE_HERE = "ts-seq-"
 
 
 class Reason(Enum):
-    """Why a sequence is over; all but the last two are told to its handler."""
+    """Why a sequence has ended; the handler's hook is called for all but the last two."""
 
-    END = "end"  # a request, or the handler, has said so
-    IDLE = "idle"  # no request came for `SequenceLimits.max_idle`
-    TIMEOUT = "timeout"  # it is older than `SequenceLimits.max_age`
-    CLIENT_GONE = "client_gone"  # nobody is left who could go on with it
+    END = "end"  # marked by a request or by the handler
+    IDLE = "idle"  # no request for `SequenceLimits.max_idle`
+    TIMEOUT = "timeout"  # older than `SequenceLimits.max_age`
+    CLIENT_GONE = "client_gone"  # its client has left
     WORKER_STOPPED = "worker_stopped"  # scaled down, unregistered, or the server stops
     WORKER_DIED = "worker_died"
     NO_SLOT = "no_slot"  # none was free for `SequenceLimits.max_wait`
 
 
-class NoRoom(Exception):
-    """There are as many sequences, or jobs waiting in this one, as may be."""
+class SequencesFull(Exception):
+    """The limit of sequences, or of waiting jobs in this one, is reached."""
 
 
 @dataclass(frozen=True)
 class SequenceLimits:
-    """Times in seconds; infinite for none.
+    """Limits of a model's sequences; times in seconds, infinite for none.
 
     Attributes:
-        max_idle: How long a sequence is kept without a request.
-        max_age: How long it may take in all.
-        max_wait: How long it may wait for a slot.
-        max_sequences: How many there may be, waiting ones included.
-        max_queue: How many jobs of one sequence may wait, beside the one whose turn it is.
+        max_idle: Time for which a sequence is kept without a request.
+        max_age: Time from its start to its end.
+        max_wait: Time for which it waits for a slot.
+        max_sequences: Number of sequences, waiting ones included.
+        max_queue: Number of jobs of a sequence that wait behind its current one.
     """
 
     max_idle: float
@@ -51,15 +48,15 @@ class SequenceLimits:
 
 
 class SequenceJob(Protocol):
-    """A job of a sequence, as the table sees it.
+    """A job of a sequence.
 
     Attributes:
-        sequence: The sequence it belongs to; set by the table.
+        sequence: Its sequence; set by the table.
         starts: Whether its client asks for a new sequence.
         ends: Whether it is the last one of its sequence.
-        dispatched: See `Job.dispatched`.
-        is_answered: Whether its client has got an answer, and with it the id of the sequence.
-        has_left: Whether its client has left without waiting for the answer.
+        dispatched: Moment at which it was sent to a worker; None before.
+        is_answered: Whether its client has received an answer, and with it the sequence's id.
+        has_left: Whether its client has left before the answer.
     """
 
     sequence: "StatefulSequence"
@@ -70,7 +67,7 @@ class SequenceJob(Protocol):
     has_left: bool
 
     def begin_sequence(self) -> None:
-        """Tell the handler that it is the first of its sequence."""
+        """Mark the input as the first of its sequence."""
 
     def fail(self, error: ServeError) -> None:
         """Answer with a failure."""
@@ -80,8 +77,8 @@ class Slots(Protocol):
     """The slots of one worker, and its batcher.
 
     Attributes:
-        open: The sequences that have its slots, in the order in which they came.
-        is_closing: Whether it is to be stopped when they are over.
+        open: The sequences that have a slot, in order of arrival.
+        is_closing: Whether the worker stops when they have ended.
     """
 
     open: "dict[StatefulSequence, None]"
@@ -89,19 +86,23 @@ class Slots(Protocol):
 
     @property
     def is_accepting(self) -> bool:
-        """Whether it may get further sequences."""
+        """Whether further sequences are accepted."""
 
     def put(self, job: SequenceJob) -> None:
-        """Put a job into the batcher; raises Overloaded if it could not be answered in time."""
+        """Put a job into the batcher.
+
+        Raises:
+            Overloaded: It could not be answered in time.
+        """
 
     def discard(self, job: SequenceJob) -> None:
-        """Take a job out of the batcher again."""
+        """Remove a job from the batcher."""
 
     def end_sequence(self, sequence_id: str, reason: Reason) -> None:
-        """Tell the handler that a sequence is over."""
+        """Send the end of a sequence to the handler."""
 
     def on_closed(self) -> None:
-        """Called once no sequence is left of a worker that is closing."""
+        """Stop the worker: it is closing, and its last sequence has ended."""
 
 
 @dataclass(eq=False, slots=True)
@@ -109,15 +110,16 @@ class StatefulSequence:
     """A sequence that has a slot, or waits for one.
 
     Attributes:
-        queue: Jobs behind the one whose turn it is.
-        turn: The job whose turn it is, until it is answered; None if there is none.
-        running: The jobs that are in the batcher or in the worker.
-        opener: The job that begins it, as far as the handler knows, until it is answered.
-        is_begun: Whether the opener was answered, not failed: then the handler may not have come to
-            it, and the next job begins the sequence.
-        is_seen: Whether a job of it has come back from the worker.
-        ending: Why it is over as soon as no job of it is running; None while it goes on.
-        why: What its clients are told then, if they are to be told; else empty.
+        opened: Moment at which it was opened.
+        queue: Jobs behind the current one.
+        current: The job that the next one waits for; None if there is none.
+        running: The jobs that are in the batcher or at the worker.
+        is_begun: Whether a job of it has succeeded. Until then each job is marked as the first,
+            because the handler may not have processed one that failed.
+        is_seen: Whether a job of it has returned from the worker.
+        is_id_known: Whether a client has received its id.
+        ending: Why it ends when no job of it is running; None while it continues.
+        error: Message for clients that return after its end; empty if they may start it again.
         client_left: Whether the client of its latest job left before the answer.
     """
 
@@ -125,13 +127,13 @@ class StatefulSequence:
     opened: float
     slots: Slots | None = None
     queue: deque[SequenceJob] = field(default_factory=deque)
-    turn: SequenceJob | None = None
+    current: SequenceJob | None = None
     running: set[SequenceJob] = field(default_factory=set)
-    opener: SequenceJob | None = None
     is_begun: bool = False
     is_seen: bool = False
+    is_id_known: bool = False
     ending: Reason | None = None
-    why: str = ""
+    error: str = ""
     client_left: bool = False
 
     @property
@@ -141,10 +143,10 @@ class StatefulSequence:
 
     @property
     def is_new(self) -> bool:
-        """Whether the handler has not seen it yet."""
+        """Whether no job of it was sent to the worker."""
         return not self.is_seen and all(job.dispatched is None for job in self.running)
 
     @property
     def has_jobs(self) -> bool:
-        """Whether any job of it is not answered yet."""
+        """Whether a job of it is not answered yet."""
         return bool(self.queue or self.running)

@@ -13,8 +13,8 @@ from typing import cast
 from marserve.frontend.batching.jobs import Job, OnAnswer
 from marserve.frontend.batching.sequences.stateful_sequence import (
     MADE_HERE,
-    NoRoom,
     SequenceJob,
+    SequencesFull,
 )
 from marserve.frontend.errors import BadRequest, SequenceOver, retry_after
 from marserve.frontend.serving.admission import Admission
@@ -76,7 +76,7 @@ class StatefulAdmission(Admission):
         )
         try:
             self._sequences.table.put(sequence_id, job)
-        except NoRoom:
+        except SequencesFull:
             self._metrics.rejected("queue_full")
             refusal = self.no_worker(by_version=request.by_version)
             refusal.retry_after = retry_after(0)  # it is not known when a sequence ends

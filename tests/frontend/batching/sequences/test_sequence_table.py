@@ -19,9 +19,9 @@ from hypothesis.stateful import (
 from marserve.frontend.batching.sequences.sequence_table import SequenceTable
 from marserve.frontend.batching.sequences.stateful_sequence import (
     MADE_HERE,
-    NoRoom,
     Reason,
     SequenceLimits,
+    SequencesFull,
     StatefulSequence,
 )
 from marserve.frontend.errors import NoWorker, Overloaded, SequenceOver, ServeError
@@ -237,11 +237,11 @@ def test_there_is_room_for_so_many_sequences_and_so_many_jobs_of_each() -> None:
     play = Play(slots=1)
     for sequence_id in "abcd":
         play.put(sequence_id)
-    with pytest.raises(NoRoom):
+    with pytest.raises(SequencesFull):
         play.put("e")
     for _ in range(3):  # beside the one whose turn it is
         play.put("a")
-    with pytest.raises(NoRoom):
+    with pytest.raises(SequencesFull):
         play.put("a")
 
 
@@ -530,7 +530,7 @@ class Anything(RuleBasedStateMachine):
             job = Job(f"{sequence_id}{len(self.accepted)}", starts=starts, ends=ends)
             try:
                 self.play.table.put(sequence_id, job)
-            except (NoRoom, SequenceOver):
+            except (SequencesFull, SequenceOver):
                 continue
             self.accepted.append(job)
             self.order.setdefault(sequence_id, []).append(job)
@@ -551,7 +551,7 @@ class Anything(RuleBasedStateMachine):
             for job in list(worker.in_hand):
                 if data.draw(st.booleans()):
                     worker.answer(job)
-                elif data.draw(st.integers(0, 3)) == 0 and job is job.sequence.turn:
+                elif data.draw(st.integers(0, 3)) == 0 and job is job.sequence.current:
                     worker.fail(job)
                 elif self.continuous and data.draw(st.booleans()):
                     self.play.table.begun(job)
