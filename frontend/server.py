@@ -29,7 +29,7 @@ from marserve.frontend.configuration.config_file import SNAPSHOT_FOLDER, WRITTEN
 from marserve.frontend.configuration.memory import bytes_in_flight
 from marserve.frontend.configuration.properties import ConfigError
 from marserve.frontend.configuration.tls import load_identity, server_context
-from marserve.frontend.http.descriptors import raise_descriptor_limit
+from marserve.frontend.http.limits import raise_descriptor_limit
 from marserve.frontend.http.listeners import BoundListener
 from marserve.frontend.lifecycle.daemon import FORCED_END_SECONDS, StartReport
 from marserve.frontend.lifecycle.service_manager import ServiceManager

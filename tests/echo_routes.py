@@ -7,8 +7,9 @@ from marserve.backend.protocol import Input, Prediction
 from marserve.frontend.batching.jobs import OnAnswer
 from marserve.frontend.errors import PayloadTooLarge
 from marserve.frontend.http.request_bodies import is_form, plain_input, read_input
+from marserve.frontend.http.requests import HttpRequest, PlainRequest
 from marserve.frontend.http.responses import HttpResponse, prediction_response
-from marserve.frontend.http.router import HttpRequest, PlainRequest, Route, Submit
+from marserve.frontend.http.router import Route, Submit
 
 #: The longest body. One with the word "refuse" in it is refused, too.
 MAX_BYTES = 5000

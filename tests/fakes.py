@@ -21,8 +21,6 @@ from marserve.backend.framing import Decoder, encode
 from marserve.backend.protocol import CallReply, Input, Load, Part, Predict, Prediction, Reply
 from marserve.frontend.batching.jobs import Answer, Job
 from marserve.frontend.errors import ServeError
-from marserve.frontend.http.connections import Connection
-from marserve.frontend.http.fast_path import FastConnection
 from marserve.frontend.http.http_server import HttpServer
 from marserve.frontend.http.router import Route, Router
 from marserve.frontend.security.guard import Guard
@@ -344,7 +342,7 @@ def exchange(
         log = AccessLog(loop, metrics or Metrics("host"))
         guard = Guard(tokens, local=("management",) if local_management else ())
         router = Router(routes, guard=guard, access_log=log, common_headers=common_headers)
-        server = HttpServer(router, protocol=FastConnection if fast_path else Connection)
+        server = HttpServer(router, fast_path=fast_path)
         listener = await loop.create_server(server, "127.0.0.1", 0)
         reader, writer = await asyncio.open_connection(*listener.sockets[0].getsockname())
         try:

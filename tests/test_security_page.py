@@ -17,7 +17,7 @@ from marserve.frontend.configuration.config import KEYS
 from marserve.frontend.configuration.model_schema import MAX_WORKERS
 from marserve.frontend.errors import CyclicCall, ServerBusy
 from marserve.frontend.grpc import statuses, tensor_messages
-from marserve.frontend.http import connections, fast_path
+from marserve.frontend.http import protocol
 from marserve.frontend.rest import model_parameters
 from marserve.frontend.serving.model_calls import MAX_DEPTH
 from marserve.frontend.serving.stateful import model_sequences
@@ -53,8 +53,8 @@ def test_a_limit_has_the_default_of_the_configuration_and_of_the_sample(key: str
 FIXED = {
     "nodes of a workflow": [MAX_NODES],
     "the id of a sequence": [model_sequences._MAX_ID_CHARACTERS, _MAX_REMEMBERED],
-    "the request line": [fast_path._MAX_HEAD_BYTES],
-    "a connection without": [connections.IDLE_SECONDS],
+    "the request line": [protocol._MAX_HEAD_BYTES],
+    "a connection without": [protocol.IDLE_SECONDS],
     "the JSON": [model_parameters._MAX_JSON_BYTES],
     "the tensors": [tensor_messages._MAX_MEMBERS],
     "the text of a gRPC": [statuses._MAX_TEXT_BYTES],

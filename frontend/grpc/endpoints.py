@@ -39,7 +39,7 @@ from marserve.frontend.grpc.inference import inference_service
 from marserve.frontend.grpc.management import management_service
 from marserve.frontend.grpc.open_inference import open_inference_services, repository_service
 from marserve.frontend.grpc.reflection import reflection_services
-from marserve.frontend.http.descriptors import grpc_descriptors
+from marserve.frontend.http.limits import grpc_descriptors
 from marserve.frontend.operations.management import ModelManagement
 from marserve.frontend.operations.open_inference_models import OpenInferenceModels
 from marserve.frontend.security.guard import Guard

@@ -22,8 +22,8 @@ from typing import cast
 
 from marserve.frontend.aio.background import BackgroundTasks
 from marserve.frontend.configuration.addresses import Address, UnixAddress
-from marserve.frontend.http.connections import Connection
 from marserve.frontend.http.http_server import HttpServer
+from marserve.frontend.http.protocol import Connection
 from marserve.frontend.http.router import Route
 
 _BACKLOG = 1024

@@ -19,7 +19,7 @@ from aiohttp.http import HttpProcessingError
 from marserve.backend.protocol import Input, Part
 from marserve.frontend.errors import BadRequest, PayloadTooLarge
 from marserve.frontend.http import forms
-from marserve.frontend.http.router import HttpRequest, PlainRequest
+from marserve.frontend.http.requests import HttpRequest, PlainRequest
 
 _FORM = "application/x-www-form-urlencoded"
 _MULTIPART = "multipart/form-data"

@@ -1,8 +1,8 @@
-"""Finds the clients that do not take what was written to them.
+"""Finds the clients that do not read what was written to them.
 
-Looked at are only connections that cannot write on, or are to be closed when all is written. What a
-client has taken only the kernel knows: asyncio's transports hide, with TLS, what is encrypted and
-not sent yet.
+Only connections are checked whose write buffer is full, or that close when all is written. Only the
+kernel counts what a client has read: asyncio's transports hide, with TLS, what is encrypted and not
+sent yet.
 """
 
 import asyncio
@@ -12,10 +12,7 @@ import struct
 import sys
 import termios
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from marserve.frontend.http.connections import Connection
+from typing import Protocol
 
 _TCP_INFO_BYTES = 256
 _COUNTS = struct.Struct("@QQ")  # of bytes: acknowledged by the other machine, received from it
@@ -24,40 +21,52 @@ _OUTSTANDING = struct.Struct("@i")
 _LONGEST_PERIOD = 1.0
 
 
+class SlowReader(Protocol):
+    """A connection whose client may be a slow reader."""
+
+    transport: asyncio.Transport
+
+    def check_unread(self) -> None:
+        """Count the bytes that wait for the client."""
+
+    def give_up(self) -> None:
+        """Disconnect the client."""
+
+
 @dataclass(slots=True)
 class _Progress:
-    """How much a client has taken when, and since when it is looked at."""
+    """How many bytes a client has read at which time, and since when it is checked."""
 
     since: float
-    taken_before: int
-    taken: int
+    read_before: int
+    read: int
     moved: float
 
 
 class SlowReaders:
-    """The clients of a listener that have not taken everything yet.
+    """The clients of a listener that have not read everything yet.
 
     Args:
         loop: Its clock is used.
-        timeout: Seconds in which a client has to take something; and seconds for all there is, in
+        timeout: Seconds within which a client must read something; and seconds for everything, in
             addition to those that ``rate`` grants.
         rate: Bytes for which a client gets another second; 0 for no limit in total.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, timeout: float, rate: int) -> None:
         self._loop, self._timeout, self._rate = loop, timeout, rate
-        self._progress: dict[Connection, _Progress] = {}
+        self._progress: dict[SlowReader, _Progress] = {}
         self._timer: asyncio.TimerHandle | None = None
 
-    def watch(self, connection: "Connection") -> None:
-        """Look at a client from now on."""
+    def watch(self, connection: SlowReader) -> None:
+        """Check a client from now on."""
         if connection not in self._progress:
-            now, taken = self._loop.time(), bytes_taken(connection.transport)
-            self._progress[connection] = _Progress(now, taken, taken, now)
+            now, read = self._loop.time(), bytes_read(connection.transport)
+            self._progress[connection] = _Progress(now, read, read, now)
             self._set_timer()
 
-    def forget(self, connection: "Connection") -> None:
-        """The client has taken everything, or has left."""
+    def forget(self, connection: SlowReader) -> None:
+        """Stop checking a client that has read everything, or has left."""
         self._progress.pop(connection, None)
 
     def _set_timer(self) -> None:
@@ -77,28 +86,28 @@ class SlowReaders:
         if self._progress:
             self._set_timer()
 
-    def _is_slow(self, connection: "Connection", now: float) -> bool:
+    def _is_slow(self, connection: SlowReader, now: float) -> bool:
         progress = self._progress[connection]
-        taken = bytes_taken(connection.transport)
-        if taken != progress.taken:
-            progress.taken, progress.moved = taken, now
+        read = bytes_read(connection.transport)
+        if read != progress.read:
+            progress.read, progress.moved = read, now
         if now - progress.moved >= self._timeout:
             return True
         if not self._rate:
             return False
-        granted = self._timeout + (taken - progress.taken_before) / self._rate
+        granted = self._timeout + (read - progress.read_before) / self._rate
         return now - progress.since >= granted
 
 
-def bytes_taken(transport: asyncio.Transport) -> int:
-    """How many bytes a client has taken; only differences mean something.
+def bytes_read(transport: asyncio.Transport) -> int:
+    """Return how many bytes a client has read; only differences are meaningful.
 
-    For TCP these are the bytes that the other machine has acknowledged, which it does as long as it
-    has room for them. Elsewhere, and in sandboxes whose kernel does not count these, it is what is
-    not outstanding any more.
+    For TCP these are the bytes that the other machine has acknowledged, which it does until its
+    buffers are full. Elsewhere, and in sandboxes whose kernel does not count them, it is the
+    negative number of bytes that are not sent yet.
     """
     connection: socket.socket | None = transport.get_extra_info("socket")
-    if connection is None:  # it is lost, which with TLS the protocol is told a little later
+    if connection is None:  # lost; with TLS, connection_lost follows a little later
         return -transport.get_write_buffer_size()
     try:
         if sys.platform == "linux" and connection.family != socket.AF_UNIX:

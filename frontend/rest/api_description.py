@@ -21,8 +21,9 @@ import yaml
 
 from marserve.frontend.configuration.saved_models import SAVED
 from marserve.frontend.errors import MethodNotAllowed, RouteNotFound
+from marserve.frontend.http.requests import HttpRequest
 from marserve.frontend.http.responses import HttpResponse, json_response, text_response
-from marserve.frontend.http.router import HttpRequest, Route
+from marserve.frontend.http.router import Route
 from marserve.frontend.rest.model_parameters import described_schemas, setting_parameters
 from marserve.frontend.version import __version__
 

@@ -11,9 +11,9 @@ from marserve.frontend.aio.background import BackgroundTasks
 from marserve.frontend.configuration.addresses import Address
 from marserve.frontend.configuration.config import Config
 from marserve.frontend.configuration.memory import bytes_in_flight
-from marserve.frontend.http.fast_path import FastConnection
 from marserve.frontend.http.forms import FormLimits
-from marserve.frontend.http.http_server import ConnectionLimits, HttpServer
+from marserve.frontend.http.http_server import HttpServer
+from marserve.frontend.http.limits import ConnectionLimits
 from marserve.frontend.http.listeners import (
     BoundListener,
     Listener,
@@ -158,7 +158,7 @@ class HttpEndpoints:
             reached = self.metrics.limits_reached
             reached.join(listener.name, limit, self.metrics.hostname).update(1)
 
-        clients = HttpServer(router, limits, FastConnection, on_limit)
+        clients = HttpServer(router, limits, on_limit=on_limit)
         usages[listener.name] = clients.usage
         opened.push_async_callback(clients.close, _CLOSE_SECONDS)
         make: Callable[[], asyncio.Protocol] = clients

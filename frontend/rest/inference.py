@@ -23,8 +23,9 @@ from marserve.frontend.aio.long_work import Steps
 from marserve.frontend.batching.jobs import OnAnswer
 from marserve.frontend.errors import BadRequest, RouteNotFound
 from marserve.frontend.http.request_bodies import is_form, plain_input, query_value, read_input
+from marserve.frontend.http.requests import HttpRequest, PlainRequest
 from marserve.frontend.http.responses import HttpResponse, json_response, prediction_response
-from marserve.frontend.http.router import ANY_OTHER, HttpRequest, PlainRequest, Route, Submit
+from marserve.frontend.http.router import ANY_OTHER, Route, Submit
 from marserve.frontend.operations.predictions import predict, predict_rows
 from marserve.frontend.operations.request_options import read_request_options
 from marserve.frontend.operations.tensor_rows import TensorRows

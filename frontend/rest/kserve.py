@@ -16,8 +16,9 @@ As in TorchServe the server passes bodies on as they are, unless the model wants
 from collections.abc import Awaitable, Mapping, Sequence
 
 from marserve.frontend.errors import MethodNotAllowed, RouteNotFound
+from marserve.frontend.http.requests import HttpRequest, PlainRequest
 from marserve.frontend.http.responses import HttpResponse, json_response
-from marserve.frontend.http.router import HttpRequest, PlainRequest, Route, Submit
+from marserve.frontend.http.router import Route, Submit
 from marserve.frontend.rest.inference import Extra, Predictor
 from marserve.frontend.rest.open_inference import open_inference_routes, readiness_response, refusal
 from marserve.frontend.serving.readiness import is_ready

@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from urllib.parse import parse_qs
 
 from marserve.frontend.errors import BadRequest, LoggerNotFound, MethodNotAllowed, RouteNotFound
+from marserve.frontend.http.requests import HttpRequest
 from marserve.frontend.http.responses import HttpResponse, json_response
-from marserve.frontend.http.router import HttpRequest, Route
+from marserve.frontend.http.router import Route
 from marserve.frontend.logs.levels import LEVELS, level_word, logger_levels, set_level
 
 logger = logging.getLogger(__name__)

@@ -6,8 +6,9 @@ from typing import Any
 
 from marserve.frontend.errors import MethodNotAllowed, RouteNotFound
 from marserve.frontend.http.request_bodies import read_input
+from marserve.frontend.http.requests import HttpRequest
 from marserve.frontend.http.responses import HttpResponse, json_response
-from marserve.frontend.http.router import HttpRequest, Route
+from marserve.frontend.http.router import Route
 from marserve.frontend.operations.management import MAX_LISTED, ModelManagement, Outcome
 from marserve.frontend.rest.api_description import describe_listener, describe_model_management
 from marserve.frontend.rest.model_parameters import read_parameters

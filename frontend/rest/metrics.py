@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from urllib.parse import parse_qs
 
+from marserve.frontend.http.requests import HttpRequest
 from marserve.frontend.http.responses import HttpResponse, text_response
-from marserve.frontend.http.router import HttpRequest, Route
+from marserve.frontend.http.router import Route
 from marserve.frontend.telemetry.exposition import CONTENT_TYPE, render
 from marserve.frontend.telemetry.metrics import REQUEST_COUNTERS, Metrics
 

@@ -9,7 +9,7 @@ from marserve.frontend.configuration.setting import Setting
 from marserve.frontend.configuration.setting_kinds import Json, whole
 from marserve.frontend.errors import BadRequest
 from marserve.frontend.http.request_bodies import read_body
-from marserve.frontend.http.router import HttpRequest
+from marserve.frontend.http.requests import HttpRequest
 from marserve.frontend.operations.parameters import Parameters
 from marserve.frontend.rest.parameters import query_parameters
 

@@ -34,8 +34,9 @@ from marserve.backend.protocol import Input
 from marserve.frontend.aio.long_work import Steps
 from marserve.frontend.errors import BadRequest, MethodNotAllowed, RouteNotFound, ServeError
 from marserve.frontend.http.request_bodies import read_body
+from marserve.frontend.http.requests import HttpRequest
 from marserve.frontend.http.responses import HttpResponse, error_response, json_response
-from marserve.frontend.http.router import HttpRequest, Route
+from marserve.frontend.http.router import Route
 from marserve.frontend.operations.open_inference import asked_model, input_of_body
 from marserve.frontend.operations.open_inference_models import OpenInferenceModels
 from marserve.frontend.operations.tensor_rows import TensorRows

@@ -2,7 +2,7 @@
 
 from urllib.parse import parse_qsl
 
-from marserve.frontend.http.router import HttpRequest
+from marserve.frontend.http.requests import HttpRequest
 from marserve.frontend.operations.parameters import Parameters
 
 

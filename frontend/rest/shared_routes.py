@@ -15,7 +15,8 @@ Each keeps its own key: to manage models on a shared address takes the managemen
 
 from collections.abc import Mapping
 
-from marserve.frontend.http.router import HttpRequest, PlainRequest, Route
+from marserve.frontend.http.requests import HttpRequest, PlainRequest
+from marserve.frontend.http.router import Route
 from marserve.frontend.serving.registry import ModelRegistry
 
 

@@ -9,15 +9,9 @@ from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 
 from marserve.frontend.errors import BadRequest
+from marserve.frontend.http.requests import HttpRequest, PlainRequest, split_path
 from marserve.frontend.http.responses import HttpResponse
-from marserve.frontend.http.router import (
-    ANY_OTHER,
-    HttpRequest,
-    PlainRequest,
-    Route,
-    Submit,
-    split_path,
-)
+from marserve.frontend.http.router import ANY_OTHER, Route, Submit
 from marserve.frontend.rest.inference import Predictor, server_readiness
 from marserve.frontend.serving.registry import ModelRegistry
 

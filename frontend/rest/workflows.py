@@ -14,13 +14,14 @@ from dataclasses import dataclass
 from marserve.frontend.batching.jobs import OnAnswer
 from marserve.frontend.errors import MethodNotAllowed, NodeFailed, RouteNotFound, ServeError
 from marserve.frontend.http.request_bodies import is_form, plain_input, read_input
+from marserve.frontend.http.requests import HttpRequest, PlainRequest
 from marserve.frontend.http.responses import (
     HttpResponse,
     error_response,
     json_response,
     prediction_response,
 )
-from marserve.frontend.http.router import ANY_OTHER, HttpRequest, PlainRequest, Route, Submit
+from marserve.frontend.http.router import ANY_OTHER, Route, Submit
 from marserve.frontend.operations.management import MAX_LISTED, Outcome
 from marserve.frontend.operations.request_options import read_request_options
 from marserve.frontend.operations.workflows import WorkflowManagement, run_workflow

@@ -11,9 +11,8 @@ import pytest
 
 from marserve.backend.protocol import Prediction
 from marserve.frontend.batching.options import Batching
-from marserve.frontend.http.connections import Connection
-from marserve.frontend.http.fast_path import FastConnection
-from marserve.frontend.http.http_server import ConnectionLimits, HttpServer
+from marserve.frontend.http.http_server import HttpServer
+from marserve.frontend.http.limits import ConnectionLimits
 from marserve.frontend.http.router import Route, Router
 from marserve.frontend.rest.inference import inference_routes
 from marserve.frontend.rest.kserve import kserve_routes
@@ -75,7 +74,7 @@ def listen(run: Callable[..., Any], fakes: ModuleType) -> Callable[..., None]:
         metrics = Metrics("host")
         log = AccessLog(loop, metrics)
         router = Router(routes, guard=Guard(None), access_log=log, common_headers="")
-        server = HttpServer(router, limits, FastConnection if fast_path else Connection)
+        server = HttpServer(router, limits, fast_path=fast_path)
         sockets = await loop.create_server(server, "127.0.0.1", 0)
         listener = Listener(server, metrics, sockets, fakes)
         try:

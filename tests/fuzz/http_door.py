@@ -15,9 +15,7 @@ from unittest import mock
 
 from fakes import VirtualLoop, drain_loop
 
-from marserve.frontend.http.connections import Connection
-from marserve.frontend.http.fast_path import FastConnection
-from marserve.frontend.http.http_server import ConnectionLimits, HttpServer
+from marserve.frontend.http.http_server import HttpServer
 from marserve.frontend.http.router import Route, Router
 from marserve.frontend.security.guard import Guard
 from marserve.frontend.telemetry.access_log import AccessLog
@@ -121,7 +119,7 @@ async def _exchange(
     loop = asyncio.get_running_loop()
     log = _RecordedLog(loop, _metrics())
     router = Router(routes, guard=Guard(None), access_log=log, common_headers="")
-    server = HttpServer(router, ConnectionLimits(), FastConnection if fast_path else Connection)
+    server = HttpServer(router, fast_path=fast_path)
     protocol = server()
     transport = _Transport(protocol, connection)
     began, longest = loop.time(), 0.0

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from marserve.frontend.http.http_server import ConnectionLimits
+from marserve.frontend.http.limits import ConnectionLimits
 from marserve.frontend.http.request_bodies import read_body
+from marserve.frontend.http.requests import HttpRequest
 from marserve.frontend.http.responses import HttpResponse, json_response
-from marserve.frontend.http.router import HttpRequest, Route
+from marserve.frontend.http.router import Route
 
 REQUEST = b"GET /quick HTTP/1.1\r\nHost: localhost\r\n\r\n"
 

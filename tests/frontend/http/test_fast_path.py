@@ -13,10 +13,11 @@ from marserve.backend.protocol import Prediction
 from marserve.frontend.batching.jobs import Answer as Outcome
 from marserve.frontend.batching.jobs import OnAnswer, Stream
 from marserve.frontend.errors import PredictionFailed
-from marserve.frontend.http.http_server import ConnectionLimits
+from marserve.frontend.http.limits import ConnectionLimits
 from marserve.frontend.http.request_bodies import read_body
+from marserve.frontend.http.requests import HttpRequest, PlainRequest
 from marserve.frontend.http.responses import HttpResponse
-from marserve.frontend.http.router import HttpRequest, PlainRequest, Route, Submit
+from marserve.frontend.http.router import Route, Submit
 
 Client = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 

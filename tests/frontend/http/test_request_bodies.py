@@ -9,8 +9,9 @@ from urllib3 import encode_multipart_formdata
 
 from marserve.backend.protocol import Input
 from marserve.frontend.http.request_bodies import read_body, read_input
+from marserve.frontend.http.requests import HttpRequest
 from marserve.frontend.http.responses import HttpResponse
-from marserve.frontend.http.router import HttpRequest, Route
+from marserve.frontend.http.router import Route
 from marserve.frontend.operations.predictions import last_of_each_name
 
 LIMIT = 1000

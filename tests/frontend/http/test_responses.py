@@ -6,6 +6,7 @@ import pytest
 
 from marserve.backend.protocol import Prediction
 from marserve.frontend.errors import PredictionFailed, ServeError
+from marserve.frontend.http.requests import HttpRequest
 from marserve.frontend.http.responses import (
     HttpResponse,
     common_headers,
@@ -15,7 +16,7 @@ from marserve.frontend.http.responses import (
     prediction_response,
     text_response,
 )
-from marserve.frontend.http.router import HttpRequest, Route
+from marserve.frontend.http.router import Route
 
 
 @pytest.fixture

@@ -15,8 +15,9 @@ from marserve.frontend.errors import (
     PredictionFailed,
     ServeError,
 )
+from marserve.frontend.http.requests import HttpRequest
 from marserve.frontend.http.responses import HttpResponse, json_response
-from marserve.frontend.http.router import HttpRequest, Route
+from marserve.frontend.http.router import Route
 from marserve.frontend.security.tokens import TokenStore
 from marserve.frontend.telemetry.metrics import Metrics
 

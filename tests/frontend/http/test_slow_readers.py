@@ -11,7 +11,7 @@ import pytest
 import uvloop
 from certificates import make_authority
 
-from marserve.frontend.http.slow_readers import bytes_taken
+from marserve.frontend.http.slow_readers import bytes_read
 
 
 class UncountedSocket(socket.socket):
@@ -34,11 +34,11 @@ def test_what_a_client_takes_is_seen_in_every_sandbox(kind: type[socket.socket])
             connection.setblocking(False)
             transport, _ = await loop.create_connection(asyncio.Protocol, sock=connection)
             transport.write(bytes(10_000_000))
-            before, taken = bytes_taken(transport), 0
+            before, taken = bytes_read(transport), 0
             client.setblocking(False)
             while taken < 5_000_000:
                 taken += len(await loop.sock_recv(client, 1 << 16))
-            assert 0 < bytes_taken(transport) - before <= 10_000_000
+            assert 0 < bytes_read(transport) - before <= 10_000_000
             transport.abort()
 
     asyncio.run(test())
@@ -79,7 +79,7 @@ def test_a_client_that_leaves_a_tls_connection_may_be_looked_at(
         await server.has_client.wait()
         writer.transport.abort()
         while not server.is_lost:
-            bytes_taken(server.transport)
+            bytes_read(server.transport)
             await asyncio.sleep(0)
         listener.close()
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from marserve.frontend.http.requests import HttpRequest
 from marserve.frontend.http.responses import HttpResponse, json_response
-from marserve.frontend.http.router import ANY_OTHER, HttpRequest, Route
+from marserve.frontend.http.router import ANY_OTHER, Route
 from marserve.frontend.rest.shared_routes import shared_routes
 from marserve.frontend.security.tokens import TokenStore
 from marserve.frontend.serving.registry import ModelRegistry

@@ -10,8 +10,9 @@ from fuzz.limits import Limits
 
 from marserve.backend.protocol import Prediction
 from marserve.frontend.batching.jobs import Stream
+from marserve.frontend.http.requests import HttpRequest
 from marserve.frontend.http.responses import HttpResponse, prediction_response
-from marserve.frontend.http.router import HttpRequest, Route
+from marserve.frontend.http.router import Route
 
 LIMITS = Limits(calls=60_000, calls_per_byte=300)
 _REQUEST = b"%b /a HTTP/1.%d\r\nHost: h\r\nConnection: close\r\n\r\n"

@@ -7,8 +7,9 @@ from fuzz.limits import Limits, slowdown
 
 from marserve.backend.protocol import Input
 from marserve.frontend.http.request_bodies import read_input
+from marserve.frontend.http.requests import HttpRequest
 from marserve.frontend.http.responses import HttpResponse
-from marserve.frontend.http.router import HttpRequest, Route
+from marserve.frontend.http.router import Route
 
 LIMITS = Limits(calls=60_000, calls_per_byte=100, seconds=0.5, memory=16 << 20)
 #: For how long, in CPU time, the event loop may stand still.

@@ -9,7 +9,7 @@ from fuzz.limits import Limits
 
 from marserve.frontend.errors import BadRequest
 from marserve.frontend.http.request_bodies import query_value
-from marserve.frontend.http.router import split_path
+from marserve.frontend.http.requests import split_path
 from marserve.frontend.operations.model_parameters import (
     changed_settings,
     read_worker_limits,

@@ -1,0 +1,435 @@
+"""The protocol of a connection: answers plain requests itself, and leaves all others to aiohttp.
+
+For a model that answers at once, most of the cost of a prediction is that of a web framework: a
+task, a request object, a response, several turns of the event loop. So a plain request
+(`requests.plain_request`) is parsed by httptools, submitted with its last byte, and answered as
+soon as the worker's reply arrives. `Route.accept` decides which plain requests a route takes.
+
+The first other request hands the connection over to aiohttp for good, with all bytes of that
+request: aiohttp's low-level ``web.Server`` makes a protocol, which gets all bytes from then on and
+calls the handler of `HttpServer`. Deadlines of heads, limits and the answer to what is not HTTP are
+the same for both.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, cast
+
+import httptools
+
+from marserve.backend.protocol import Prediction
+from marserve.frontend.batching.jobs import Answer, Stream
+from marserve.frontend.errors import BadRequest, NoWorker, ServeError, unexpected
+from marserve.frontend.http.client import ClientConnection, enable_keepalive, peer_name
+from marserve.frontend.http.heads import Heads
+from marserve.frontend.http.limits import Connections
+from marserve.frontend.http.requests import IncomingRequest, PlainRequest, plain_request
+from marserve.frontend.http.responses import (
+    HttpResponse,
+    check_prediction,
+    error_response,
+    prediction_response,
+)
+from marserve.frontend.http.router import Router, Submit
+from marserve.frontend.serving.predict_request import Ticket
+from marserve.frontend.serving.request_ids import new_request_id
+
+logger = logging.getLogger(__name__)
+
+#: Seconds that a connection may be idle after its first request.
+IDLE_SECONDS = 3630.0  # longer than reverse proxies, so that they close the connection first
+#: The key of the connection in the extra information of the transport that aiohttp gets.
+CONNECTION_INFO = "marserve_connection"
+# A request that takes longer to arrive is left to aiohttp, with the deadlines of heads and bodies.
+_COLLECTING_SECONDS = 1.0
+# aiohttp refuses longer lines.
+_MAX_HEAD_BYTES = 8190
+# Bytes that may arrive before the last request is answered; then reading pauses.
+_MAX_WAITING_BYTES = 1 << 16
+
+
+class Connection(ClientConnection):
+    """The connection of one client.
+
+    Args:
+        connections: All connections of the listener.
+        router: Answers requests.
+        make_aiohttp_protocol: Makes the protocol that reads the requests that are not plain.
+        fast_path: Whether plain requests are answered here; False leaves them to aiohttp, too.
+    """
+
+    # Class attributes as in the base class: few connections set them.
+    _has_fast_path = True
+    #: aiohttp's protocol, once the connection is handed over.
+    _aiohttp: asyncio.Protocol | None = None
+    _answered = 0
+    _is_handling = False
+
+    def __init__(
+        self,
+        connections: Connections,
+        router: Router,
+        make_aiohttp_protocol: Callable[[], asyncio.Protocol],
+        *,
+        fast_path: bool,
+    ) -> None:
+        super().__init__(connections, router.common_headers)
+        self._router = router
+        self._make_aiohttp_protocol = make_aiohttp_protocol
+        if not fast_path:
+            self._has_fast_path = False
+        self._heads = Heads()
+        #: Since when a head with a deadline is due; None while none is.
+        self._head_since: float | None = None
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._incoming = IncomingRequest()
+        #: The parser of the fast path; None before the connection is made and once it is aiohttp's.
+        self._parser: httptools.HttpRequestParser | None = None
+        #: What has arrived of a request; or, while `_is_blocked`, what has arrived after it.
+        self._pieces: list[bytes] = []
+        self._piece_bytes = 0
+        #: Whether a request is not answered, or its answer not read, so that no other is begun.
+        self._is_blocked = False
+        #: A request whose head is plain; what submits it, until it is submitted; then its ticket.
+        self._request: PlainRequest | None = None
+        self._submit: Submit | None = None
+        self._ticket: Ticket | None = None
+        self._streaming: asyncio.Task[None] | None = None
+        self._collecting_timer: asyncio.TimerHandle | None = None
+        self._idle_since = 0.0
+        self._idle_timer: asyncio.TimerHandle | None = None
+
+    # -- what the event loop calls -----------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Admit a client, unless that happened before the TLS handshake, and begin to read."""
+        sock = transport.get_extra_info("socket")
+        if not self.is_open and not self.admit(transport, sock):
+            self.write(error_response(NoWorker("Too many connections.")), "", keep_alive=False)
+            self.close()
+            return
+        self.transport = cast("asyncio.Transport", transport)
+        self.peer = peer_name(transport)
+        enable_keepalive(transport)
+        self._expect_head()
+        if self._has_fast_path:
+            self._parser = httptools.HttpRequestParser(self._incoming)
+        else:
+            self._hand_over(())
+
+    def data_received(self, data: bytes) -> None:
+        """Read bytes of a request, or keep them until the last request is answered."""
+        if self._parser is None:
+            self._pass_on(data)
+            return
+        if self.transport.is_closing():  # TLS still reads for a while
+            return
+        self._pieces.append(data)
+        self._piece_bytes += len(data)
+        if not self._is_blocked:
+            self._read(self._parser, data)
+            return
+        self._expect_head()
+        if self._piece_bytes > _MAX_WAITING_BYTES:
+            self.pause_reading()
+
+    def eof_received(self) -> bool | None:
+        """The client sends no more; the loop then closes the connection, answered or not."""
+        return None if self._aiohttp is None else self._aiohttp.eof_received()
+
+    def resume_writing(self) -> None:
+        """Write again, and read what the client has sent meanwhile."""
+        super().resume_writing()
+        self._read_on()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Cancel the client's request, and return what the connection uses."""
+        self._parser = None
+        self._release_all()
+        for timer in (self._head_timer, self._collecting_timer, self._idle_timer):
+            if timer is not None:
+                timer.cancel()
+        aiohttp, self._aiohttp = self._aiohttp, None
+        if aiohttp is not None:
+            aiohttp.connection_lost(cast("Exception | None", exc))
+        if self._ticket is not None:
+            self._ticket.cancel()
+            self._ticket = None
+        if self._streaming is not None:
+            self._streaming.cancel()
+
+    # -- state -------------------------------------------------------------------------------------
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a request has arrived that is not answered yet."""
+        return self._request is not None or self._is_handling or self._heads.count > self._answered
+
+    def end(self) -> None:
+        """Close the connection, at once or when the current request is answered."""
+        if not self.is_busy:
+            self.close()
+
+    # -- deadlines of heads ------------------------------------------------------------------------
+
+    def _expect_head(self) -> None:
+        """Begin the deadline of a head, unless it has begun already."""
+        if self._head_since is None:
+            self._head_since = self._loop.time()
+        if self._head_timer is None:
+            self._check_head()
+
+    def _check_head(self) -> None:
+        """Close the connection if the head is late; the answer to the last request goes first."""
+        self._head_timer = None
+        if self._head_since is None:
+            return
+        timeout = self.limits.head_timeout
+        left = self._head_since + timeout - self._loop.time()
+        if left <= 0 and not self.is_busy:
+            logger.debug("Connection of %s is closed: no request came in time.", self.peer)
+            self.close()
+            return
+        self._head_timer = self._loop.call_later(left if left > 0 else timeout, self._check_head)
+
+    # -- requests that aiohttp reads ---------------------------------------------------------------
+
+    def _hand_over(self, pieces: Iterable[bytes]) -> None:
+        """Leave the connection to aiohttp for good.
+
+        Args:
+            pieces: Bytes that have arrived and are not used yet, in the pieces in which they
+                arrived: aiohttp's answer to garbage depends on that.
+        """
+        self._heads.start()
+        self._aiohttp = self._make_aiohttp_protocol()
+        self._aiohttp.connection_made(cast("asyncio.Transport", _AiohttpTransport(self)))
+        for piece in pieces:
+            self._pass_on(piece)
+
+    def _pass_on(self, data: bytes) -> None:
+        """Pass bytes on to aiohttp, and follow the heads in them."""
+        if self._aiohttp is None:  # the connection is closed
+            return
+        heads = self._heads
+        heads.feed(data)
+        if heads.is_in_head or not heads.is_readable:
+            self._expect_head()
+        elif heads.count:
+            self._head_since = None
+        self._aiohttp.data_received(data)
+
+    def begin_request(self) -> None:
+        """Note that a request which aiohttp has read is being answered."""
+        self._is_handling = True
+
+    def end_request(self) -> None:
+        """Note that its answer is written."""
+        self.release()
+        self._is_handling = False
+        self._answered += 1
+        if not self._heads.is_readable:
+            self._head_since = self._loop.time()
+
+    def decline_upgrade(self, body_bytes: int) -> bool:
+        """Continue after a request that asked for an upgrade; return whether that is possible."""
+        return self._heads.decline_upgrade(body_bytes)
+
+    def refuse_unreadable(self) -> None:
+        """Answer a request that aiohttp could not parse, and close the connection."""
+        if self.transport.is_closing():
+            return
+        answer = error_response(BadRequest("Invalid HTTP message."))
+        # Method and path are those of TorchServe's access log.
+        self._router.access_log.add(self.peer, "GET", "/bad-request", answer.status, 0.0)
+        self.write(answer, new_request_id(), keep_alive=False)
+        self.close()
+
+    # -- plain requests ----------------------------------------------------------------------------
+
+    def _read(self, parser: httptools.HttpRequestParser, data: bytes) -> None:
+        """Read bytes of a request; submit it when it is complete, or leave it to aiohttp."""
+        incoming = self._incoming
+        try:
+            parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+            self._leave_to_aiohttp()
+            return
+        head_bytes = self._piece_bytes - incoming.body_bytes
+        # Several requests at once are aiohttp's, which answers them in their order.
+        if incoming.has_more or head_bytes > _MAX_HEAD_BYTES:
+            self._leave_to_aiohttp()
+            return
+        if self._submit is None and incoming.has_head:
+            request = self._request = plain_request(self, parser, incoming)
+            self._submit = None if request is None else self._router.accept(request)
+            if self._submit is None:
+                self._leave_to_aiohttp()
+                return
+        if incoming.is_complete and self._submit is not None and self._request is not None:
+            self._start(self._request, self._submit)
+            return
+        if self._submit is None:
+            self._expect_head()
+        else:
+            self._head_since = None
+            count = self._piece_bytes - self._held
+            if self._usage.limit_of(self.client, count):
+                self._leave_to_aiohttp()  # it refuses the request, and reads on for a while
+                return
+            self.hold(count)
+        if self._collecting_timer is None:
+            self._collecting_timer = self._loop.call_later(
+                _COLLECTING_SECONDS, self._leave_to_aiohttp
+            )
+
+    def _leave_to_aiohttp(self) -> None:
+        """Hand the connection over, with all bytes of the last request."""
+        for timer in (self._collecting_timer, self._idle_timer):
+            if timer is not None:
+                timer.cancel()
+        self._parser = self._request = self._submit = None
+        self._incoming.reset()  # the pieces have the body, too
+        self.release()
+        pieces, self._pieces = self._pieces, []
+        try:
+            self._hand_over(pieces)
+        except Exception:  # out of memory; a timer that raises would leave the client waiting
+            logger.exception("Cannot answer %s", self.peer)
+            self.transport.abort()
+
+    def _read_on(self) -> None:
+        """Read what arrived after a request, if that is answered and the client reads answers."""
+        parser = self._parser
+        if parser is None or not self._is_blocked or self.is_busy:
+            return
+        if not self._writable.is_set() or self.transport.is_closing():
+            return
+        self._is_blocked = False
+        if self._pieces:
+            self.resume_reading()
+            self._read(parser, b"".join(self._pieces))
+
+    def _start(self, request: PlainRequest, submit: Submit) -> None:
+        self._head_since = self._submit = None
+        if self._collecting_timer is not None:
+            self._collecting_timer.cancel()
+            self._collecting_timer = None
+        self._pieces.clear()
+        size, self._piece_bytes = self._piece_bytes, 0
+        self._is_blocked = True
+        try:
+            if size > self._usage.uncounted_bytes:
+                self.hold(size - self._held)
+            self._ticket = submit(self._incoming.take_body(), self._on_answer)
+        except ServeError as error:
+            self._refuse(request, error)
+        except Exception as error:  # the last resort
+            logger.exception("Cannot answer %s %s", request.method, request.target)
+            self._refuse(request, unexpected(error))
+
+    def _on_answer(self, outcome: Answer) -> None:
+        """Write the answer. An error here must not reach the other requests of the batch."""
+        self._ticket = None
+        request = self._request
+        assert request is not None
+        try:
+            if isinstance(outcome, Prediction):
+                check_prediction(outcome)
+                self._answer(request, outcome)
+            elif isinstance(outcome, Stream):
+                self._streaming = self._loop.create_task(self._stream(request, outcome))
+                # Here too: a task that is cancelled before it begins closes nothing.
+                self._streaming.add_done_callback(lambda _: outcome.close())
+            else:
+                self._refuse(request, outcome)
+        except ServeError as error:
+            self._refuse(request, error)
+        except Exception:  # the last resort
+            logger.exception("Cannot answer %s %s", request.method, request.target)
+            self.transport.abort()
+
+    def _answer(self, request: PlainRequest, answer: HttpResponse | Prediction) -> None:
+        self._log(request, answer.status)
+        keep_alive = answer.status < 400
+        self.write(answer, request.id, keep_alive=keep_alive)
+        self._finish(keep_alive=keep_alive)
+
+    def _refuse(self, request: PlainRequest, error: ServeError) -> None:
+        self._answer(request, request.refuse(error))
+
+    async def _stream(self, request: PlainRequest, stream: Stream) -> None:
+        try:
+            answer = prediction_response(stream)
+            self._log(request, answer.status)
+            self._finish(keep_alive=await self.send(answer, request.id, keep_alive=True))
+        except ServeError as error:
+            self._refuse(request, error)
+        except Exception:  # the last resort
+            logger.exception("Cannot answer %s %s", request.method, request.target)
+            self.transport.abort()
+
+    def _log(self, request: PlainRequest, status: int) -> None:
+        self._idle_since = now = time.monotonic()
+        seconds = now - request.arrived
+        self._router.access_log.add(self.peer, request.method, request.target, status, seconds)
+
+    def _finish(self, *, keep_alive: bool) -> None:
+        """Continue with the next request when an answer is written, or close the connection."""
+        self._request = self._streaming = None
+        if self._held:
+            self.release()
+        if not keep_alive or self._connections.is_stopping:
+            self.close()
+            return
+        if self._idle_timer is None:
+            self._idle_timer = self._loop.call_later(IDLE_SECONDS, self._check_idle)
+        if self._pieces or not self._writable.is_set():
+            # Later, since the batch of this request may not be answered completely.
+            self._loop.call_soon(self._read_on)
+        else:
+            self._is_blocked = False
+
+    def _check_idle(self) -> None:
+        """Close the connection if it has been idle for too long."""
+        left = self._idle_since + IDLE_SECONDS - time.monotonic()
+        if left > 0 or self.is_busy:
+            after = left if left > 0 else IDLE_SECONDS
+            self._idle_timer = self._loop.call_later(after, self._check_idle)
+        else:
+            self.close()
+
+
+class _AiohttpTransport:
+    """The transport that aiohttp gets: the client's, with the connection's own methods.
+
+    The handler of `HttpServer` writes its answers to the client's transport itself. So whatever
+    aiohttp writes is its page about a request that it could not parse; our error body replaces it.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection.transport, name)
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        if name == CONNECTION_INFO:
+            return self._connection
+        return self._connection.transport.get_extra_info(name, default)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def pause_reading(self) -> None:
+        self._connection.pause_reading()
+
+    def resume_reading(self) -> None:
+        self._connection.resume_reading()
+
+    def write(self, _data: object) -> None:
+        self._connection.refuse_unreadable()
+
+    writelines = write
