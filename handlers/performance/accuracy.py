@@ -1,9 +1,9 @@
-"""How far a faster model is from the same model in fp32: both run on the same inputs, side by side.
+"""Compares an optimized model with the same model in fp32 on the same inputs.
 
-* relative error   the largest difference between two outputs, as a part of the largest value of the
-                   one in fp32. Element by element it would say nothing: logits pass through zero.
-* agreement        the part of the rows whose best class is the same. The classes are in dimension
-                   1, as torch's losses have it; of whole numbers, the part that is equal.
+* relative error   largest difference of two outputs, relative to the largest value in fp32. (By
+                   element it would be meaningless: logits pass through zero.)
+* agreement        share of rows with the same best class; the classes are in dimension 1, as for
+                   torch's losses. For integers, the share of equal ones.
 """
 
 import math
@@ -21,21 +21,21 @@ from marserve.handlers.performance.trees import map_tensors, tensors_of
 
 @dataclass
 class Accuracy:
-    """What a comparison has shown so far."""
+    """The results of the comparisons so far."""
 
-    relative_error: float = 0.0  # the largest, infinite where a number became none
-    agreeing: int = 0  # how many choices were the same
+    relative_error: float = 0.0  # the largest; infinite for NaN and infinity
+    agreeing: int = 0  # number of equal choices
     choices: int = 0
     batches: int = 0
     _fault: str = field(default="", repr=False)
 
     @property
     def agreement(self) -> float | None:
-        """Part of the choices that were the same; None if there were none to make."""
+        """Share of equal choices; None without choices."""
         return self.agreeing / self.choices if self.choices else None
 
     def described(self) -> dict[str, float | None]:
-        """Its figures by name; an infinite error, which JSON cannot write, as None."""
+        """Return the figures by name; an infinite error, which JSON lacks, is None."""
         error = self.relative_error if math.isfinite(self.relative_error) else None
         return {"relative_error": error, "agreement": self.agreement}
 
@@ -44,7 +44,7 @@ class Accuracy:
         return f"relative error {self.relative_error:.3g}, agreement {agreement}"
 
     def add(self, expected: Any, actual: Any) -> None:
-        """Compare one output in fp32 with one of the faster model, however nested."""
+        """Compare an output in fp32 with one of the optimized model; both may be nested."""
         references, outputs = list(tensors_of(expected)), list(tensors_of(actual))
         if [each.shape for each in references] != [each.shape for each in outputs]:
             self._fault = "its outputs have other shapes than in fp32"
@@ -54,7 +54,7 @@ class Accuracy:
             self._add_tensor(reference.detach().cpu(), output.detach().cpu())
 
     def check(self, goal: AccuracyGoal) -> None:
-        """Raise OptionRefused if a goal is missed, or cannot be measured."""
+        """Raise OptionRefused if a goal is missed or cannot be measured."""
         if self._fault or not self.batches:
             reason = self._fault or "the handler did not call the model"
             raise OptionRefused(f"optimization.check_accuracy has nothing to compare: {reason}.")
@@ -91,7 +91,7 @@ class Accuracy:
 
 
 class Comparison:
-    """The faster model's ``forward``, which also runs the reference in fp32 and compares."""
+    """A ``forward`` that also runs the reference in fp32 and compares the results."""
 
     def __init__(self, reference: Forward, forward: Forward) -> None:
         self.accuracy = Accuracy()
@@ -99,8 +99,8 @@ class Comparison:
         self._forward = forward
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call both."""
-        # Copies: a model may work in place on what it is given.
+        """Call both functions; return the result of ``forward``."""
+        # Copies, since a model may change its arguments.
         copied_args, copied_kwargs = map_tensors(torch.clone, (args, kwargs))
         expected = self._reference(*copied_args, **copied_kwargs)
         actual = self._forward(*args, **kwargs)

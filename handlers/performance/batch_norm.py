@@ -1,16 +1,13 @@
 """Folds batch norms into the convolutions before them, which saves a pass over memory for each.
 
-In evaluation a batch norm multiplies and adds per channel, which the convolution's weights and bias
-can do on the way. ``w' = w * g / sqrt(v + eps)`` and ``b' = (b - m) * g / sqrt(v + eps) + beta``
-(Jacob et al., arXiv 1712.05877, section 3.2; `torch.nn.utils.fusion` has the arithmetic).
+``w' = w * g / sqrt(v + eps)`` and ``b' = (b - m) * g / sqrt(v + eps) + beta`` (Jacob et al., arXiv
+1712.05877, section 3.2; `torch.nn.utils.fusion` does the arithmetic). torch.fx finds the pairs, in
+the submodules if it cannot trace the whole model. The model keeps its class and ``forward``; batch
+norms become ``nn.Identity``.
 
-Where the pairs are, torch.fx's tracing finds out. Of a model that it cannot follow, because its
-path depends on the data, the parts are tried one by one. The model itself stays the object that it
-was, with its own ``forward``: a batch norm is merely replaced by nothing.
-
-Why not `torch.fx.experimental.optimization.fuse`: it gives a GraphModule, without the model's
-class, methods and hooks; it cannot take a model apart that it cannot trace, knows no transposed
-convolutions, and gives other results where a convolution runs twice (torch 2.15).
+`torch.fx.experimental.optimization.fuse` (torch 2.15) returns a GraphModule without the model's
+class, methods and hooks, cannot trace submodules separately, lacks transposed convolutions, and is
+wrong if a convolution runs twice.
 """
 
 from collections import Counter
@@ -33,9 +30,9 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 
 
 def fold_batch_norms(model: nn.Module) -> int:
-    """Fold every batch norm that alone uses a convolution's result; returns how many there were.
+    """Fold batch norms that are the only users of a convolution's result; return their number.
 
-    The model is in evaluation mode, and changed in place.
+    The model must be in evaluation mode and is changed in place.
     """
     count = 0
     for part, graph in _traceable_parts(model):
@@ -50,10 +47,10 @@ def fold_batch_norms(model: nn.Module) -> int:
 
 
 def _traceable_parts(model: nn.Module) -> Iterator[tuple[nn.Module, Graph]]:
-    """The largest modules within a model that torch.fx can follow, with what it saw."""
+    """Yield the largest submodules that torch.fx can trace, and their graphs."""
     try:
         graph = symbolic_trace(model).graph
-    except Exception:  # noqa: BLE001 - whatever a forward does with what is no tensor
+    except Exception:  # noqa: BLE001 - a forward may do anything with a proxy
         for child in model.children():
             yield from _traceable_parts(child)
     else:
@@ -61,7 +58,7 @@ def _traceable_parts(model: nn.Module) -> Iterator[tuple[nn.Module, Graph]]:
 
 
 def _pairs(part: nn.Module, graph: Graph) -> Iterator[tuple[str, str]]:
-    """Names of convolutions, each with that of the batch norm that alone uses its result."""
+    """Yield the names of convolutions and of the batch norms that are their only users."""
     calls: list[Any] = [node for node in graph.nodes if node.op == "call_module"]
     times = Counter(node.target for node in calls)
     read = {str(node.target).rpartition(".")[0] for node in graph.nodes if node.op == "get_attr"}
@@ -80,8 +77,8 @@ def _can_fold(conv: Any, norm: Any) -> bool:
     if _NORM_AFTER.get(type(conv)) is not type(norm):
         return False
     if "Transpose" in type(conv).__name__ and conv.groups != 1:
-        return False  # its weights are laid out in another way
-    if norm.training or norm.running_mean is None:  # it works with the batch's own statistics
+        return False  # its weights have another layout
+    if norm.training or norm.running_mean is None:  # uses the statistics of the batch
         return False
     return not any(getattr(layer, hooks) for layer in (conv, norm) for hooks in _HOOKS)
 

@@ -1,4 +1,4 @@
-"""What of a model was compiled, or recorded as CUDA graphs, before the first request; for describe.
+"""What was compiled, or recorded as CUDA graphs, before the first request, for describe.
 
 {"by": "torch.compile", "backend": "inductor", "mode": "default",
  "sizes": [{"size": 1, "seconds": 8.1, "graphs": 1}, {"size": 4, "seconds": 6.3, "graphs": 1}],
@@ -16,61 +16,24 @@ from marserve.handlers.performance.trees import tensors_of
 logger = logging.getLogger(__name__)
 
 _MAX_REASONS = 10
-_MAX_REASON = 200  # characters: the first line of torch's says it
+_MAX_REASON = 200  # characters: the first line of torch's reason
 _MAX_SHAPES = 20
 
 
-class Compilation:
-    """Collects what is told of it; `described` puts it in JSON values.
-
-    Args:
-        by: Who compiles, and how, by the names that the description has.
-        count: How many graphs there are so far, of whatever size.
-    """
-
-    def __init__(self, by: Mapping[str, Any], count: Callable[[], int]) -> None:
-        self.other_sizes = ""  # what becomes of those that were not run
-        self.fallback: str | None = None  # why the model is not as was asked for
-        self.unforeseen = UnforeseenShapes()
-        self._by = dict(by)
-        self._count = count
-        self._counted = count()
-        self._breaks = graph_breaks()
-        self._sizes: list[dict[str, Any]] = []
-
-    def add(self, size: int, seconds: float) -> None:
-        """Note that a batch of this size was run for the first time, and how long it took."""
-        before, self._counted = self._counted, self._count()
-        graphs = self._counted - before
-        self._sizes.append({"size": size, "seconds": round(seconds, 3), "graphs": graphs})
-
-    def described(self) -> dict[str, Any]:
-        """What is known by now."""
-        breaks = (graph_breaks() - self._breaks).most_common(_MAX_REASONS)
-        return {
-            **self._by,
-            "sizes": self._sizes,
-            "graphBreaks": {reason.strip()[:_MAX_REASON]: count for reason, count in breaks},
-            "otherSizes": self.other_sizes,
-            "fallback": self.fallback,
-            "unforeseen": dict(self.unforeseen.batches),
-        }
-
-
 class UnforeseenShapes:
-    """Which shapes come in traffic that did not come in the warm-up."""
+    """Counts batches whose shapes did not occur in the warm-up; ``batches`` is by shape."""
 
     def __init__(self) -> None:
-        self.batches: Counter[str] = Counter()  # by shape, the first so many
+        self.batches: Counter[str] = Counter()
         self._foreseen: set[tuple[Any, ...]] = set()
         self._is_warming_up = True
 
     def end_warm_up(self) -> None:
-        """Count what is new from now on."""
+        """Count new shapes from now on."""
         self._is_warming_up = False
 
-    def look_at(self, call: tuple[Any, Any]) -> None:
-        """See what a function is called with."""
+    def add(self, call: tuple[Any, Any]) -> None:
+        """Add the arguments of a call."""
         key = tuple((tensor.shape, tensor.dtype) for tensor in tensors_of(call))
         if self._is_warming_up:
             self._foreseen.add(key)
@@ -83,28 +46,55 @@ class UnforeseenShapes:
                 self.batches[text] += 1
 
 
+class Compilation:
+    """Collects what `described` returns.
+
+    Args:
+        by: What compiles, and its options.
+        count: Returns the number of graphs so far.
+    """
+
+    def __init__(self, by: Mapping[str, Any], count: Callable[[], int]) -> None:
+        self.other_sizes = ""  # how batches of other sizes run
+        self.fallback: str | None = None  # why the model is not compiled as configured
+        self.unforeseen = UnforeseenShapes()
+        self._by = dict(by)
+        self._count = count
+        self._counted = count()
+        self._breaks = graph_breaks()
+        self._sizes: list[dict[str, Any]] = []
+
+    def add(self, size: int, seconds: float) -> None:
+        """Add the first run of a batch size and its duration."""
+        before, self._counted = self._counted, self._count()
+        graphs = self._counted - before
+        self._sizes.append({"size": size, "seconds": round(seconds, 3), "graphs": graphs})
+
+    def described(self) -> dict[str, Any]:
+        """Return the current figures as JSON values."""
+        breaks = (graph_breaks() - self._breaks).most_common(_MAX_REASONS)
+        return {
+            **self._by,
+            "sizes": self._sizes,
+            "graphBreaks": {reason.strip()[:_MAX_REASON]: count for reason, count in breaks},
+            "otherSizes": self.other_sizes,
+            "fallback": self.fallback,
+            "unforeseen": dict(self.unforeseen.batches),
+        }
+
+
 def compiled_graphs() -> int:
-    """How many graphs torch.compile has made in this process."""
+    """Return the number of graphs that torch.compile has made in this process."""
     return int(_counters("stats")["unique_graphs"])
 
 
 def graph_breaks() -> Counter[str]:
-    """Why torch.compile began a new graph in the middle of a function, and how often."""
+    """Return how often torch.compile split a function into several graphs, by reason."""
     return Counter(_counters("graph_break"))
 
 
 def _counters(kind: str) -> Counter[str]:
-    # torch has no other way to ask; one that has not got it is told as nothing.
+    # torch has no public interface for these; empty if a release lacks them.
     utils = importlib.import_module("torch._dynamo.utils")
     counters: Mapping[str, Counter[str]] = getattr(utils, "counters", {})
     return Counter(counters.get(kind, {}))
-
-
-def compile_options(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """What torch.compile was called with, as the description has it."""
-    return {
-        "by": "torch.compile",
-        "backend": str(arguments.get("backend", "inductor")),
-        "mode": str(arguments.get("mode") or "default"),
-        **({"dynamic": arguments["dynamic"]} if "dynamic" in arguments else {}),
-    }

@@ -1,8 +1,7 @@
 """Runs batches of fixed shapes as CUDA graphs: one launch instead of thousands.
 
-A graph is recorded for every shape that comes by while the model is warmed up. It works on memory
-of its own: inputs are copied in, outputs are copied out. What has another shape later runs as if
-there were no graphs, since recording stops whatever else the device does.
+A graph is recorded for each shape of the warm-up. Its inputs and outputs are copied, since it uses
+its own memory. Other shapes run without a graph: recording would stop all other work on the device.
 """
 
 import threading
@@ -15,37 +14,34 @@ from marserve.handlers.performance.precision import Forward
 from marserve.handlers.performance.trees import map_tensors, tensors_of
 
 Replay = Callable[[Sequence[torch.Tensor]], Any]
-"""Runs a recorded batch over new tensors of the same shapes."""
+"""Runs a recorded call with new tensors of the same shapes."""
 
 Record = Callable[[Forward, Sequence[torch.Tensor]], Replay]
 
-_WARM_UP_RUNS = 3  # torch's documentation of CUDA graphs: lazy initialisation must be over
+_WARM_UP_RUNS = 3  # before recording, as torch's documentation of CUDA graphs requires
 
 
 class CudaGraphs:
-    """A function over tensors, recorded while it is warmed up and played back afterwards.
-
-    ``record`` is another one in tests, for there is no CUDA graph without a GPU.
-    """
+    """A function over tensors that is recorded in the warm-up and replayed afterwards."""
 
     def __init__(self, forward: Forward, record: Record | None = None) -> None:
         self._forward = forward
         self._record = record or record_graph
         self._replays: dict[str, Replay] = {}
         self._is_warming_up = True
-        self._lock = threading.Lock()  # a graph has one set of inputs
+        self._lock = threading.Lock()  # a graph has one set of input buffers
 
     def end_warm_up(self) -> None:
-        """Record nothing more."""
+        """Stop recording."""
         self._is_warming_up = False
 
     def __len__(self) -> int:
-        """Count what is recorded."""
+        """Return the number of recorded graphs."""
         return len(self._replays)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Play back, or record, or just call the function."""
-        if torch.is_grad_enabled():  # an explanation: what is played back has no gradients
+        """Replay a graph, record one, or call the function."""
+        if torch.is_grad_enabled():  # an explanation; replays have no gradients
             return self._forward(*args, **kwargs)
         call = args, kwargs
         tensors = list(tensors_of(call))
@@ -60,7 +56,7 @@ class CudaGraphs:
 
 def record_graph(forward: Forward, tensors: Sequence[torch.Tensor]) -> Replay:
     """Record one call on the current CUDA device."""
-    with torch.inference_mode(False):  # else nobody could write to them outside of that mode
+    with torch.inference_mode(False):  # else they are read-only outside of that mode
         inputs = [tensor.clone() for tensor in tensors]
     side: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch's
     side.wait_stream(torch.cuda.current_stream())
@@ -69,7 +65,7 @@ def record_graph(forward: Forward, tensors: Sequence[torch.Tensor]) -> Replay:
             forward(*inputs)
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
-    # Other threads may go on using the device: those of a handler that works on micro-batches do.
+    # Other threads may use the device meanwhile: those of MicroBatching do.
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         output = forward(*inputs)
 
@@ -87,7 +83,7 @@ def _described(tensor: torch.Tensor) -> Any:
 
 
 def _of_tensors(forward: Forward, call: tuple[Any, Any]) -> Forward:
-    """The function of a call's tensors alone; whatever else it was called with stays as it is."""
+    """Return a function of a call's tensors; the other arguments are those of the call."""
 
     def run(*tensors: torch.Tensor) -> Any:
         remaining = iter(tensors)

@@ -1,10 +1,9 @@
-"""Batches of other sizes than a model was prepared for, filled up to one that it was.
+"""Fills batches up to a size that the model was warmed up for.
 
-The frontend pads batches to the compiled sizes; but of a batch with requests that the handler
-refuses, only the others get this far. What fills is the last row again, and is cut off the result.
-
-Only where the first dimension is that of the requests: shown by the batches of the warm-up, whose
-sizes are known. A model that takes sequences first, or texts one after the other, is left alone.
+The frontend pads batches to the compiled sizes, but the handler may refuse some of the requests.
+Rows are filled with copies of the last one and removed from the result. This is done only if the
+first dimension of the warm-up's batches was their size: models may take sequences first, or
+concatenated texts.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,33 +19,33 @@ from marserve.handlers.performance.trees import map_tensors, tensors_of
 
 @dataclass(frozen=True)
 class BatchSizes:
-    """How many requests batches have: the compiled sizes only, or any up to the largest."""
+    """The possible sizes of batches: the compiled sizes if any, else 1 to ``max_size``."""
 
     compiled: tuple[int, ...]
     max_size: int
 
     @classmethod
     def of(cls, context: Context) -> "BatchSizes":
-        """Read them from a context; one made by hand may not have them."""
+        """Read the sizes from a context; contexts in tests may lack them."""
         properties = context.system_properties
         compiled = tuple(sorted(properties.get("compiled_batch_sizes") or ()))
         return cls(compiled, int(properties.get("batch_size") or 1))
 
     def to_compile(self) -> tuple[int, ...]:
-        """The sizes to run so that torch.compile has met all that may come.
+        """Return the sizes to run so that torch.compile compiles for all sizes.
 
-        It compiles size 1 apart, and at the second size that it meets for all others.
+        It specialises for size 1, and generalises at the second of the others.
         """
         return self.compiled or tuple(sorted({1, min(2, self.max_size), self.max_size}))
 
     def to_record(self) -> tuple[int, ...]:
-        """The sizes to run where all others are filled up to one of them: powers of two."""
+        """Return the sizes to record, to which others are filled up: powers of two."""
         powers = (2**power for power in range(self.max_size.bit_length()))
         return self.compiled or tuple(sorted({*powers, self.max_size}))
 
 
 class FixedSizes:
-    """A function over batches, called with such numbers of rows only as it was warmed up with."""
+    """A function over batches that is called only with the numbers of rows of its warm-up."""
 
     def __init__(self, forward: Forward) -> None:
         self._forward = forward
@@ -55,10 +54,7 @@ class FixedSizes:
         self._is_warming_up = True
 
     def end_warm_up(self, sizes: Iterable[int]) -> str:
-        """End the warm-up, in which batches of just these sizes were run.
-
-        Returns what becomes of batches of other sizes.
-        """
+        """End the warm-up with batches of these sizes; return how other sizes will run."""
         self._is_warming_up = False
         if self._seen != set(sizes):
             return "run as they are: the first dimension is not that of the requests"
@@ -66,7 +62,7 @@ class FixedSizes:
         return "filled up to these"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the function; its result has as many rows as it was given."""
+        """Call the function; the result has as many rows as the arguments."""
         rows = _rows(list(tensors_of((args, kwargs))))
         if self._is_warming_up:
             self._seen.add(rows)
@@ -78,7 +74,7 @@ class FixedSizes:
 
 
 def _rows(tensors: Sequence[torch.Tensor]) -> int | None:
-    """The first dimension, where all tensors share it; of flat ones nobody knows what it is."""
+    """Return the common first dimension; None if they differ, or a tensor has no second one."""
     if not tensors or any(tensor.dim() < 2 for tensor in tensors):
         return None
     firsts = {len(tensor) for tensor in tensors}

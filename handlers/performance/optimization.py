@@ -1,19 +1,19 @@
-"""The section ``optimization`` of a model-config.yaml: how a model is made faster, at what loss.
+"""The section ``optimization`` of model-config.yaml.
 
     optimization:
       precision: bf16               # fp32 | bf16 | fp16
-      cast: all                     # all: weights and what flows; matmul: what is multiplied only
+      cast: all                     # all: weights and activations; matmul: multiplications only
       channels_last: true
       fold_batch_norm: true
       cuda_graphs: true
       device_stages: ["cuda:0", "cuda:1"]
       check_accuracy: {max_relative_error: 0.02, min_agreement: 0.99, samples: [a.jpg, b.jpg]}
 
-What it asks for is done, or the model does not load: none of it is passed over.
+An option that is not possible fails the load.
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
 
@@ -28,20 +28,20 @@ _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass(frozen=True, kw_only=True)
 class AccuracyGoal:
-    """How far from its answers in fp32 a model may be; see `performance.accuracy`."""
+    """The accepted difference to the model in fp32 (`performance.accuracy`)."""
 
     max_relative_error: float | None = None
     min_agreement: float | None = None
-    samples: tuple[str, ...] = ()  # files of the archive; none: the model's sample input
+    samples: tuple[str, ...] = ()  # files of the archive; if empty, the sample input
 
 
 @dataclass(frozen=True, kw_only=True)
 class Optimization:
-    """What is asked for; by default nothing."""
+    """The options of the section; the defaults change nothing."""
 
     precision: str = "fp32"
-    cast: str = "all"  # or "matmul": what is of that precision
-    channels_last: bool = False  # whether images lie in memory pixel by pixel
+    cast: str = "all"  # or "matmul"
+    channels_last: bool = False
     fold_batch_norm: bool = False
     cuda_graphs: bool = False
     device_stages: tuple[torch.device, ...] = ()
@@ -49,12 +49,12 @@ class Optimization:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The precision, as torch names it."""
+        """The precision as torch's type."""
         return _DTYPES[self.precision]
 
     @property
     def matmul_only(self) -> bool:
-        """Whether only what is multiplied is of the precision."""
+        """Whether only multiplications have the precision."""
         return self.cast == "matmul"
 
     @property
@@ -63,22 +63,17 @@ class Optimization:
         return self.precision != "fp32"
 
     def described(self) -> dict[str, Any]:
-        """Say what is asked for, in the words of the section, without what is held against it."""
-        return {
-            "precision": self.precision,
-            "cast": self.cast,
-            "channels_last": self.channels_last,
-            "fold_batch_norm": self.fold_batch_norm,
-            "cuda_graphs": self.cuda_graphs,
-            "device_stages": list(map(str, self.device_stages)),
-        }
+        """Return the options by name as JSON values, without `check_accuracy`."""
+        options = {each.name: getattr(self, each.name) for each in fields(self)}
+        del options["check_accuracy"]
+        return {**options, "device_stages": list(map(str, self.device_stages))}
 
 
 def read_optimization(config: Mapping[str, Any]) -> Optimization | None:
-    """Read the section of a parsed model-config.yaml; None where it has none.
+    """Read the section of a parsed model-config.yaml; None if it is missing.
 
     Raises:
-        OptionRefused: A key or a value in it is unknown, or two of them exclude each other.
+        OptionRefused: A key or value is not supported, or two options exclude each other.
     """
     section = config.get(SECTION)
     if section is None:
@@ -92,7 +87,7 @@ def read_optimization(config: Mapping[str, Any]) -> Optimization | None:
 
 
 def _known(section: Any, path: str, readers: Mapping[str, Any]) -> dict[str, Any]:
-    """Read a mapping whose keys all have readers."""
+    """Read the values of a mapping; each key must have a reader."""
     if not isinstance(section, dict):
         raise OptionRefused(f"{path} takes a mapping of {', '.join(readers)}, not {section!r}.")
     values = {}
@@ -121,7 +116,7 @@ def _devices(value: Any, path: str) -> tuple[torch.device, ...]:
     try:
         return tuple(torch.device(name) for name in value)
     except (RuntimeError, TypeError):
-        raise OptionRefused(f"{path} names something that is no device: {value!r}.") from None
+        raise OptionRefused(f"{path} contains an unknown device: {value!r}.") from None
 
 
 def _goal(value: Any, path: str) -> AccuracyGoal:

@@ -1,16 +1,14 @@
-"""Makes an eager model faster in place, as its model-config.yaml asks for.
+"""Optimizes an eager model in place, as model-config.yaml says.
 
-The model stays the object that it was, whatever handlers do with it besides calling it (with
-torch.compile it becomes what that makes of it, as in TorchServe). What changes is its ``forward``,
-from the inside out:
+The model stays the same object; only torch.compile replaces it, as in TorchServe. Its ``forward``
+is wrapped, from the inside out:
 
-    its own, with folded batch norms, in its precision and layout; compiled, or by stages
-    → autocast → CUDA graphs → casts of what goes in and what comes out
-    → batches filled up to the sizes that were warmed up
+    the original, with folded batch norms, in its precision and layout; compiled, or in stages
+    → autocast → CUDA graphs → casts of inputs and outputs
+    → batches filled up to the sizes of the warm-up
 
-The warm-up, before the worker is ready, has samples of the handler's input: the model alone does
-not know what a request is. Each size of batch is run once, so that nothing is compiled or recorded
-while clients wait, and the model is compared with itself in fp32.
+The warm-up runs samples of the handler's input before the worker is ready: each batch size once, so
+that nothing is compiled or recorded during traffic, and the same samples through the model in fp32.
 """
 
 import copy
@@ -28,11 +26,7 @@ from marserve.backend.errors import OptionRefused
 from marserve.backend.profiling.warm_up import WarmUpFailed
 from marserve.handlers.performance.accuracy import Accuracy, Comparison
 from marserve.handlers.performance.batch_norm import fold_batch_norms
-from marserve.handlers.performance.compilation import (
-    Compilation,
-    compile_options,
-    compiled_graphs,
-)
+from marserve.handlers.performance.compilation import Compilation
 from marserve.handlers.performance.cuda_graphs import CudaGraphs
 from marserve.handlers.performance.device_stages import DeviceStages, partition_stages, stages_of
 from marserve.handlers.performance.fixed_sizes import BatchSizes, FixedSizes
@@ -51,6 +45,7 @@ from marserve.handlers.performance.precision import (
 )
 from marserve.handlers.performance.torch_compile import (
     CompiledForward,
+    compilation_of,
     compile_arguments,
     try_to_compile,
 )
@@ -62,20 +57,20 @@ _IMAGE_WEIGHTS = 4  # dimensions: channels out, channels in, height, width
 
 @dataclass
 class OptimizedModel:
-    """A model that was made faster, and what its ``forward`` is made of now."""
+    """An optimized model and the parts of its ``forward``."""
 
-    model: Any  # the same object, but for one that torch.compile has
+    model: Any
     options: Optimization
     sizes: BatchSizes
-    reference: nn.Module | None = None  # a copy in fp32, until it was compared with
+    reference: nn.Module | None = None  # a copy in fp32, until the comparison
     compiled: CompiledForward | None = None
     graphs: CudaGraphs | None = None
     fixed: FixedSizes | None = None
-    accuracy: Accuracy | None = None  # None until it is known
-    compilation: Compilation | None = None  # what describe tells of it
+    accuracy: Accuracy | None = None  # None before the comparison
+    compilation: Compilation | None = None
 
     def describe(self) -> dict[str, Any]:
-        """Say what was done and found, for a description of the model."""
+        """Return options and findings for the model's description."""
         description = self.options.described()
         if self.accuracy is not None:
             description["accuracy"] = self.accuracy.described()
@@ -84,10 +79,10 @@ class OptimizedModel:
         return {SECTION: description}
 
     def warm_up(self, run: RunSamples) -> None:
-        """Put the model through samples, for `marserve.backend.context.Context.warm_ups`.
+        """Run samples through the model; one of `Context.warm_ups`.
 
         Raises:
-            OptionRefused: Graphs cannot be recorded, or the model is not as accurate as wanted.
+            OptionRefused: Graphs cannot be recorded, or the accuracy is too low.
         """
         if self.compiled is not None and self.compilation is not None:
             self._compile(run, self.compiled, self.compilation)
@@ -99,17 +94,19 @@ class OptimizedModel:
     def _compile(
         self, run: RunSamples, compiled: CompiledForward, compilation: Compilation
     ) -> None:
-        """Have all sizes compiled; a slower model is better than none."""
         sizes = self.sizes.to_compile()
+        compiled.shapes = compilation.unforeseen
         try:
-            with compiled.foreseen(compilation.unforeseen):
-                _run_each(run, sizes, compilation)
+            _run_each(run, sizes, compilation)
         except WarmUpFailed as error:
-            compilation.fallback = _report_failure(run, compiled, error)
+            compiled.shapes = None
+            compilation.fallback = _serve_anyway(run, compiled, error)
             return
-        if self.fixed is not None:
+        if self.fixed is None:
+            compiled.shapes = None
+        else:
             compilation.other_sizes = self.fixed.end_warm_up(sizes)
-            compiled.end_warm_up(compilation.unforeseen)
+            compiled.end_warm_up()
 
     def _record(self, run: RunSamples, graphs: CudaGraphs, compilation: Compilation) -> None:
         sizes = self.sizes.to_record()
@@ -122,7 +119,7 @@ class OptimizedModel:
             compilation.other_sizes = self.fixed.end_warm_up(sizes)
 
     def _compare(self, run: RunSamples, goal: AccuracyGoal) -> None:
-        """Run the samples through both models."""
+        """Run the samples through this model and the reference."""
         assert self.reference is not None
         forward = self.model.forward
         self.model.forward = comparison = Comparison(self.reference, forward)
@@ -147,11 +144,8 @@ def _run_each(run: RunSamples, sizes: tuple[int, ...], compilation: Compilation)
         compilation.add(size, seconds)
 
 
-def _report_failure(run: RunSamples, compiled: CompiledForward, error: WarmUpFailed) -> str:
-    """Find out who is at fault: the compiler, or the sample, which may not be meant for the model.
-
-    Without the compiler the model is served as it is. Without a sample it is compiled later.
-    """
+def _serve_anyway(run: RunSamples, compiled: CompiledForward, error: WarmUpFailed) -> str:
+    """Give up compiling if the sample runs without it, else compile later; return the fallback."""
     try:
         with compiled.switched_off():
             run()
@@ -164,7 +158,7 @@ def _report_failure(run: RunSamples, compiled: CompiledForward, error: WarmUpFai
 
 
 def refuse_optimization(config: Mapping[str, Any]) -> None:
-    """Refuse to optimize a model that is no eager one, if that is asked for."""
+    """Raise OptionRefused if the configuration of a model that is not eager has the section."""
     if config.get(SECTION) is not None:
         raise OptionRefused(
             f"{SECTION} needs an eager model (--model-file): TorchScript, ONNX and exported "
@@ -173,9 +167,9 @@ def refuse_optimization(config: Mapping[str, Any]) -> None:
 
 
 def made_in(options: Optimization | None, make: Callable[[], Any]) -> Callable[[], Any]:
-    """Have a model made in its precision before its weights are loaded, if nothing needs fp32.
+    """Return a constructor of the model in its final precision, if nothing needs fp32 before.
 
-    Weights that were cast when they were packed are then used as they lie in the file.
+    Weights that were cast when they were packed are then used without a copy.
     """
     if options is None or not options.is_low or options.matmul_only:
         return make
@@ -185,12 +179,12 @@ def made_in(options: Optimization | None, make: Callable[[], Any]) -> Callable[[
 
 
 def optimize(model: Any, context: Context, device: torch.device) -> OptimizedModel | None:
-    """Make an eager model faster; None where nothing is asked for, or nothing can be done.
+    """Optimize an eager model; None if nothing is configured, or torch refuses to compile.
 
-    The model is in evaluation mode, on the device where inputs come from and results go to.
+    The model is in evaluation mode on ``device``, where inputs come from and results go to.
 
     Raises:
-        OptionRefused: Something that the section ``optimization`` asks for cannot be done.
+        OptionRefused: An option of the section ``optimization`` is not possible here.
     """
     config = getattr(context, "model_yaml_config", None) or {}
     options, arguments = read_optimization(config), compile_arguments(config.get("pt2"))
@@ -212,17 +206,15 @@ def optimize(model: Any, context: Context, device: torch.device) -> OptimizedMod
 
 
 def _compile_lazily(optimized: OptimizedModel, arguments: dict[str, Any]) -> None:
-    """Have torch compile the model, when it is called."""
-    compilation = Compilation(compile_options(arguments), compiled_graphs)
+    """Replace the model by one that torch compiles at its first call."""
+    optimized.compilation = compilation = compilation_of(arguments)
     compilation.other_sizes = "run by the same code, or compiled as they come"
-    optimized.compilation = compilation
     model = optimized.model
     compiled = try_to_compile(model, arguments)
     if compiled is None:
-        compilation.fallback = "served uncompiled: torch.compile refused; the model's log tells why"
+        compilation.fallback = "served uncompiled: torch.compile refused, see the model's log"
         return
-    forward = CompiledForward(model, compiled.forward)
-    compiled.forward = optimized.compiled = forward
+    compiled.forward = optimized.compiled = CompiledForward(model, compiled.forward)
     optimized.model = compiled
 
 
@@ -236,7 +228,7 @@ def _check_feasible(options: Optimization, device: torch.device, *, is_compiled:
         raise OptionRefused(
             f"{SECTION}.cuda_graphs needs a CUDA device; this worker is on {device}."
         )
-    for each in options.device_stages:  # before half of the model is on others
+    for each in options.device_stages:  # before a part of the model is moved
         try:
             torch.empty(1, device=each)
         except (RuntimeError, AssertionError, NotImplementedError) as error:
@@ -264,9 +256,7 @@ def _copy_of(model: nn.Module) -> nn.Module:
     try:
         return copy.deepcopy(model)
     except Exception as error:
-        raise OptionRefused(
-            f"{SECTION}.check_accuracy needs a copy of the model, and there is none: {error}"
-        ) from error
+        raise OptionRefused(f"{SECTION}.check_accuracy cannot copy the model: {error}") from error
 
 
 def _fold(model: nn.Module) -> None:
@@ -281,35 +271,24 @@ def _fold(model: nn.Module) -> None:
 
 def _change_forward(optimized: OptimizedModel, device: torch.device) -> None:
     options, model = optimized.options, optimized.model
+
+    def autocasted(forward: Forward) -> Forward:
+        return autocast(forward, device, options.dtype) if options.matmul_only else forward
+
     if options.device_stages:
-        forward: Forward = _device_stages(model, options, device)
+        parts = partition_stages(stages_of(model), len(options.device_stages))
+        stages = zip(parts, options.device_stages, strict=True)
+        forward: Forward = DeviceStages([(autocasted(part.to(d)), d) for part, d in stages], device)
     else:
-        forward = _with_autocast(model.forward, options, device)
+        forward = autocasted(model.forward)
     if options.cuda_graphs:
         forward = optimized.graphs = CudaGraphs(forward)
-    forward = _with_casts(forward, options)
+    dtype = options.dtype if options.is_low and not options.matmul_only else None
+    if dtype is not None or options.channels_last:
+        forward = cast_inputs(forward, dtype, channels_last=options.channels_last)
+    if options.is_low:
+        forward = raise_outputs(forward)
     if optimized.graphs or (optimized.compiled and optimized.sizes.compiled):
         forward = optimized.fixed = FixedSizes(forward)
     if forward != model.forward:
         model.forward = forward
-
-
-def _device_stages(model: nn.Module, options: Optimization, home: torch.device) -> DeviceStages:
-    devices = options.device_stages
-    parts = partition_stages(stages_of(model), len(devices))
-    stages = [
-        (_with_autocast(part.to(device), options, device), device)
-        for part, device in zip(parts, devices, strict=True)
-    ]
-    return DeviceStages(stages, home)
-
-
-def _with_autocast(forward: Forward, options: Optimization, device: torch.device) -> Forward:
-    return autocast(forward, device, options.dtype) if options.matmul_only else forward
-
-
-def _with_casts(forward: Forward, options: Optimization) -> Forward:
-    dtype = options.dtype if options.is_low and not options.matmul_only else None
-    if dtype is not None or options.channels_last:
-        forward = cast_inputs(forward, dtype, channels_last=options.channels_last)
-    return raise_outputs(forward) if options.is_low else forward

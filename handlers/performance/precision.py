@@ -1,14 +1,13 @@
-"""A model in another precision or memory layout, for callers that notice nothing of it.
+"""Runs a model in another precision or memory layout, with inputs and outputs unchanged.
 
-Two kinds of casting, as AWS Neuron has them (``--auto-cast all`` and ``matmult``):
+Two kinds of casts, as in AWS Neuron (``--auto-cast all`` and ``matmult``):
 
-* all      weights, buffers and everything that flows are of the lower precision.
-* matmul   only what is multiplied is: torch.autocast. Inputs, sums of them, and the weights of
-           norms and embeddings stay in fp32.
+* all      weights, buffers and activations have the lower precision.
+* matmul   torch.autocast: only multiplications have it. Sums, and the weights of norms and
+           embeddings, stay in fp32.
 
-What goes in is cast here, and what comes out is fp32 again, since postprocessing counts on it:
-numpy knows no bfloat16, a softmax over bf16 tells a thousand classes apart by two digits, and
-clients would see other types than they are used to.
+Inputs are cast and outputs are fp32 again, because postprocessing needs it: numpy lacks bfloat16,
+and a softmax in bf16 has two significant digits for a thousand classes.
 """
 
 from collections.abc import Callable
@@ -34,11 +33,11 @@ _MULTIPLYING = (
 
 
 def lower_weights(model: torch.nn.Module, dtype: torch.dtype, *, matmul_only: bool) -> None:
-    """Cast a model's weights in place.
+    """Cast a model's weights in place; with ``matmul_only``, those of multiplying layers.
 
-    With ``matmul_only`` those of layers that multiply: autocast would else cast them anew in every
-    batch, a tenth of the time of ResNet-152 on a CPU for a single image, and hold both versions.
-    Layers of derived classes are left to it, for they may use their weights in other ways.
+    autocast would cast these for every batch (a tenth of the time of ResNet-152 on a CPU for one
+    image) and keep both versions. It still does for derived classes, which may use their weights
+    otherwise.
     """
     if not matmul_only:
         model.to(dtype)
@@ -49,7 +48,7 @@ def lower_weights(model: torch.nn.Module, dtype: torch.dtype, *, matmul_only: bo
 
 
 def autocast(forward: Forward, device: torch.device, dtype: torch.dtype) -> Forward:
-    """Have what a function multiplies cast, in whatever thread it is called."""
+    """Wrap a function in torch.autocast, which is a setting of the calling thread."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         with torch.autocast(device.type, dtype=dtype):
@@ -61,9 +60,9 @@ def autocast(forward: Forward, device: torch.device, dtype: torch.dtype) -> Forw
 def cast_inputs(
     forward: Forward, dtype: torch.dtype | None, *, channels_last: bool = False
 ) -> Forward:
-    """Cast the tensors of floating point that a function is called with, however nested.
+    """Cast a function's floating-point tensors, which may be nested, to ``dtype`` unless None.
 
-    None as dtype leaves the type as it is; ``channels_last`` lays images out pixel by pixel.
+    ``channels_last`` changes the memory layout of images.
     """
 
     def cast(tensor: torch.Tensor) -> torch.Tensor:
@@ -80,7 +79,7 @@ def cast_inputs(
 
 
 def raise_outputs(forward: Forward) -> Forward:
-    """Give back what a function returns in a lower precision as fp32, however nested."""
+    """Convert a function's results of lower precision, which may be nested, to fp32."""
 
     def as_fp32(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.float() if tensor.dtype in _LOW else tensor

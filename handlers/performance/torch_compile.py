@@ -1,11 +1,11 @@
-"""torch.compile, as the ``pt2`` section of model-config.yaml asks for it.
+"""torch.compile, as the section ``pt2`` of model-config.yaml configures it.
 
     pt2: {compile: {enable: true, backend: inductor, mode: reduce-overhead}}    # the current form
     pt2: {export: {aot_compile: true}}                                          # compiled before
     pt2: inductor                                                               # older forms
     pt2: {backend: inductor, mode: reduce-overhead}
 
-What cannot be compiled is served as it is, with a warning: a slower model is better than none.
+A model that cannot be compiled is served uncompiled, with a warning.
 """
 
 import logging
@@ -15,16 +15,16 @@ from typing import Any
 
 import torch
 
-from marserve.handlers.performance.compilation import UnforeseenShapes
+from marserve.handlers.performance.compilation import Compilation, UnforeseenShapes, compiled_graphs
 from marserve.handlers.utils import check_valid_pt2_backend
 
 logger = logging.getLogger(__name__)
 
 
 def compile_arguments(pt2: Any) -> dict[str, Any] | None:
-    """Read what a ``pt2`` section asks torch.compile for: its arguments, or None for nothing.
+    """Return torch.compile's arguments from a ``pt2`` section; None if it is not to be used.
 
-    A ``compile`` section that does not say ``enable`` was written to be used.
+    A missing ``enable`` counts as true.
 
     Raises:
         ValueError: The section is neither a string nor a mapping.
@@ -46,40 +46,51 @@ def compile_arguments(pt2: Any) -> dict[str, Any] | None:
     return dict(pt2)
 
 
-def try_to_compile(model: Any, arguments: dict[str, Any]) -> Any:
-    """Compile a model or a function; None if torch cannot.
+def compilation_of(arguments: dict[str, Any]) -> Compilation:
+    """Return an empty description of a compilation with these arguments of torch.compile."""
+    by = {
+        "by": "torch.compile",
+        "backend": str(arguments.get("backend", "inductor")),
+        "mode": str(arguments.get("mode") or "default"),
+        **({"dynamic": arguments["dynamic"]} if "dynamic" in arguments else {}),
+    }
+    return Compilation(by, compiled_graphs)
 
-    Nothing but the arguments is looked at here: what fails is mostly the first call.
+
+def try_to_compile(model: Any, arguments: dict[str, Any]) -> Any:
+    """Compile a model or a function; None if torch refuses.
+
+    torch checks only the arguments here: most failures come with the first call.
     """
     if not check_valid_pt2_backend(arguments.get("backend", "inductor")):
         return None
     try:
         compiled = torch.compile(model, **arguments)
-    except Exception:  # any backend's own failure; the model works without it
+    except Exception:  # backends raise anything
         logger.warning("torch.compile failed; the model is served uncompiled.", exc_info=True)
         return None
-    # TorchServe's line, which people's scripts look for.
+    # TorchServe's line, which scripts search for.
     logger.info("Compiled model with %s", ", ".join(f"{key} {arguments[key]}" for key in arguments))
     return compiled
 
 
 class CompiledForward:
-    """A function that torch.compile has, and that can be had without it."""
+    """A compiled function that can be replaced by the original; ``shapes`` collects its calls."""
 
     def __init__(self, plain: Callable[..., Any], compiled: Callable[..., Any]) -> None:
+        self.shapes: UnforeseenShapes | None = None
         self._plain = plain
         self._run = compiled
-        self._unforeseen: UnforeseenShapes | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the function, compiled or not."""
-        if self._unforeseen is not None:
-            self._unforeseen.look_at((args, kwargs))
+        """Call the function."""
+        if self.shapes is not None:
+            self.shapes.add((args, kwargs))
         return self._run(*args, **kwargs)
 
     @contextmanager
     def switched_off(self) -> Iterator[None]:
-        """Run the function itself during a ``with`` block."""
+        """Call the original function in a ``with`` block."""
         run, self._run = self._run, self._plain
         try:
             yield
@@ -87,32 +98,24 @@ class CompiledForward:
             self._run = run
 
     def give_up(self) -> None:
-        """Run the function itself from now on."""
-        self._run = self._plain
+        """Call the original function from now on."""
+        self._run, self.shapes = self._plain, None
 
-    @contextmanager
-    def foreseen(self, unforeseen: UnforeseenShapes) -> Iterator[None]:
-        """Note the shapes that come during a ``with`` block."""
-        self._unforeseen = unforeseen
-        try:
-            yield
-        finally:
-            self._unforeseen = None
+    def end_warm_up(self) -> None:
+        """Run new shapes uncompiled in this process, because compiling would take up to a minute.
 
-    def end_warm_up(self, unforeseen: UnforeseenShapes) -> None:
-        """Compile nothing more in this process: what has another shape runs as it is.
-
-        A shape that nobody foresaw is then slow, where compiling it would hold up everybody for a
-        minute. torch before 2.6 has no such switch.
+        torch before 2.6 has no such switch.
         """
         set_stance = getattr(torch.compiler, "set_stance", None)
-        if set_stance is not None:
-            set_stance("eager_on_recompile")
-            unforeseen.end_warm_up()
-            self._unforeseen = unforeseen
+        if set_stance is None:
+            self.shapes = None
+            return
+        set_stance("eager_on_recompile")
+        if self.shapes is not None:
+            self.shapes.end_warm_up()
 
 
 def compile_model(model: Any, pt2: Any) -> Any:
-    """Compile a model; None where its ``pt2`` section does not ask for it, or torch cannot."""
+    """Compile a model as its ``pt2`` section says; None if it does not, or torch refuses."""
     arguments = compile_arguments(pt2)
     return None if arguments is None else try_to_compile(model, arguments)

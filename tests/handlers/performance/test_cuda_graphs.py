@@ -1,4 +1,4 @@
-"""Everything about CUDA graphs but the graph: that takes a GPU."""
+"""CUDA graphs, mostly without a GPU: `Recorder` replaces the graph."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +15,7 @@ from marserve.handlers.performance.precision import Forward
 
 
 class Recorder:
-    """Records like CUDA: what is played back works on the first call's memory."""
+    """Records like CUDA: replays use the memory of the first call."""
 
     def __init__(self) -> None:
         self.recorded: list[list[tuple[int, ...]]] = []
@@ -72,7 +72,7 @@ def test_other_arguments_are_another_graph(recorder: Recorder) -> None:
     assert recorder.recorded == [[(2,)], [(2,)], [(2,), (2,)]]
 
 
-def test_explanations_have_their_gradients(recorder: Recorder) -> None:
+def test_calls_with_gradients_are_not_recorded(recorder: Recorder) -> None:
     x = torch.ones(2, requires_grad=True)
     CudaGraphs(scaled, recorder)(x).sum().backward()
     assert x.grad is not None
@@ -89,7 +89,7 @@ def test_a_graph_of_cuda() -> None:
         torch.testing.assert_close(results, (layer(first), layer(second)))
 
 
-def test_it_is_told_which_sizes_are_recorded(recorder: Recorder) -> None:
+def test_the_recorded_sizes_are_described(recorder: Recorder) -> None:
     model = torch.nn.Linear(4, 4)
     graphs = CudaGraphs(model.forward, recorder)
     fixed = FixedSizes(graphs)

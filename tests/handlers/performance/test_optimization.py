@@ -7,7 +7,7 @@ from marserve.backend.errors import OptionRefused
 from marserve.handlers.performance.optimization import AccuracyGoal, Optimization, read_optimization
 
 
-def test_without_the_section_nothing_is_asked_for() -> None:
+def test_the_section_is_optional() -> None:
     assert read_optimization({"pt2": {}}) is None
 
 
@@ -61,8 +61,8 @@ def test_a_number_is_the_relative_error() -> None:
         ({"cuda_graphs": None}, "optimization.cuda_graphs takes true or false, not None"),
         ({"device_stages": "cuda:0"}, "device_stages takes a list of two or more devices"),
         ({"device_stages": ["cpu"]}, "device_stages takes a list of two or more devices"),
-        ({"device_stages": ["cpu", "abacus"]}, "names something that is no device"),
-        ({"device_stages": ["cpu", {}]}, "names something that is no device"),
+        ({"device_stages": ["cpu", "abacus"]}, "contains an unknown device"),
+        ({"device_stages": ["cpu", {}]}, "contains an unknown device"),
         ({"check_accuracy": True}, "check_accuracy takes a number from 0 to 1, not True"),
         ({"check_accuracy": 2}, "check_accuracy takes a number from 0 to 1, not 2"),
         ({"check_accuracy": {}}, "check_accuracy needs max_relative_error or min_agreement"),
@@ -79,6 +79,6 @@ def test_a_number_is_the_relative_error() -> None:
         ),
     ],
 )
-def test_what_is_wrong_is_refused(section: object, sentence: str) -> None:
+def test_wrong_sections_are_refused(section: object, sentence: str) -> None:
     with pytest.raises(OptionRefused, match=re.escape(sentence)):
         read_optimization({"optimization": section})
