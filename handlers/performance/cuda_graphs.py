@@ -35,7 +35,7 @@ class CudaGraphs:
         """Stop recording."""
         self._is_warming_up = False
 
-    def __len__(self) -> int:
+    def count(self) -> int:
         """Return the number of recorded graphs."""
         return len(self._replays)
 

@@ -199,7 +199,7 @@ def optimize(model: Any, context: Context, device: torch.device) -> OptimizedMod
         _compile_lazily(optimized, arguments)
     _change_forward(optimized, device)
     if optimized.graphs is not None:
-        optimized.compilation = Compilation({"by": "cuda_graphs"}, optimized.graphs.__len__)
+        optimized.compilation = Compilation({"by": "cuda_graphs"}, optimized.graphs.count)
     if optimized.compilation is not None:
         context.describe_compiled = optimized.compilation.described
     return optimized if options or optimized.compiled else None
@@ -288,7 +288,7 @@ def _change_forward(optimized: OptimizedModel, device: torch.device) -> None:
         forward = cast_inputs(forward, dtype, channels_last=options.channels_last)
     if options.is_low:
         forward = raise_outputs(forward)
-    if optimized.graphs or (optimized.compiled and optimized.sizes.compiled):
+    if optimized.graphs is not None or (optimized.compiled and optimized.sizes.compiled):
         forward = optimized.fixed = FixedSizes(forward)
     if forward != model.forward:
         model.forward = forward

@@ -1,6 +1,6 @@
 """CUDA graphs, mostly without a GPU: `Recorder` replaces the graph."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -10,7 +10,7 @@ from marserve.handlers.performance.compilation import Compilation
 from marserve.handlers.performance.cuda_graphs import CudaGraphs, Replay, record_graph
 from marserve.handlers.performance.fixed_sizes import BatchSizes, FixedSizes
 from marserve.handlers.performance.optimization import Optimization
-from marserve.handlers.performance.optimized_model import OptimizedModel
+from marserve.handlers.performance.optimized_model import OptimizedModel, optimize
 from marserve.handlers.performance.precision import Forward
 
 
@@ -89,6 +89,13 @@ def test_a_graph_of_cuda() -> None:
         torch.testing.assert_close(results, (layer(first), layer(second)))
 
 
+def test_batches_are_filled_up_to_recorded_sizes(make_context: Callable[..., Any]) -> None:
+    context = make_context(yaml={"optimization": {"cuda_graphs": True}})
+    optimized = optimize(torch.nn.Linear(4, 4).eval(), context, torch.device("cuda"))
+    assert optimized is not None
+    assert optimized.model.forward is optimized.fixed
+
+
 def test_the_recorded_sizes_are_described(recorder: Recorder) -> None:
     model = torch.nn.Linear(4, 4)
     graphs = CudaGraphs(model.forward, recorder)
@@ -99,7 +106,7 @@ def test_the_recorded_sizes_are_described(recorder: Recorder) -> None:
         BatchSizes((2, 4), 4),
         graphs=graphs,
         fixed=fixed,
-        compilation=Compilation({"by": "cuda_graphs"}, graphs.__len__),
+        compilation=Compilation({"by": "cuda_graphs"}, graphs.count),
     )
 
     @torch.inference_mode()
