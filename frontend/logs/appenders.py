@@ -1,21 +1,20 @@
 """log4j's appenders as handlers of Python's logging.
 
-    Console                                a Console
-    File, RollingFile, RandomAccessFile,   a LogFile, turned as policies and strategy say
+    Console                                `Console`
+    File, RollingFile, RandomAccessFile,   `LogFile`, rolled over by the policies and the strategy
     RollingRandomAccessFile
-    Syslog                                 a SysLogHandler
-    Async                                  the handlers that it stands before
-    Null                                   a NullHandler
+    Syslog                                 `SysLogHandler`
+    Async                                  the handlers of the appenders that it names
+    Null                                   `NullHandler`
 
 with the layouts PatternLayout, JsonLayout, JSONPatternLayout and JsonTemplateLayout, and the filter
-ThresholdFilter. What is none of these is mentioned with the name of its appender.
+ThresholdFilter. Remarks name everything else, with its appender.
 """
 
 import logging
 import re
 import sys
-import xml.etree.ElementTree as ET
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from logging.handlers import SysLogHandler
 from pathlib import Path
@@ -23,182 +22,169 @@ from pathlib import Path
 from marserve.frontend.logs.files import LogFile, Rollover
 from marserve.frontend.logs.formats import JsonLayout, MetricLayout
 from marserve.frontend.logs.levels import LEVELS
-from marserve.frontend.logs.log4j import attribute, tag
+from marserve.frontend.logs.log4j import Node
 from marserve.frontend.logs.patterns import PatternFormatter
 from marserve.frontend.logs.setup import Console, standard_output
 
 _PATTERN = "%d{ISO8601} [%-5p] %t %c - %m%n"
 _ROLLING = ("rollingfile", "rollingrandomaccessfile")
 _FILES = ("file", "randomaccessfile", *_ROLLING)
-#: Of log4j's kinds, in small letters, those that have a counterpart here.
+#: The kinds of appenders that have a counterpart, in lower case.
 KINDS = ("async", "console", "null", "syslog", *_FILES)
-_FOLLOWED = ("sizebasedtriggeringpolicy", "timebasedtriggeringpolicy", "defaultrolloverstrategy")
+_POLICIES = ("sizebasedtriggeringpolicy", "timebasedtriggeringpolicy", "defaultrolloverstrategy")
 _SIZE = re.compile(r"([\d.]+)\s*([KMG]?)B?", re.IGNORECASE)
 _FACTORS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-# Of a strategy that says nothing; counts only where the names of old files have numbers.
+# log4j's default, which applies only where the names of old files are numbers.
 _OLD_FILES = 7
 
 
 def make_handlers(
-    appenders: Mapping[str, ET.Element], remarks: list[str], opened: ExitStack
+    appenders: Mapping[str, Node], remarks: list[str], opened: ExitStack
 ) -> dict[str, list[logging.Handler]]:
-    """The handlers of each appender, by its name, which ``opened`` will close.
+    """Return the handlers of each appender by its name, which ``opened`` will close.
 
-    What could not be followed is added to ``remarks``.
+    ``remarks`` gets a sentence on everything that has no effect.
 
     Raises:
         OSError: A file cannot be opened.
     """
     made: dict[str, list[logging.Handler]] = {}
     writers: dict[Path, str] = {}
-    for name, element in appenders.items():
-        if tag(element) == "async":
+    for name, node in appenders.items():
+        if node.kind == "async":
             continue
-        file = attribute(element, "fileName")
-        # Of two that write a file, one would go on in the old file that the other has turned.
+        file = node.get("fileName")
+        # A second one would continue in the old file after the first has rolled it over.
         first = writers.setdefault(Path(file).absolute(), name) if file else name
         if first != name:
-            remarks.append(f"Appender {name}: {file} is written as appender {first} says.")
+            remarks.append(f"Appender {name}: {file} is written by appender {first}.")
             made[name] = made[first]
             continue
         notes: list[str] = []
         try:
-            made[name] = _handlers(element, notes)
-        except ValueError as error:
+            made[name] = _handlers(node, notes)
+        except (ValueError, OverflowError) as error:
             remarks.append(f"Appender {name} is left out: {error}.")
             made[name] = []
         remarks += [f"Appender {name}: {note}." for note in notes]
         for handler in made[name]:
             opened.callback(handler.close)
-    for name, element in appenders.items():
-        if tag(element) == "async":
-            references = [attribute(ref, "ref") for ref in element if tag(ref) == "appenderref"]
+    for name, node in appenders.items():
+        if node.kind == "async":
+            references = [each.get("ref") for each in node.children if each.kind == "appenderref"]
             made[name] = [handler for ref in references for handler in made.get(ref, ())]
     return made
 
 
-def _handlers(element: ET.Element, notes: list[str]) -> list[logging.Handler]:
-    """The handler that does the same, if there is one.
+def _handlers(node: Node, notes: list[str]) -> list[logging.Handler]:
+    """Return the handler of an appender, if it has a counterpart.
 
     Raises:
-        ValueError: A value makes no sense.
+        ValueError: A value is invalid.
     """
-    kind = tag(element)
-    if kind == "console":
-        is_error = attribute(element, "target").upper() == "SYSTEM_ERR"
+    if node.kind == "console":
+        is_error = node.get("target").upper() == "SYSTEM_ERR"
         handler: logging.Handler = Console(sys.stderr if is_error else standard_output())
-    elif kind in _FILES:
-        handler = _log_file(element, notes)
-    elif kind == "syslog":
-        handler = _syslog(element)
-    elif kind == "null":
+    elif node.kind in _FILES:
+        handler = _log_file(node, notes)
+    elif node.kind == "syslog":
+        handler = _syslog(node)
+    elif node.kind == "null":
         return [logging.NullHandler()]
     else:
-        notes.append(f"{element.tag} has no counterpart here; it is left out")
+        notes.append(f"{node.name} has no counterpart here; it is left out")
         return []
     handler.setFormatter(PatternFormatter(_PATTERN))
-    for child in _children(element, "filters"):
-        kind = tag(child)
-        if kind == "thresholdfilter":
-            handler.setLevel(LEVELS.get(attribute(child, "level", "error").lower(), 0))
-        elif kind.endswith("filter"):
-            notes.append(f"{child.tag} has no counterpart here; nothing is filtered")
-        elif kind.endswith("layout"):
+    for child in node.children:
+        if child.kind == "thresholdfilter":
+            handler.setLevel(LEVELS.get(child.get("level", "error").lower(), 0))
+        elif child.kind.endswith("filter"):
+            notes.append(f"{child.name} has no counterpart here; nothing is filtered")
+        elif child.kind.endswith("layout"):
             handler.setFormatter(_formatter(child, notes))
     return [handler]
 
 
-def _formatter(layout: ET.Element, notes: list[str]) -> logging.Formatter:
-    match tag(layout):
+def _formatter(layout: Node, notes: list[str]) -> logging.Formatter:
+    match layout.kind:
         case "patternlayout":
-            formatter = PatternFormatter(attribute(layout, "pattern", "%m%n"))
+            formatter = PatternFormatter(layout.get("pattern", "%m%n"))
             notes += formatter.remarks
             return formatter
         case "jsonpatternlayout":
             return MetricLayout()
         case "jsonlayout":
-            pairs = [pair for pair in layout if tag(pair) == "keyvaluepair"]
-            more = {attribute(pair, "key"): attribute(pair, "value") for pair in pairs}
-            millis = attribute(layout, "includeTimeMillis") == "true"
-            return JsonLayout(more, includes_millis=millis)
+            pairs = [pair for pair in layout.children if pair.kind == "keyvaluepair"]
+            more = {pair.get("key"): pair.get("value") for pair in pairs}
+            return JsonLayout(more, includes_millis=layout.get("includeTimeMillis") == "true")
         case "jsontemplatelayout":
-            notes.append("JsonTemplateLayout has JsonLayout's members here, no template's")
+            notes.append("JsonTemplateLayout has the members of JsonLayout here, no template")
             return JsonLayout()
-    notes.append(f"{layout.tag} has no counterpart here; its lines are those of {_PATTERN!r}")
+    notes.append(f"{layout.name} has no counterpart here; its lines are those of {_PATTERN!r}")
     return PatternFormatter(_PATTERN)
 
 
-def _log_file(element: ET.Element, notes: list[str]) -> logging.Handler:
-    file = attribute(element, "fileName")
+def _log_file(node: Node, notes: list[str]) -> logging.Handler:
+    file = node.get("fileName")
     if not file:
-        raise ValueError("it names no file")
-    path, is_rolling = Path(file), tag(element) in _ROLLING
-    rollover = _rollover(element, notes) if is_rolling else Rollover("", None, 0, None)
+        raise ValueError("it has no fileName")
+    path, is_rolling = Path(file), node.kind in _ROLLING
+    rollover = _rollover(node, notes) if is_rolling else Rollover("", None, 0, None)
     path.parent.mkdir(parents=True, exist_ok=True)
-    if attribute(element, "append").lower() == "false":
+    if node.get("append").lower() == "false":
         path.unlink(missing_ok=True)
     return LogFile(path, rollover)
 
 
-def _rollover(element: ET.Element, notes: list[str]) -> Rollover:
-    pattern = attribute(element, "filePattern")
+def _rollover(node: Node, notes: list[str]) -> Rollover:
+    pattern = node.get("filePattern")
     if not pattern:
         raise ValueError("it has no filePattern")
     if re.search(r"\.(zip|bz2|deflate|pack200|xz|zst)$", pattern):
-        notes.append(f"old files are compressed by gzip, for {pattern!r}")
+        notes.append(f"old files are compressed by gzip instead of {pattern!r}")
         pattern = pattern.rpartition(".")[0] + ".gz"
     if not re.search(r"%d|%\d*i", pattern):
         stem, dot, ending = pattern.partition(".log")
         pattern = f"{stem}.%i{dot}{ending}"
-        notes.append(f"filePattern has no %d and no %i, so {pattern!r} counts")
-    parts = {tag(child): child for child in _children(element, "policies")}
-    size, time = parts.get("sizebasedtriggeringpolicy"), parts.get("timebasedtriggeringpolicy")
-    for kind, child in parts.items():
-        if kind.endswith(("policy", "strategy")) and kind not in _FOLLOWED:
-            notes.append(f"{child.tag} has no counterpart here")
+        notes.append(f"filePattern has no %d and no %i, so old files are named by {pattern!r}")
+    parts = {child.kind: child for child in node.children}
+    size, time, strategy = (parts.pop(kind, None) for kind in _POLICIES)
+    others = (each for each in parts.values() if each.kind.endswith(("policy", "strategy")))
+    notes += [f"{each.name} has no counterpart here" for each in others]
     return Rollover(
         pattern,
-        None if size is None else _bytes(attribute(size, "size", "10 MB")),
-        0 if time is None else max(1, int(attribute(time, "interval", "1"))),
-        _old_files(pattern, parts.get("defaultrolloverstrategy"), notes),
+        None if size is None else _bytes(size.get("size", "10 MB")),
+        0 if time is None else max(1, int(time.get("interval", "1"))),
+        _old_files(pattern, strategy, notes),
     )
 
 
-def _old_files(pattern: str, strategy: ET.Element | None, notes: list[str]) -> int | None:
-    """How many old files are kept; None for all."""
+def _old_files(pattern: str, strategy: Node | None, notes: list[str]) -> int | None:
+    """Return how many old files are kept; None for all."""
     if strategy is not None:
-        if any(tag(child) == "delete" for child in strategy):
+        if any(child.kind == "delete" for child in strategy.children):
             notes.append("Delete has no counterpart here; max has")
-        if attribute(strategy, "fileIndex") == "nomax":
+        if strategy.get("fileIndex") == "nomax":
             return None
-        if attribute(strategy, "max"):
-            return int(attribute(strategy, "max"))
+        if strategy.get("max"):
+            return int(strategy.get("max"))
     return _OLD_FILES if re.search(r"%\d*i", pattern) and "%d{" not in pattern else None
-
-
-def _children(element: ET.Element, group: str) -> Iterable[ET.Element]:
-    """What is inside an element, and inside the group of that name in it."""
-    for child in element:
-        if tag(child) == group:
-            yield from child
-        else:
-            yield child
 
 
 def _bytes(size: str) -> int:
     match = _SIZE.fullmatch(size.strip())
     if match is None:
-        raise ValueError(f"{size!r} is no size of a file")
+        raise ValueError(f"{size!r} is not the size of a file")
     return max(1, int(float(match[1]) * _FACTORS[match[2].upper()]))
 
 
-def _syslog(element: ET.Element) -> logging.Handler:
-    host, port = attribute(element, "host", "localhost"), int(attribute(element, "port", "514"))
-    facility = attribute(element, "facility", "local0").lower()
+def _syslog(node: Node) -> logging.Handler:
+    host, port = node.get("host", "localhost"), int(node.get("port", "514"))
+    facility = node.get("facility", "local0").lower()
     if facility not in SysLogHandler.facility_names:
-        raise ValueError(f"there is no facility {facility!r}")
-    if attribute(element, "protocol", "UDP").upper() != "UDP":
-        raise ValueError("syslog goes by UDP only")
+        raise ValueError(f"{facility!r} is not a facility")
+    if node.get("protocol", "UDP").upper() != "UDP":
+        raise ValueError("syslog uses UDP only")
     try:
         return SysLogHandler((host, port), SysLogHandler.facility_names[facility])
     except (OSError, OverflowError) as error:

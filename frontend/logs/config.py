@@ -1,14 +1,14 @@
-"""What ``--log-config`` names: a logging configuration of Python's, or one of log4j.
+"""Reads the file of ``--log-config``: a logging configuration of Python, or one of log4j.
 
-A yaml or json file is a dictionary for `logging.config.dictConfig` and decides everything. Records
-of ``ACCESS_LOG``, ``TS_METRICS`` and ``MODEL_METRICS`` are finished lines, several in one record,
-for a formatter ``%(message)s``. ``$LOG_LOCATION`` and ``$METRICS_LOCATION`` in the file stand for
-the directories of the logs. It may name `marserve.frontend.logs.files.LogFile` with its ``path``,
+A yaml or json file is a dictionary for `logging.config.dictConfig` and replaces the usual files.
+Records of ``ACCESS_LOG``, ``TS_METRICS`` and ``MODEL_METRICS`` are finished lines, several in one
+record, for a formatter ``%(message)s``. ``$LOG_LOCATION`` and ``$METRICS_LOCATION`` in the file are
+the directories of the logs. It may use `marserve.frontend.logs.files.LogFile` with its ``path``,
 and `marserve.frontend.logs.setup.LineFormatter`.
 
-A log4j file (xml or properties, version 2 or 1) decides everything, too, if it has appenders, which
-become handlers (`appenders`). Without appenders its levels count, for the usual files. What is not
-taken over is logged, once.
+A log4j file (xml or properties, version 2 or 1) replaces them, too, if it has appenders, which
+become handlers (`appenders`). Without appenders its levels apply to the usual files. What has no
+effect is logged, once.
 """
 
 import json
@@ -26,16 +26,16 @@ from marserve.frontend.configuration.bounded_yaml import YamlTooLarge, load_yaml
 from marserve.frontend.configuration.properties import ConfigError, parse_properties
 from marserve.frontend.logs.appenders import make_handlers
 from marserve.frontend.logs.levels import set_level
-from marserve.frontend.logs.log4j import Log4jConfig, read_log4j
+from marserve.frontend.logs.log4j import Log4jConfig, Node, read_log4j
 from marserve.frontend.logs.log4j_properties import tree_of_properties
 from marserve.frontend.logs.setup import (
     Console,
     Forward,
-    Writer,
-    attach,
+    LoggerSetup,
     configure_logging,
     hide_details,
-    remember_loggers,
+    restore_loggers,
+    set_up_loggers,
 )
 
 logger = logging.getLogger(__name__)
@@ -53,17 +53,17 @@ def configure_by_file(
     verbose: bool = False,
     properties: Mapping[str, str] | None = None,
 ) -> ExitStack:
-    """`configure_logging` by a file; ``properties`` are Java's, for lookups of log4j.
+    """Configure the logs by a file, as `configure_logging` does without one.
 
-    A dictionary decides itself about ``as_json``, ``asynchronous`` and ``verbose``, appenders about
-    the first.
+    ``properties`` are Java's, for lookups of log4j. ``as_json`` applies only where the file has no
+    appenders, ``asynchronous`` and ``verbose`` only to a file of log4j.
 
     Raises:
         ConfigError: The file cannot be used.
         OSError: A log file cannot be opened.
     """
-    places = {"LOG_LOCATION": str(log_dir), "METRICS_LOCATION": str(metrics_dir)}
-    config = read_log_config(path, places, properties)
+    variables = {"LOG_LOCATION": str(log_dir), "METRICS_LOCATION": str(metrics_dir)}
+    config = read_log_config(path, variables, properties)
     if isinstance(config, dict):
         return _apply_dictionary(config, path, (log_dir, metrics_dir))
     if config.appenders:
@@ -72,9 +72,9 @@ def configure_by_file(
         opened = configure_logging(
             log_dir, metrics_dir, as_json=as_json, asynchronous=asynchronous, verbose=verbose
         )
-        for configured in config.loggers:
-            if configured.level is not None:
-                set_level(configured.name, configured.level)
+        for each in config.loggers:
+            if each.level is not None:
+                set_level(each.name, each.level)
     for sentence in dict.fromkeys(config.remarks):
         logger.warning("%s: %s", path, sentence)
     return opened
@@ -86,37 +86,21 @@ def _apply_log4j(config: Log4jConfig, *, asynchronous: bool, verbose: bool) -> E
         for handler in chain.from_iterable(handlers.values()):
             if isinstance(handler, Console) and not verbose:
                 hide_details(handler)
-        writer = Writer(opened) if asynchronous else None
-        loggers = config.loggers
-        remember_loggers(opened, (configured.name for configured in loggers))
-        set_level("root", logging.ERROR)  # as log4j, where the file says nothing
-        of_root = {ref for each in loggers if each.name == "root" for ref in each.appenders}
-        for configured in loggers:
-            name, is_additive = configured.name, configured.is_additive
-            # Where an appender is the root's, too, additivity would write each record twice.
-            shared = of_root if is_additive and name != "root" else ()
-            references = [ref for ref in configured.appenders if ref not in shared]
-            attached = _referenced(name, references, handlers, config.remarks)
-            if attached and writer is not None:
-                attached = [writer.before(attached)]
-            attach(name, attached, configured.level, propagate=is_additive)
+        of_root = {ref for each in config.loggers if each.name == "root" for ref in each.appenders}
+        plan = [LoggerSetup("root", level=logging.ERROR)]  # as log4j without a level of the file
+        for each in config.loggers:
+            # An appender of the root logger, too, would get each record twice by additivity.
+            shared = of_root if each.is_additive and each.name != "root" else ()
+            attached: list[logging.Handler] = []
+            for appender, level in each.appenders:
+                targets = handlers.get(appender)
+                if targets is None:
+                    config.remarks.append(f"Logger {each.name}: there is no appender {appender!r}.")
+                elif (appender, level) not in shared:
+                    attached += [Forward(targets, level)] if level and targets else targets
+            plan.append(LoggerSetup(each.name, attached, each.level, each.is_additive))
+        set_up_loggers(plan, opened, asynchronous=asynchronous)
         return opened.pop_all()
-
-
-def _referenced(
-    name: str,
-    references: Iterable[tuple[str, int]],
-    handlers: Mapping[str, list[logging.Handler]],
-    remarks: list[str],
-) -> list[logging.Handler]:
-    """The handlers of a logger's appenders, each for records from a level on."""
-    found: list[logging.Handler] = []
-    for appender, level in references:
-        if appender not in handlers:
-            remarks.append(f"Logger {name}: there is no appender {appender!r}.")
-        targets = handlers.get(appender, [])
-        found += [Forward(targets, level)] if level and targets else targets
-    return found
 
 
 def _apply_dictionary(
@@ -125,7 +109,7 @@ def _apply_dictionary(
     for directory in directories:
         directory.mkdir(parents=True, exist_ok=True)
     with ExitStack() as opened:
-        remember_loggers(opened)
+        restore_loggers(opened)
         try:
             dictConfig(dictionary)
         except (ValueError, TypeError, AttributeError, ImportError, KeyError) as error:
@@ -140,9 +124,9 @@ def read_log_config(
     properties: Mapping[str, str] | None = None,
     content: bytes | None = None,
 ) -> dict[str, Any] | Log4jConfig:
-    """Read a file of logging's dictionary or of log4j, as the ending of its name says.
+    """Read a file of log4j or a dictionary for logging, by the ending of its name.
 
-    ``content`` is that of the file, where it has been read.
+    ``content`` is that of the file if it has been read.
 
     Raises:
         ConfigError: It cannot be read.
@@ -156,10 +140,10 @@ def read_log_config(
                 return _dictionary(json.loads(Template(text).safe_substitute(directories)))
             case ".xml":
                 root = ET.fromstring(text)  # noqa: S314 - the operator's own file
-                return read_log4j(root, properties or {})
+                return read_log4j(Node.from_xml(root), properties or {})
             case ".properties":
                 return read_log4j(tree_of_properties(parse_properties(text)), properties or {})
-        raise ValueError("its name ends in none of .yaml, .json, .xml, .properties")
+        raise ValueError("its name does not end in .yaml, .json, .xml or .properties")
     except _UNREADABLE as error:
         reason = " ".join(str(error).split())
         raise ConfigError(f"Cannot use the log configuration {path}: {reason}") from error
@@ -170,12 +154,12 @@ def _load(text: str) -> Any:
         return load_yaml(text)
     except YamlTooLarge as error:
         raise ValueError(f"it {error}") from error
-    except Exception as error:  # the parser has many corners
+    except Exception as error:  # PyYAML raises many kinds
         raise ValueError(str(error)) from error
 
 
 def _dictionary(parsed: Any) -> dict[str, Any]:
     if not isinstance(parsed, dict):
-        raise ValueError("it is no dictionary")  # noqa: TRY004 - a value, not a type, is wrong
-    # Nobody wants a server whose loggers are silently switched off.
+        raise ValueError("it is not a dictionary")  # noqa: TRY004 - a value, not a type, is wrong
+    # dictConfig disables the loggers of modules by default.
     return {"version": 1, "disable_existing_loggers": False, **parsed}

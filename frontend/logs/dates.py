@@ -1,13 +1,13 @@
-"""Dates by Java's patterns, ``yyyy-MM-dd HH:mm:ss,SSS``, and the names that log4j has for them.
+"""Dates in Java's patterns, ``yyyy-MM-dd HH:mm:ss,SSS``, and log4j's names of patterns.
 
-Names of days and months are English, as in TorchServe: nobody sets Python's locale for dates here.
+Names of days and months are English, as in TorchServe.
 """
 
 import datetime as dt
 import re
 from collections.abc import Callable
 
-#: log4j's names for patterns; each has a twin with a point before the milliseconds.
+#: Patterns by log4j's names. Each has a twin with a point before the milliseconds.
 NAMED = {
     "": "yyyy-MM-dd HH:mm:ss,SSS",
     "DEFAULT": "yyyy-MM-dd HH:mm:ss,SSS",
@@ -25,23 +25,25 @@ NAMED |= {
 }
 
 Format = Callable[[dt.datetime], str]
-#: Formats a part of a moment; takes how often its letter stands in the pattern.
+#: Formats a part of a moment; the number is how often its letter is repeated.
 _Field = Callable[[dt.datetime, int], str]
 
 _PIECE = re.compile(r"'((?:[^']|'')*)'|([A-Za-z])\2*|[^A-Za-z']+")
 
 
 def date_format(pattern: str) -> Format:
-    """Formats moments that have a time zone, by a pattern of Java's or one of `NAMED`.
+    """Return a function that formats moments, which have a time zone.
+
+    ``pattern`` is Java's, or one of the names in `NAMED`.
 
     Raises:
-        ValueError: The pattern has a letter or a quote that has no meaning.
+        ValueError: The pattern has an unknown letter, or a quote that is not closed.
     """
     pattern = NAMED.get(pattern, pattern)
     if pattern.count("'") % 2:
         raise ValueError(f"the date pattern {pattern!r} has an open quote")
     pieces = [_piece(match) for match in _PIECE.finditer(pattern)]
-    return lambda moment: "".join(piece(moment) for piece in pieces)
+    return lambda moment: "".join([piece(moment) for piece in pieces])
 
 
 def _piece(match: re.Match[str]) -> Format:
@@ -49,10 +51,9 @@ def _piece(match: re.Match[str]) -> Format:
     if letter is None:
         literal = text if quoted is None else quoted.replace("''", "'") or "'"
         return lambda _moment: literal
-    length = len(text)
     if letter not in _FIELDS:
         raise ValueError(f"the letter {letter!r} of a date pattern is not known")
-    field = _FIELDS[letter]
+    field, length = _FIELDS[letter], len(text)
     return lambda moment: field(moment, length)
 
 
@@ -71,7 +72,7 @@ def _fraction(moment: dt.datetime, length: int) -> str:
 
 
 def _offset(moment: dt.datetime, length: int) -> str:
-    """ISO 8601's: ``Z``, else hours, with minutes, with a colon between them."""
+    """The offset by ISO 8601: ``Z``, ``+05``, ``+0530`` or ``+05:30``."""
     text = moment.strftime("%z")
     if not moment.utcoffset():
         return "Z"
@@ -82,7 +83,6 @@ def _number(number: Callable[[dt.datetime], int]) -> _Field:
     return lambda moment, length: str(number(moment)).zfill(length)
 
 
-#: By their letters.
 _FIELDS: dict[str, _Field] = {
     "d": _number(lambda moment: moment.day),
     "D": _number(lambda moment: moment.timetuple().tm_yday),
@@ -93,16 +93,12 @@ _FIELDS: dict[str, _Field] = {
     "K": _number(lambda moment: moment.hour % 12),
     "m": _number(lambda moment: moment.minute),
     "s": _number(lambda moment: moment.second),
-    "y": _year,
-    "u": _year,
-    "M": _month,
-    "L": _month,
+    **dict.fromkeys("yu", _year),
+    **dict.fromkeys("ML", _month),
+    **dict.fromkeys("Sn", _fraction),
+    **dict.fromkeys("Xx", _offset),
     "E": lambda moment, length: moment.strftime("%A" if length > 3 else "%a"),
-    "a": lambda moment, _length: "AM" if moment.hour < 12 else "PM",
-    "S": _fraction,
-    "n": _fraction,
-    "X": _offset,
-    "x": _offset,
+    "a": lambda moment, _length: moment.strftime("%p"),
     "Z": lambda moment, _length: moment.strftime("%z"),
     "z": lambda moment, _length: moment.strftime("%Z"),
 }

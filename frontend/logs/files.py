@@ -1,27 +1,29 @@
-"""A log file that is turned when its time is over or it is full; old ones are compressed and kept.
+"""A log file that is rolled over when its period ends or it is full; old files are compressed.
 
-When, and what the old ones are called, a `Rollover` says by a pattern of log4j's:
+A `Rollover` decides when, and names the old files by log4j's ``filePattern``:
 
     logs/ts_log.%d{dd-MMM}.log.gz      ts_log.20-Nov.log.gz, ts_log.20-Nov.2.log.gz, …
     logs/app-%d{yyyy-MM-dd}-%i.log     app-2026-11-20-1.log, app-2026-11-20-2.log, …
 
-Where it has no ``%i``, log4j writes over the old file of the same name; here the next one gets a
-number. The newest has the highest number. Without a `Rollover` it is as in TorchServe, the first
-pattern at midnight and at 100 MB.
+The newest file has the highest number. Where the pattern has no ``%i``, log4j overwrites an old
+file of the same name; here the next one gets a number. TorchServe's files have the first pattern,
+and are rolled over at midnight and at 100 MB.
 
-Turning is a rename, where the records are made. Compressing a hundred megabytes takes seconds, so
-a thread does it, also for what a crash left. The handlers of Python's logging turn by time or by
-size, not by both, and look the size up at each record.
+The rotating handlers of the standard library roll over by size or by time, not by both, and
+compress in the thread that logs, which takes seconds for 100 MB. Here another thread does that.
 """
 
 import contextlib
 import datetime as dt
+import glob
 import gzip
 import logging
+import os
 import re
 import shutil
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
@@ -30,87 +32,107 @@ from typing import BinaryIO
 
 from marserve.frontend.logs.dates import date_format
 
-_TOKEN = re.compile(r"%d(?:\{([^}]*)\})?(?:\{[^}]*\})?|%(\d*)i")
-_ANY_NUMBER = 987_654_321
-# The letters of date patterns that tell how often a file is turned, the shortest period first.
-_PERIODS = {"s": "second", "m": "minute", "Hhk": "hour", "dDEu": "day", "w": "week", "M": "month"}
+_TOKEN = re.compile(r"%d(?:\{(?P<date>[^}]*)\})?(?:\{[^}]*\})?|%(?P<width>\??\d*)i")
+_OPTIONAL = "?"  # the width of a number that is left out where it is 1
+_DATE = "yyyy-MM-dd"
+_ENDING = re.compile(r"(\.[A-Za-z]+)?$")
+#: Letters of date patterns, the shortest period first, and the `time.struct_time` field they show.
+_PERIODS = {"s": 5, "m": 4, "Hhk": 3, "dDE": 2, "w": 2, "ML": 1, "yu": 0}
+_FIRST = (1, 1, 1, 0, 0, 0)  # of the fields
 
 
 @dataclass(frozen=True)
 class Rollover:
-    """When a file is turned, and what the old ones are called.
+    """When a file is rolled over, and the names of the old files.
 
     Raises:
         ValueError: The pattern's date cannot be read.
     """
 
-    pattern: str  # path of the old files; with ``.gz`` at its end they are compressed
-    max_bytes: int | None = 100 * 1024 * 1024  # length at which it is turned; None for any
-    interval: int = 1  # periods of the pattern's date after which it is turned; 0 for never
+    pattern: str  # path of the old files, which are compressed if it ends with ``.gz``
+    max_bytes: int | None = 100 * 1024 * 1024  # size at which it is rolled over; None for any
+    interval: int = 1  # periods of the pattern's date after which it is rolled over; 0 for never
     old_files: int | None = 5  # how many are kept; None for all
 
     def __post_init__(self) -> None:
-        for match in _TOKEN.finditer(self.pattern):
-            date_format(match[1] or "")
+        for token in _TOKEN.finditer(self.pattern):
+            date_format(token["date"] or "")
 
     @property
     def is_compressed(self) -> bool:
-        """Whether old files are."""
+        """Whether old files are compressed."""
         return self.pattern.endswith(".gz")
 
-    def next_turn(self, moment: float) -> float:
-        """When a file that was begun at a moment is turned, in seconds since the epoch."""
-        dates = [match[1] for match in _TOKEN.finditer(self.pattern) if match[2] is None]
-        if not self.interval or not dates:
+    def next_time(self, start: float) -> float:
+        """Return when a file that was started at ``start`` is due, in seconds since the epoch."""
+        dates = self._fill(str, lambda _: "", lambda _: "")
+        letters = set(re.sub(r"'[^']*'", "", dates))
+        period = next((period for period in _PERIODS if letters & set(period)), "")
+        if not self.interval or not period:
             return float("inf")
-        letters = set(re.sub(r"'[^']*'", "", "".join(date or "yyyy-MM-dd" for date in dates)))
-        unit = next((unit for found, unit in _PERIODS.items() if letters & set(found)), "year")
-        return _end_of_period(moment, unit, self.interval)
+        now, field = time.localtime(start), _PERIODS[period]
+        fields = [*now[: field + 1], *_FIRST[field + 1 :]]
+        fields[field] += 7 * self.interval - now.tm_wday if period == "w" else self.interval
+        # Hours and less have the present offset: clocks may be put back meanwhile.
+        return time.mktime(time.struct_time((*fields, 0, 0, now.tm_isdst if field > 2 else -1)))
 
-    def free_name(self, moment: float) -> Path:
-        """The path, before it is compressed, of a new old file whose records are of a moment."""
-        day = dt.datetime.fromtimestamp(moment, dt.UTC).astimezone()
-        first = self._path(day, 1)
-        head, _, tail = str(self._path(day, _ANY_NUMBER)).partition(str(_ANY_NUMBER))
-        numbered = re.compile(rf"{re.escape(head)}(\d+){re.escape(tail)}(\.gz)?")
-        found = (numbered.fullmatch(str(file)) for file in first.parent.glob("*"))
-        taken = max((int(match[1]) for match in found if match), default=0)
-        if first.exists() or Path(f"{first}.gz").exists():
-            taken = max(taken, 1)
-        return self._path(day, taken + 1)
+    def new_name(self, start: float) -> Path:
+        """Return the path, before it is compressed, of a file that was started at ``start``."""
+        moment = dt.datetime.fromtimestamp(start, dt.UTC).astimezone()
 
-    def old(self, *, unfinished: bool = False) -> list[Path]:
-        """The old files that are there, or those that were to be compressed and are not."""
-        if unfinished and not self.is_compressed:
-            return []
-        pattern = self.pattern.removesuffix(".gz") if unfinished else self.pattern
-        name = re.compile(_as_regex(str(Path(pattern))))
-        fixed = self.pattern[: next((m.start() for m in _TOKEN.finditer(self.pattern)), None)]
-        folder = Path(fixed.rpartition("/")[0] or ("/" if fixed.startswith("/") else "."))
-        below = self.pattern[len(str(folder)) :].lstrip("/").count("/")  # dates may have some
-        found = folder.glob("*/" * below + "*")
-        return [file for file in found if name.fullmatch(str(file)) and file.is_file()]
+        def date(pattern: str) -> str:
+            return date_format(pattern)(moment)
 
-    def _path(self, day: dt.datetime, number: int) -> Path:
-        """The path of an old file before it is compressed."""
-        has_index = any(match[2] is not None for match in _TOKEN.finditer(self.pattern))
+        number = max(self.find(lambda pattern: re.escape(date(pattern))).values(), default=0) + 1
 
-        def replacement(match: re.Match[str]) -> str:
-            if match[2] is not None:
-                return str(number).zfill(int(match[2] or 0))
-            return date_format(match[1] or "yyyy-MM-dd")(day)
+        def numbered(width: str) -> str:
+            if width == _OPTIONAL:
+                return f".{number}" if number > 1 else ""
+            return str(number).zfill(int(width or 0))
 
-        name = _TOKEN.sub(replacement, self.pattern)
-        if not has_index and number > 1:
-            stem, ending = _split(name)
-            name = f"{stem}.{number}{ending}"
-        return Path(name.removesuffix(".gz"))
+        return Path(self._fill(date, numbered))
+
+    def find(self, date: Callable[[str], str] | None = None) -> dict[Path, int]:
+        """Return the numbers of the old files, compressed or not.
+
+        ``date`` returns the regular expression of a date pattern, by default that of any date.
+        """
+
+        def numbered(width: str) -> str:
+            return r"(?:\.(\d+))?" if width == _OPTIONAL else r"(\d+)"
+
+        ending = r"(?:\.gz)?" if self.is_compressed else ""
+        name = re.compile(self._fill(date or _date_regex, numbered, re.escape) + ending)
+        # A date may contain a slash.
+        wild = self._fill(lambda date: re.sub("[^/]+", "*", date), lambda _: "*", glob.escape)
+        paths = glob.glob(f"{wild}*")  # noqa: PTH207 - Path.glob takes no absolute pattern
+        found = (name.fullmatch(path) for path in paths)
+        return {Path(match[0]): int(match[1] or 1) for match in found if match}
+
+    def _fill(
+        self,
+        date: Callable[[str], str],
+        number: Callable[[str], str],
+        literal: Callable[[str], str] = str,
+    ) -> str:
+        """Return the pattern without ``.gz``, with each of its parts replaced by a function."""
+        pattern = str(Path(self.pattern)).removesuffix(".gz")
+        if not re.search(r"%\d*i", pattern):
+            pattern = _ENDING.sub(rf"%{_OPTIONAL}i\1", pattern, count=1)
+        parts, at = [], 0
+        for token in _TOKEN.finditer(pattern):
+            parts.append(literal(pattern[at : token.start()]))
+            width = token["width"]
+            parts.append(date(token["date"] or _DATE) if width is None else number(width))
+            at = token.end()
+        return "".join([*parts, literal(pattern[at:])])
 
 
 class LogFile(logging.Handler):
     """Appends records to a file, whose directory must exist.
 
-    A full disk is no reason to stop serving: it is mentioned once, not per record.
+    A file that cannot be written, as on a full disk, is reported once on standard error, not for
+    each record.
 
     Raises:
         OSError: It cannot be opened.
@@ -119,42 +141,40 @@ class LogFile(logging.Handler):
     def __init__(self, path: Path | str, rollover: Rollover | None = None) -> None:
         super().__init__()
         self.path = Path(path)
+        self._file = self._open()
         self._rollover = rollover or daily(self.path)
-        self._has_complained = False
+        self._has_reported = False
         self._compressor = ThreadPoolExecutor(1, thread_name_prefix=f"{self.path.stem}-gzip")
-        self._open()
-        for old in self._old_files(unfinished=True):  # a crash left them
-            self._compressor.submit(self._tidy, old)
+        self._start_period(self._last_change())
+        if any(self._is_uncompressed(path) for path in self._old_files()):
+            self._compressor.submit(self._tidy)  # a server that was killed left them
 
     def emit(self, record: logging.LogRecord) -> None:
         """Called by logging with each record."""
         try:
-            line = (self.format(record) + "\n").encode("utf-8", "backslashreplace")
-            limit = self._rollover.max_bytes
-            is_full = limit is not None and self._size > 0 and self._size + len(line) > limit
-            if is_full or record.created >= self._turn_at:
-                self._try_turn(record)
-            self._file.write(line)
-            self._size += len(line)
-        except Exception:  # noqa: BLE001 - a formatter's mistake must not cost a request
+            size = os.fstat(self._file.fileno()).st_size
+            if size >= self._max_bytes or record.created >= self._next_time:
+                self._roll_over(record, size)
+            # Unbuffered: a third less time than StreamHandler's write and flush.
+            self._file.write(f"{self.format(record)}\n".encode("utf-8", "backslashreplace"))
+        except Exception:  # noqa: BLE001 - a request must not fail by its log line
             self.handleError(record)
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: ARG002, N802  logging's name
         """Called when a record cannot be written."""
-        if not self._has_complained:
-            self._has_complained = True
-            _complain(f"{self.path} cannot be written: {sys.exc_info()[1]}")
+        if not self._has_reported:
+            self._has_reported = True
+            _report(f"{self.path} cannot be written: {sys.exc_info()[1]}")
 
     def reopen(self) -> None:
-        """Write to a new file, where another program has moved this one.
+        """Open the file again, which another program may have moved.
 
         Raises:
-            OSError: It cannot be opened; records go to the old one.
+            OSError: It cannot be opened; the old one is still written.
         """
         with self.lock or contextlib.nullcontext():
-            before = self._file
-            self._open()
-            before.close()
+            self._replace()
+            self._start_period(self._last_change())
 
     def close(self) -> None:
         """Close the file and wait until old ones are compressed. Safe to call twice."""
@@ -163,107 +183,91 @@ class LogFile(logging.Handler):
         self._compressor.shutdown(wait=True)
         super().close()
 
-    def _open(self) -> None:
-        self._file: BinaryIO = self.path.open("ab", buffering=0)
+    def _open(self) -> BinaryIO:
+        return self.path.open("ab", buffering=0)
+
+    def _replace(self) -> None:
+        previous, self._file = self._file, self._open()
+        previous.close()
+
+    def _last_change(self) -> float:
         status = self.path.stat()
-        self._size = status.st_size
-        self._begin_period(status.st_mtime if self._size else time.time())
+        return status.st_mtime if status.st_size else time.time()
 
-    def _begin_period(self, now: float) -> None:
-        self._begun = now
-        self._turn_at = self._rollover.next_turn(now)
+    def _start_period(self, start: float, size: int = 0) -> None:
+        self._start = start
+        self._next_time = self._rollover.next_time(start)
+        limit = self._rollover.max_bytes
+        self._max_bytes = float("inf") if limit is None else size + limit
 
-    def _try_turn(self, record: logging.LogRecord) -> None:
-        """Begin a new file; where that cannot be done, go on with the old one for as long again."""
+    def _roll_over(self, record: logging.LogRecord, size: int) -> None:
+        """Start a new file; where that fails, use the old one for as long again."""
         try:
-            if self._size:
-                self._turn()
+            if size:
+                self._rename()
+                size = 0
         except OSError:
             self.handleError(record)
-            self._size = 0
-        self._begin_period(record.created)
+        self._start_period(record.created, size)
 
-    def _turn(self) -> None:
-        old = self._rollover.free_name(self._begun)
+    def _rename(self) -> None:
+        old = self._rollover.new_name(self._start)
         old.parent.mkdir(parents=True, exist_ok=True)
         self.path.rename(old)
-        full = self._file
         try:
-            self._open()
+            self._replace()
         except OSError:
             old.rename(self.path)
             raise
-        full.close()
-        self._compressor.submit(self._tidy, old)
+        self._compressor.submit(self._tidy)
 
-    def _old_files(self, *, unfinished: bool = False) -> list[Path]:
-        """Without the one that is written, whose name may look like an old one's."""
-        found = self._rollover.old(unfinished=unfinished)
-        return [file for file in found if file.absolute() != self.path.absolute()]
+    def _old_files(self) -> dict[Path, int]:
+        """Return the old files without the present one, whose name may fit the pattern."""
+        found, present = self._rollover.find(), self.path.absolute()
+        return {path: number for path, number in found.items() if path.absolute() != present}
 
-    def _tidy(self, old: Path) -> None:
-        """Compress a file that was turned, where that is wanted, and remove what is too old."""
+    def _is_uncompressed(self, old: Path) -> bool:
+        return self._rollover.is_compressed and old.suffix != ".gz"
+
+    def _tidy(self) -> None:
+        """Remove the old files that are too many, and compress the others."""
         try:
-            if self._rollover.is_compressed:
-                part = old.with_suffix(".part")
-                with old.open("rb") as source, gzip.open(part, "wb", compresslevel=6) as target:
-                    shutil.copyfileobj(source, target, 1 << 20)
-                part.rename(old.with_name(f"{old.name}.gz"))
-                old.unlink()
-            if (kept := self._rollover.old_files) is not None:
-                found = sorted(self._old_files(), key=lambda file: file.stat().st_mtime_ns)
-                for file in found[: max(0, len(found) - kept)]:
-                    file.unlink()
+            numbers, kept = self._old_files(), self._rollover.old_files
+            # Times have the resolution of the kernel's clock, a few milliseconds.
+            found = sorted(numbers, key=lambda path: (path.stat().st_mtime_ns, numbers[path], path))
+            for path in found[: 0 if kept is None else max(0, len(found) - kept)]:
+                path.unlink()
+                found.remove(path)
+            for path in filter(self._is_uncompressed, found):
+                _compress(path)
         except OSError as error:
-            _complain(f"{old} cannot be put away: {error}")
-
-
-def _complain(sentence: str) -> None:
-    with contextlib.suppress(OSError):  # standard error is perhaps a file of the same full disk
-        print(sentence, file=sys.stderr)  # noqa: T201
+            _report(f"Old files of {self.path} cannot be compressed or removed: {error}")
 
 
 def daily(path: Path, **options: int) -> Rollover:
-    """TorchServe's rollover of a file."""
+    """Return TorchServe's rollover of a file."""
     return Rollover(str(path.with_name(f"{path.stem}.%d{{dd-MMM}}.log.gz")), **options)
 
 
-def _split(name: str) -> tuple[str, str]:
-    """A name before its endings, and these: ``.log.gz``."""
-    match = re.search(r"(\.[A-Za-z]+)?(\.gz)?$", name)
-    assert match is not None
-    return name[: match.start()], match[0]
+def _compress(path: Path) -> None:
+    part = path.with_suffix(".part")
+    with path.open("rb") as source, gzip.open(part, "wb", compresslevel=6) as target:
+        shutil.copyfileobj(source, target, 1 << 20)
+    shutil.copystat(path, part)  # files are removed in the order of their times
+    part.rename(path.with_name(f"{path.name}.gz"))
+    path.unlink()
 
 
-def _as_regex(pattern: str) -> str:
-    stem, ending = _split(pattern)
-    regex, at = "", 0
-    for match in _TOKEN.finditer(stem):
-        token = r"\d+" if match[2] is not None else _date_regex(match[1] or "yyyy-MM-dd")
-        regex += re.escape(stem[at : match.start()]) + token
-        at = match.end()
-    return regex + re.escape(stem[at:]) + r"(\.\d+)?" + re.escape(ending)
+def _report(sentence: str) -> None:
+    with contextlib.suppress(OSError):  # standard error may be a file of the same full disk
+        print(sentence, file=sys.stderr)  # noqa: T201
 
 
 @lru_cache(maxsize=64)
 def _date_regex(pattern: str) -> str:
-    """Matches dates of this layout, and little else: no other file may be removed."""
+    """Return a regex for the dates of a pattern, and little else: no other file may be removed."""
     format_date = date_format(pattern)
     first = dt.datetime(2028, 1, 1, tzinfo=dt.UTC)
     samples = (first + dt.timedelta(hours=13 * number) for number in range(680))
-    words = {re.sub(r"\d", "0", re.escape(format_date(moment))) for moment in samples}
-    return f"({'|'.join(sorted(words))})".replace("0", r"\d")
-
-
-def _end_of_period(moment: float, unit: str, count: int) -> float:
-    at = dt.datetime.fromtimestamp(moment)  # noqa: DTZ006 - local, as all times in the logs
-    if unit in ("second", "minute", "hour"):
-        seconds = {"second": 1, "minute": 60, "hour": 3600}[unit]
-        return (moment // seconds + count) * seconds
-    begin = dt.datetime.combine(at.date(), dt.time())
-    if unit == "day":
-        return (begin + dt.timedelta(count)).timestamp()
-    if unit == "week":
-        return (begin + dt.timedelta(7 * count - at.weekday())).timestamp()
-    months = at.year * 12 + (at.month - 1 + count if unit == "month" else 12 * count)
-    return dt.datetime(months // 12, months % 12 + 1, 1).timestamp()  # noqa: DTZ001 - local
+    texts = {re.sub(r"\d", "0", re.escape(format_date(moment))) for moment in samples}
+    return f"(?:{'|'.join(sorted(texts))})".replace("0", r"\d")

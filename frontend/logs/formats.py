@@ -1,10 +1,11 @@
-"""How log lines look: TorchServe's, as text and as JSON, and log4j's JSON.
+"""Formats of log lines: TorchServe's as text and as JSON, and log4j's JSON.
 
 Lines of answers and metrics are finished before they are logged, many in one record: a record for
-each would cost more than the answer. Such a record's attribute ``entries`` is what its lines were
-made of, for formatters that want them otherwise.
+each would cost more than the answer. The attribute ``entries`` of such a record contains what its
+lines were made of, for layouts that format them otherwise.
 """
 
+import copy
 import json
 import logging
 import time
@@ -14,13 +15,13 @@ from typing import Any, Protocol
 
 from marserve.frontend.configuration.values import without_secrets
 
-_LEVEL_WORDS = {"WARNING": "WARN", "CRITICAL": "FATAL"}  # log4j's words, five letters at most
-_THREAD_WORDS = {"MainThread": "main"}
+_LEVEL_NAMES = {"WARNING": "WARN", "CRITICAL": "FATAL"}  # log4j's: five letters at most
+_THREAD_NAMES = {"MainThread": "main"}
 _MAX_EXCERPT = 300  # characters
 
 
 class Entry(Protocol):
-    """What becomes a line."""
+    """The content of a line."""
 
     @property
     def at(self) -> float:
@@ -28,17 +29,17 @@ class Entry(Protocol):
 
     @property
     def text(self) -> str:
-        """What stands behind the time; has no line breaks."""
+        """The line after its time; without line breaks."""
 
     @property
     def members(self) -> Mapping[str, Any]:
-        """Of the line as a JSON object."""
+        """The line as a JSON object."""
 
 
 def log_entries(logger: logging.Logger, entries: Sequence[Entry], *, as_json: bool) -> None:
-    """Log entries as one record, if the logger lets INFO through.
+    """Log entries as one record, if the logger is enabled for INFO.
 
-    The record is made without looking for the caller, which costs more than a line.
+    The record is made without a search for the caller, which costs more than a line.
     """
     if not entries or not logger.isEnabledFor(logging.INFO):
         return
@@ -51,12 +52,12 @@ def log_entries(logger: logging.Logger, entries: Sequence[Entry], *, as_json: bo
 
 
 def timestamp(epoch: float) -> str:
-    """Seconds since the epoch as every log line has them: local time, milliseconds."""
+    """Format seconds since the epoch as in every log line: local time with milliseconds."""
     return _local_time_ms(int(epoch * 1000))
 
 
 def one_line(text: object) -> str:
-    """Make text from outside fit for a log line: printable, and no URL with secrets."""
+    """Return text of a client's or a handler's as one printable line, without secrets in URLs."""
     shown = without_secrets(str(text))
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in shown)
 
@@ -68,14 +69,14 @@ def excerpt(text: object) -> str:
 
 
 def level_and_thread(record: logging.LogRecord) -> tuple[str, str]:
-    """log4j's word for the level of a record, and the name of its thread or worker."""
-    level = _LEVEL_WORDS.get(record.levelname, record.levelname)
+    """Return log4j's name of a record's level, and the name of its worker or else its thread."""
+    level = _LEVEL_NAMES.get(record.levelname, record.levelname)
     thread = getattr(record, "worker", record.threadName) or ""
-    return level, _THREAD_WORDS.get(thread, thread)
+    return level, _THREAD_NAMES.get(thread, thread)
 
 
 class LineFormatter(logging.Formatter):
-    """``TIME [LEVEL] thread logger - text``; a worker's output names the worker as its thread."""
+    """Formats records as ``TIME [LEVEL] thread logger - text``."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  logging's name
         """Called by logging."""
@@ -85,7 +86,7 @@ class LineFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """The same as one JSON object per record."""
+    """Formats records as JSON objects, one per line."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Called by logging."""
@@ -103,7 +104,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class MetricLayout(JsonFormatter):
-    """TorchServe's JSONPatternLayout: metrics by their members."""
+    """TorchServe's JSONPatternLayout: metrics as JSON objects."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Called by logging."""
@@ -111,10 +112,29 @@ class MetricLayout(JsonFormatter):
         return super().format(record) if entries is None else _json_lines(entries)
 
 
-class JsonLayout(logging.Formatter):
-    """log4j's JsonLayout, each object on one line and with ``more`` members.
+class EntryFormatter(logging.Formatter):
+    """Base of log4j's layouts, which format each line of a record by itself."""
 
-    The time is ``timeMillis`` if it ``includes_millis``, else ``instant``.
+    def format(self, record: logging.LogRecord) -> str:
+        """Called by logging."""
+        entries: Sequence[Entry] | None = getattr(record, "entries", None)
+        if entries is None:
+            return self.format_line(record)
+        line, lines = copy.copy(record), []
+        for entry in entries:
+            line.created, line.msg = entry.at, entry.text
+            lines.append(self.format_line(line))
+        return "\n".join(lines)
+
+    def format_line(self, record: logging.LogRecord) -> str:
+        """Return the text of a record that is one line."""
+        raise NotImplementedError
+
+
+class JsonLayout(EntryFormatter):
+    """log4j's JsonLayout with each object on one line, and with ``more`` members.
+
+    The time is ``timeMillis`` if ``includes_millis``, else ``instant``.
     """
 
     def __init__(
@@ -124,25 +144,18 @@ class JsonLayout(logging.Formatter):
         self._more = dict(more or {})
         self._includes_millis = includes_millis
 
-    def format(self, record: logging.LogRecord) -> str:
-        """Called by logging."""
-        entries = getattr(record, "entries", None)
-        if entries is not None:
-            return "\n".join(self._line(record, entry.at, entry.text) for entry in entries)
-        return self._line(record, record.created, record.getMessage())
-
-    def _line(self, record: logging.LogRecord, at: float, message: str) -> str:
+    def format_line(self, record: logging.LogRecord) -> str:
+        """Return a record as a JSON object."""
         level, thread = level_and_thread(record)
-        seconds, rest = divmod(int(at * 1_000_000), 1_000_000)
-        time: dict[str, Any] = {"instant": {"epochSecond": seconds, "nanoOfSecond": rest * 1000}}
+        seconds, rest = divmod(int(record.created * 1_000_000), 1_000_000)
+        members: dict[str, Any] = {"instant": {"epochSecond": seconds, "nanoOfSecond": rest * 1000}}
         if self._includes_millis:
-            time = {"timeMillis": int(at * 1000)}
-        members = {
-            **time,
+            members = {"timeMillis": int(record.created * 1000)}
+        members |= {
             "thread": thread,
             "level": level,
             "loggerName": record.name,
-            "message": message,
+            "message": record.getMessage(),
         }
         if record.exc_info:
             members["thrown"] = {"extendedStackTrace": self.formatException(record.exc_info)}

@@ -1,11 +1,11 @@
-"""The levels of loggers, which are seen and changed while the server runs, and words for them."""
+"""Levels of loggers, which can be read and changed while the server runs, and their names."""
 
 import logging
 from collections.abc import Mapping
 
-#: Above every level: nothing gets through.
+#: Above every level: the logger writes nothing.
 OFF = logging.CRITICAL + 10
-#: What is below DEBUG shows no more than DEBUG.
+#: Levels by name. Python has nothing below DEBUG.
 LEVELS: Mapping[str, int] = {
     "all": logging.DEBUG,
     "trace": logging.DEBUG,
@@ -19,34 +19,34 @@ LEVELS: Mapping[str, int] = {
     "off": OFF,
 }
 SERVER = "marserve"
-#: Loggers whose records are finished lines, several in one record (`formats`).
+#: Loggers of finished lines: one record contains several (`formats.log_entries`).
 LINES = ("ACCESS_LOG", "TS_METRICS", "MODEL_METRICS")
-#: Those that have files, `SERVER` being what the root logger's is for.
+#: Loggers with files. The file of ``root`` also contains the records of `SERVER`.
 OF_FILES = ("root", SERVER, "MODEL_LOG", *LINES)
 
-_WORDS = ("debug", "info", "warn", "error", "fatal")
+_NAMES = ("debug", "info", "warn", "error", "fatal")
 
 
 def find_logger(name: str) -> logging.Logger:
-    """The logger of a name, which is ``root`` for the one above all others."""
+    """Return a logger by its name; ``root`` is the root logger."""
     return logging.getLogger("" if name == "root" else name)
 
 
 def level_word(level: int) -> str:
-    """TorchServe's word for a level."""
-    return next((word for word in _WORDS if level <= LEVELS[word]), "off")
+    """Return TorchServe's name of a level."""
+    return next((name for name in _NAMES if level <= LEVELS[name]), "off")
 
 
 def logger_levels() -> dict[str, int]:
-    """The level in force of those of TorchServe's files, then of the parts of the server."""
-    parts = sorted(
+    """Return the effective levels of the loggers with files, then of the server's modules."""
+    modules = sorted(
         name
         for name, logger in logging.root.manager.loggerDict.items()
         if isinstance(logger, logging.Logger) and name.startswith(f"{SERVER}.")
     )
-    return {name: find_logger(name).getEffectiveLevel() for name in (*OF_FILES, *parts)}
+    return {name: find_logger(name).getEffectiveLevel() for name in (*OF_FILES, *modules)}
 
 
 def set_level(name: str, level: int) -> None:
-    """Set what a logger lets through; with ``logging.NOTSET``, what its parent does."""
+    """Set the level of a logger; with ``logging.NOTSET`` its parent's applies."""
     find_logger(name).setLevel(level)

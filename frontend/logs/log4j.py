@@ -1,7 +1,7 @@
-"""A configuration of log4j (version 2 or 1, xml or properties), read into one shape.
+"""A configuration of log4j (version 1 or 2, xml or properties), read into one shape.
 
-That is the tree of log4j 2's xml (`log4j_properties` makes it of properties) with lookups resolved:
-``${env:LOG_LOCATION:-logs}``, ``${sys:name}``, ``${name}`` of the file's properties.
+Both formats become a tree of `Node`. Lookups are resolved in it: ``${env:LOG_LOCATION:-logs}``,
+``${sys:name}``, and ``${name}`` of the file's properties.
 """
 
 import datetime as dt
@@ -9,7 +9,7 @@ import os
 import re
 import socket
 import xml.etree.ElementTree as ET
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,14 +18,16 @@ from marserve.frontend.logs.levels import LEVELS
 
 _OUR_LOGGERS = ("MODEL_LOG", "ACCESS_LOG", "TS_METRICS", "MODEL_METRICS")
 _SERVER_LOGGERS = ("org.pytorch.serve", "com.amazonaws.ml.ts")
-# What TorchServe's own file quietens; those are not part of this server.
+# TorchServe's own file sets levels of these; they are not part of this server.
 _JAVA_LIBRARIES = re.compile(
     r"(io\.(netty|grpc|prometheus)|org\.(apache|eclipse)|com\.google)(\..*)?"
 )
 _LOGGERS = ("logger", "asynclogger", "root", "asyncroot", "category")
+_TYPED = ("appender", "layout", "filter")  # may name their kind in an attribute
+_GROUPS = ("filter", "filters", "policies")
 _LOOKUP = re.compile(r"\$\$?\{([^${}]*)\}")
 _MAX_LOOKUP_DEPTH = 10
-# Lookups that lead to one another make a value grow without end.
+# Lookups that contain one another make a value grow without end.
 _MAX_VALUE_LENGTH = 100_000
 _SYSTEM_PROPERTIES: dict[str, Callable[[], str | None]] = {
     "user.dir": lambda: str(Path.cwd()),
@@ -34,95 +36,115 @@ _SYSTEM_PROPERTIES: dict[str, Callable[[], str | None]] = {
 }
 
 
-@dataclass(frozen=True)
-class Log4jLogger:
-    """A logger, by our name; ``root`` for the root logger."""
+@dataclass
+class Node:
+    """A component of a configuration: an appender, a layout, a logger and the like."""
 
     name: str
-    level: int | None  # None where its parent's counts
+    attributes: dict[str, str] = field(default_factory=dict)  # by names in lower case
+    children: list["Node"] = field(default_factory=list)
+
+    @classmethod
+    def from_xml(cls, element: ET.Element) -> "Node":
+        """Return the node of an element."""
+        node = cls(element.tag.rpartition("}")[2])
+        node.attributes = {key.lower(): value for key, value in element.attrib.items()}
+        if node.kind in _TYPED:
+            node.name = node.attributes.get("type") or node.name
+        if text := (element.text or "").strip():
+            node.attributes.setdefault("value", text)
+        for child in element:
+            node.add(cls.from_xml(child))
+        return node
+
+    @property
+    def kind(self) -> str:
+        """The name in lower case."""
+        return self.name.lower()
+
+    def get(self, name: str, default: str = "") -> str:
+        """Return an attribute."""
+        return self.attributes.get(name.lower(), default)
+
+    def add(self, child: "Node") -> None:
+        """Add a child; one that is only a value, as ``<Pattern>%m</Pattern>``, as an attribute."""
+        if child.attributes.keys() == {"value"} and not child.children:
+            self.attributes.setdefault(child.kind, child.get("value"))
+        elif child.kind in _GROUPS:
+            self.children += child.children
+        else:
+            self.children.append(child)
+
+    def walk(self) -> Iterator["Node"]:
+        """Iterate over the node and all below it."""
+        waiting = [self]
+        while waiting:
+            node = waiting.pop()
+            yield node
+            waiting += reversed(node.children)
+
+
+@dataclass(frozen=True)
+class Log4jLogger:
+    """A logger by its name here; ``root`` is the root logger."""
+
+    name: str
+    level: int | None  # None where its parent's applies
     is_additive: bool  # whether its parents' appenders get its records, too
-    appenders: tuple[tuple[str, int], ...]  # names, each with the least level it gets
+    appenders: tuple[tuple[str, int], ...]  # names, each with the lowest level that it gets
 
 
 @dataclass
 class Log4jConfig:
-    """What a file says; ``remarks`` are sentences on what was not taken over."""
+    """The content of a file; ``remarks`` are sentences on what has no effect."""
 
-    appenders: dict[str, ET.Element] = field(default_factory=dict)  # by name
+    appenders: dict[str, Node] = field(default_factory=dict)  # by name
     loggers: list[Log4jLogger] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
 
 
-def read_log4j(root: ET.Element, properties: Mapping[str, str]) -> Log4jConfig:
+def read_log4j(root: Node, properties: Mapping[str, str]) -> Log4jConfig:
     """Read a ``Configuration`` of log4j; ``properties`` are Java's, for ``${sys:…}``."""
     config = Log4jConfig()
-    if attribute(root, "monitorInterval", "0") != "0":
+    if root.get("monitorInterval", "0") != "0":
         config.remarks.append("monitorInterval has no effect: the file is read once.")
     lookups = Lookups(dict(properties), config.remarks)
-    for element in root.iter():
-        if tag(element) == "property":
-            value = element.get("value") or (element.text or "").strip()
-            lookups.properties[element.get("name", "")] = lookups.resolve(value)
-    for element in root.iter():
-        lookups.resolve_attributes(element)
-    for section in root.iter():
-        if tag(section) == "appenders":
-            for appender in section:
-                config.appenders[appender.get("name", "")] = appender
-    for element in root.iter():
-        if tag(element) in _LOGGERS:
-            _read_logger(element, config)
+    for node in root.walk():
+        if node.kind == "property":
+            lookups.properties[node.get("name")] = lookups.resolve(node.get("value"))
+    for node in root.walk():
+        lookups.resolve_attributes(node)
+    for node in root.walk():
+        if node.kind == "appenders":
+            config.appenders |= {child.get("name"): child for child in node.children}
+        elif node.kind in _LOGGERS:
+            _read_logger(node, config)
     return config
 
 
-def tag(element: ET.Element) -> str:
-    """What an element is, in small letters."""
-    kind = element.tag.rpartition("}")[2].lower()
-    if kind in ("appender", "layout", "filter") and element.get("type"):
-        return element.get("type", "").lower()
-    return kind
-
-
-def attribute(element: ET.Element, name: str, default: str = "") -> str:
-    """An attribute, which may be an element of that name inside."""
-    for key, value in element.attrib.items():
-        if key.lower() == name.lower():
-            return value
-    for child in element:
-        if tag(child) == name.lower():
-            return (child.text or "").strip()
-    return default
-
-
-def _read_logger(element: ET.Element, config: Log4jConfig) -> None:
-    name = "" if tag(element).endswith("root") else attribute(element, "name")
+def _read_logger(node: Node, config: Log4jConfig) -> None:
+    name = "root" if node.kind.endswith("root") else node.get("name") or "root"
     if _JAVA_LIBRARIES.fullmatch(name):
         return
-    nested = element.find("{*}level")
-    word = element.get("level") or (nested.get("value") if nested is not None else None)
-    ours, level = _our_name(name), LEVELS.get(word.strip().lower()) if word else None
-    if ours is None or (word and level is None):
-        what = f"with level {word!r}" if word else "and its appenders"
-        config.remarks.append(f"Logger {name or 'root'} {what} is ignored.")
+    level_name = node.get("level")
+    ours, level = _our_name(name), LEVELS.get(level_name.strip().lower())
+    if ours is None or (level_name and level is None):
+        what = f"with level {level_name!r}" if level_name else "and its appenders"
+        config.remarks.append(f"Logger {name} {what} is ignored.")
         return
-    references = [child for child in element if tag(child) in ("appenderref", "appender-ref")]
+    references = [child for child in node.children if child.kind in ("appenderref", "appender-ref")]
     config.loggers.append(
         Log4jLogger(
             ours,
             level,
-            attribute(element, "additivity", "true").strip().lower() != "false",
-            tuple(
-                (attribute(ref, "ref"), LEVELS.get(attribute(ref, "level").lower(), 0))
-                for ref in references
-            ),
+            node.get("additivity", "true").strip().lower() != "false",
+            tuple((ref.get("ref"), LEVELS.get(ref.get("level").lower(), 0)) for ref in references),
         )
     )
 
 
 def _our_name(name: str) -> str | None:
-    if name in ("", "root"):
-        return "root"
-    if name in _OUR_LOGGERS or name.partition(".")[0] == "marserve":
+    if name == "root" or name in _OUR_LOGGERS or name.partition(".")[0] == "marserve":
         return name
     return "marserve" if name in _SERVER_LOGGERS else None
 
@@ -134,17 +156,15 @@ class Lookups:
         self.properties = properties
         self._remarks = remarks
 
-    def resolve_attributes(self, element: ET.Element) -> None:
-        """Resolve the lookups in the attributes of an element, and in its text."""
-        for key, value in element.attrib.items():
-            if key.lower() == "filepattern":  # dates of the moment in which the file is turned
+    def resolve_attributes(self, node: Node) -> None:
+        """Resolve the lookups in the attributes of a node."""
+        for key, value in node.attributes.items():
+            if key == "filepattern":  # the date is that of the rollover
                 value = re.sub(r"\$\$?\{date:([^{}]*)\}", r"%d{\1}", value)
-            element.set(key, self.resolve(value))
-        if element.text and "${" in element.text:
-            element.text = self.resolve(element.text)
+            node.attributes[key] = self.resolve(value)
 
     def resolve(self, text: str) -> str:
-        """The text with values for lookups; those that have none stay."""
+        """Return the text with values for lookups; those that have none stay."""
         for _ in range(_MAX_LOOKUP_DEPTH):  # they may be nested
             text, count = _LOOKUP.subn(self._value, text)
             if not count:
@@ -159,13 +179,13 @@ class Lookups:
     def _value(self, match: re.Match[str]) -> str:
         key, has_default, default = match[1].partition(":-")
         kind, _, name = key.rpartition(":")
-        value = self._found(kind, name)
+        value = self._find(kind, name)
         if value is None and not has_default:
             self._remarks.append(f"${{{key}}} has no value.")
             return f"\0{key}}}"
         return default if value is None else value
 
-    def _found(self, kind: str, name: str) -> str | None:
+    def _find(self, kind: str, name: str) -> str | None:
         match kind:
             case "env":
                 return os.environ.get(name)

@@ -1,7 +1,8 @@
-"""log4j's properties, of version 2 or 1, as the tree of log4j 2's xml that they stand for."""
+"""log4j's properties, of version 1 or 2, as the tree of log4j 2's xml."""
 
-import xml.etree.ElementTree as ET
 from collections.abc import Iterator, Mapping
+
+from marserve.frontend.logs.log4j import Node
 
 _V1_APPENDERS = {
     "ConsoleAppender": "Console",
@@ -11,33 +12,32 @@ _V1_APPENDERS = {
 }
 
 
-def tree_of_properties(properties: Mapping[str, str]) -> ET.Element:
-    """log4j's properties as the tree that they stand for."""
-    root = ET.Element("Configuration")
+def tree_of_properties(properties: Mapping[str, str]) -> Node:
+    """Return log4j's properties as a tree."""
     is_first = any(key.startswith("log4j.") for key in properties)
-    root.extend(_of_version_1(properties) if is_first else _of_version_2(properties))
-    return root
-
-
-def _of_version_2(properties: Mapping[str, str]) -> Iterator[ET.Element]:
-    """``appender.a.type = Console``, ``logger.l.appenderRef.r.ref = a``, and the like."""
-    groups = _nested(properties)
-    for name, value in _group(groups, "property").items():
-        if isinstance(value, str):
-            yield ET.Element("Property", name=name, value=value)
-    appenders = ET.Element("Appenders")
-    appenders.extend(_component(group, "") for group in _groups_in(groups, "appender").values())
-    yield appenders
-    for name, group in _groups_in(groups, "logger").items():
-        yield _component({"name": name, **group}, "Logger")
-    root = groups.get("rootLogger")
-    if isinstance(root, dict):
-        yield _component(root, "Root")
-    elif isinstance(root, str):  # "info, STDOUT"
-        yield _short_logger("Root", {}, root)
+    nodes = _of_version_1(properties) if is_first else _of_version_2(properties)
+    return Node("Configuration", children=list(nodes))
 
 
 _Nested = dict[str, "str | _Nested"]
+
+
+def _of_version_2(properties: Mapping[str, str]) -> Iterator[Node]:
+    """Read ``appender.a.type = Console``, ``logger.l.appenderRef.r.ref = a``, and the like."""
+    groups = _nested(properties)
+    for name, value in _group(groups, "property").items():
+        if isinstance(value, str):
+            yield Node("Property", {"name": name, "value": value})
+    appenders = _groups(_group(groups, "appender"))
+    yield Node("Appenders", children=[_node(each, "Unknown") for each in appenders])
+    for name, group in _group(groups, "logger").items():
+        if isinstance(group, dict):
+            yield _node({"name": name, **group}, "Logger")
+    root = groups.get("rootLogger")
+    if isinstance(root, dict):
+        yield _node(root, "Root")
+    elif isinstance(root, str):  # "info, STDOUT"
+        yield _short_logger("Root", {}, root)
 
 
 def _nested(properties: Mapping[str, str]) -> _Nested:
@@ -59,37 +59,35 @@ def _group(groups: _Nested, name: str) -> _Nested:
     return found if isinstance(found, dict) else {}
 
 
-def _groups_in(groups: _Nested, name: str) -> dict[str, _Nested]:
-    return {key: group for key, group in _group(groups, name).items() if isinstance(group, dict)}
-
-
-def _component(group: _Nested, kind: str) -> ET.Element:
-    named = group.get("type")
-    element = ET.Element(named if isinstance(named, str) else kind or "Unknown")
+def _node(group: _Nested, name: str) -> Node:
+    kind = group.get("type")
+    node = Node(kind if isinstance(kind, str) else name)
     for key, value in group.items():
         if isinstance(value, str):
             if key != "type":
-                element.set(key, value)
+                node.attributes[key.lower()] = value
         elif key == "appenderRef":
-            references = [group for group in value.values() if isinstance(group, dict)]
-            element.extend(_component(group, "AppenderRef") for group in references)
+            node.children += [_node(each, "AppenderRef") for each in _groups(value)]
         else:
-            element.append(_component(value, key))
-    return element
+            node.add(_node(value, key))
+    return node
 
 
-def _of_version_1(properties: Mapping[str, str]) -> Iterator[ET.Element]:
-    """``log4j.appender.a = org.apache.log4j.ConsoleAppender``, ``log4j.logger.l = INFO, a``."""
-    for name, value in properties.items():
-        if not name.startswith("log4j."):
-            yield ET.Element("Property", name=name, value=value)
-    appenders = ET.Element("Appenders")
+def _groups(group: _Nested) -> list[_Nested]:
+    return [each for each in group.values() if isinstance(each, dict)]
+
+
+def _of_version_1(properties: Mapping[str, str]) -> Iterator[Node]:
+    """Read ``log4j.appender.a = org.apache.log4j.FileAppender``, ``log4j.logger.l = INFO, a``."""
+    appenders = Node("Appenders")
     yield appenders
     for key, value in properties.items():
         _, _, name = key.partition(".")
         kind, _, rest = name.partition(".")
-        if kind == "appender" and "." not in rest:
-            appenders.append(_appender_of_version_1(rest, value, properties))
+        if not key.startswith("log4j."):
+            yield Node("Property", {"name": key, "value": value})
+        elif kind == "appender" and "." not in rest:
+            appenders.children.append(_appender_of_version_1(rest, value, properties))
         elif kind in ("logger", "category"):
             additivity = properties.get(f"log4j.additivity.{rest}", "true")
             yield _short_logger("Logger", {"name": rest, "additivity": additivity}, value)
@@ -97,40 +95,39 @@ def _of_version_1(properties: Mapping[str, str]) -> Iterator[ET.Element]:
             yield _short_logger("Root", {}, value)
 
 
-def _short_logger(kind: str, attributes: dict[str, str], text: str) -> ET.Element:
-    """A logger whose level and appenders stand in one line."""
+def _short_logger(kind: str, attributes: dict[str, str], text: str) -> Node:
+    """Return a logger whose level and appenders are one text."""
     level, *references = (part.strip() for part in text.split(","))
-    element = ET.Element(kind, attributes)
     if level:
-        element.set("level", level)
-    for ref in references:
-        ET.SubElement(element, "AppenderRef", ref=ref)
-    return element
+        attributes["level"] = level
+    return Node(kind, attributes, [Node("AppenderRef", {"ref": ref}) for ref in references])
 
 
-def _appender_of_version_1(name: str, java: str, properties: Mapping[str, str]) -> ET.Element:
-    def option(key: str, default: str = "") -> str:
-        full = f"log4j.appender.{name}.{key}".lower()
-        return next((v for k, v in properties.items() if k.lower() == full), default)
-
+def _appender_of_version_1(name: str, java: str, properties: Mapping[str, str]) -> Node:
+    prefix = f"log4j.appender.{name}.".lower()
+    options = {
+        key.lower().removeprefix(prefix): value
+        for key, value in properties.items()
+        if key.lower().startswith(prefix)
+    }
     kind = java.strip().rpartition(".")[2]
-    file = option("File")
-    element = ET.Element(_V1_APPENDERS.get(kind, kind), name=name)
-    if file:
-        element.set("fileName", file)
-    if option("Target"):
-        element.set("target", option("Target").upper().replace("SYSTEM.", "SYSTEM_"))
+    file, target = options.get("file", ""), options.get("target", "")
+    node = Node(_V1_APPENDERS.get(kind, kind), {"name": name, "filename": file})
+    node.attributes["target"] = target.upper().replace("SYSTEM.", "SYSTEM_")
     if kind == "RollingFileAppender":
-        element.set("filePattern", f"{file}.%i")
-        ET.SubElement(element, "SizeBasedTriggeringPolicy", size=option("MaxFileSize", "10 MB"))
-        ET.SubElement(element, "DefaultRolloverStrategy", max=option("MaxBackupIndex", "1"))
+        node.attributes["filepattern"] = f"{file}.%i"
+        size, count = options.get("maxfilesize", "10 MB"), options.get("maxbackupindex", "1")
+        node.children += [
+            Node("SizeBasedTriggeringPolicy", {"size": size}),
+            Node("DefaultRolloverStrategy", {"max": count}),
+        ]
     elif kind == "DailyRollingFileAppender":
-        date = option("DatePattern", "'.'yyyy-MM-dd")
-        element.set("filePattern", f"{file}%d{{{date}}}")
-        ET.SubElement(element, "TimeBasedTriggeringPolicy")
-    if option("Threshold"):
-        ET.SubElement(element, "ThresholdFilter", level=option("Threshold"))
-    if option("layout"):
-        layout = ET.SubElement(element, option("layout").strip().rpartition(".")[2])
-        layout.set("pattern", option("layout.ConversionPattern", "%m%n"))
-    return element
+        date = options.get("datepattern", "'.'yyyy-MM-dd")
+        node.attributes["filepattern"] = f"{file}%d{{{date}}}"
+        node.children.append(Node("TimeBasedTriggeringPolicy"))
+    if threshold := options.get("threshold"):
+        node.children.append(Node("ThresholdFilter", {"level": threshold}))
+    if layout := options.get("layout"):
+        pattern = options.get("layout.conversionpattern", "%m%n")
+        node.children.append(Node(layout.strip().rpartition(".")[2], {"pattern": pattern}))
+    return node

@@ -1,7 +1,8 @@
-"""log4j's PatternLayout: ``%d{ISO8601} [%-5p] %t %c - %m%n`` as a formatter of Python's logging.
+"""log4j's PatternLayout, ``%d{ISO8601} [%-5p] %t %c - %m%n``, as a formatter of Python's logging.
 
-A pattern is parsed once into pieces, each a function of what is being logged. Colours are left out.
-What has no meaning here stands in the line as in the pattern, and in `PatternFormatter.remarks`.
+A pattern is parsed once into pieces, each a function from a record to a text. Colours are left out.
+A conversion that has no counterpart is written as it stands, and `PatternFormatter.remarks` names
+it.
 """
 
 import datetime as dt
@@ -14,54 +15,32 @@ import time
 import uuid
 import zoneinfo
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 from marserve.frontend.logs.dates import NAMED, date_format
-from marserve.frontend.logs.formats import level_and_thread, timestamp
+from marserve.frontend.logs.formats import EntryFormatter, level_and_thread, timestamp
 
 _STARTED = time.time()
 
-
-@dataclass(frozen=True)
-class _Event:
-    """What is laid out: a record, or one of the lines in it."""
-
-    record: logging.LogRecord
-    at: float
-    message: str
-    exception: str
-
-
-_Piece = Callable[[_Event], str]
-#: Makes a piece of a conversion's options; takes remarks.
+_Piece = Callable[[logging.LogRecord], str]
+#: Makes a piece of the options of a conversion; may append to the remarks.
 _Conversion = Callable[[list[str], list[str]], _Piece]
 
 
-class PatternFormatter(logging.Formatter):
-    """Formats records by a pattern of log4j's; a record of several lines line by line."""
+class PatternFormatter(EntryFormatter):
+    """Formats records by a pattern of log4j."""
 
     def __init__(self, pattern: str) -> None:
         super().__init__()
-        #: What of the pattern could not be followed.
+        #: Sentences on the parts of the pattern that have no counterpart.
         self.remarks: list[str] = []
-        # Whoever writes a record ends its line.
+        # The handler that writes a record ends its line.
         self._pieces = list(_parse(re.sub(r"(%n|\r?\n)$", "", pattern), self.remarks))
-        self._shows_exception = re.search(
-            r"%(ex|xEx|rEx|throwable|xThrowable|rThrowable)\b", pattern
-        )
+        self._has_exception = re.search(r"%(ex|xEx|rEx|throwable|xThrowable|rThrowable)\b", pattern)
 
-    def format(self, record: logging.LogRecord) -> str:
-        """Called by logging."""
-        entries = getattr(record, "entries", None)
-        if entries is not None:
-            events = (_Event(record, entry.at, entry.text, "") for entry in entries)
-            return "\n".join(map(self._line, events))
-        exception = self.formatException(record.exc_info) if record.exc_info else ""
-        text = self._line(_Event(record, record.created, record.getMessage(), exception))
-        return text if self._shows_exception or not exception else f"{text}\n{exception}"
-
-    def _line(self, event: _Event) -> str:
-        return "".join(piece(event) for piece in self._pieces)
+    def format_line(self, record: logging.LogRecord) -> str:
+        """Return a record in the layout; its exception is at the end if the pattern lacks it."""
+        line = "".join([piece(record) for piece in self._pieces])
+        return line if self._has_exception else line + _exception(record)
 
 
 def _parse(pattern: str, remarks: list[str]) -> Iterator[_Piece]:
@@ -72,7 +51,7 @@ def _parse(pattern: str, remarks: list[str]) -> Iterator[_Piece]:
         if match is None:
             is_percent = pattern.startswith("%%", sign)
             if not is_percent:
-                remarks.append(f"{pattern[sign : sign + 12]!r} has no meaning here")
+                remarks.append(f"{pattern[sign : sign + 12]!r} has no counterpart here")
             yield _literal("%")
             at = sign + 1 + is_percent
             continue
@@ -82,17 +61,15 @@ def _parse(pattern: str, remarks: list[str]) -> Iterator[_Piece]:
             option, at = _option(pattern, at)
             options.append(option)
         try:
-            piece = _CONVERSIONS[match["name"]](options, remarks)
+            yield _padded(match, _CONVERSIONS[match["name"]](options, remarks))
         except (ValueError, IndexError, OSError, re.error, zoneinfo.ZoneInfoNotFoundError) as error:
-            remarks.append(f"{pattern[sign:at]!r} cannot be followed ({error})")
+            remarks.append(f"{pattern[sign:at]!r} cannot be used ({error})")
             yield _literal(pattern[sign:at])
-        else:
-            yield _padded(match, piece)
     yield _literal(pattern[at:])
 
 
 def _option(pattern: str, at: int) -> tuple[str, int]:
-    """What stands in braces, which may hold others, and where it ends."""
+    """Return the text in braces, which may contain others, and the position behind it."""
     depth = 0
     for end in range(at, len(pattern)):
         depth += {"{": 1, "}": -1}.get(pattern[end], 0)
@@ -105,17 +82,17 @@ def _padded(match: re.Match[str], piece: _Piece) -> _Piece:
     min_width, max_width = int(match["min"] or 0), int(match["max"] or 0)
     fill = "0" if match["zero"] else " "
 
-    def padded(event: _Event) -> str:
-        text = piece(event)
+    def padded(record: logging.LogRecord) -> str:
+        text = piece(record)
         if max_width:
-            text = text[-max_width:] if max_width > 0 else text[:-max_width]  # cut at the front
+            text = text[-max_width:] if max_width > 0 else text[:-max_width]  # cuts the beginning
         return text.ljust(min_width) if match["left"] else text.rjust(min_width, fill)
 
     return padded if min_width or max_width else piece
 
 
 def _literal(text: str) -> _Piece:
-    return lambda _event: text
+    return lambda _record: text
 
 
 def _date(options: list[str], _remarks: list[str]) -> _Piece:
@@ -123,60 +100,62 @@ def _date(options: list[str], _remarks: list[str]) -> _Piece:
     zone = zoneinfo.ZoneInfo(options[1]) if len(options) > 1 else None
     if pattern in ("UNIX", "UNIX_MILLIS"):
         factor = 1 if pattern == "UNIX" else 1000
-        return lambda event: str(int(event.at * factor))
+        return lambda record: str(int(record.created * factor))
     if zone is None and NAMED.get(pattern, pattern) == NAMED["ISO8601"]:
-        return lambda event: timestamp(event.at)
+        return lambda record: timestamp(record.created)
     format_date = date_format(pattern)
-    return lambda event: format_date(
-        dt.datetime.fromtimestamp(event.at, zone or dt.UTC).astimezone(zone)
+    return lambda record: format_date(
+        dt.datetime.fromtimestamp(record.created, dt.UTC).astimezone(zone)
     )
 
 
 def _logger(options: list[str], _remarks: list[str]) -> _Piece:
     precision = options[0] if options else ""
-    return lambda event: _abbreviated(event.record.name, precision)
+    return lambda record: _abbreviated(record.name, precision)
 
 
 def _abbreviated(name: str, precision: str) -> str:
-    """``a.b.c`` by log4j's precision: ``1`` is ``c``, ``-1`` is ``b.c``, ``1.`` is ``a.b.c``."""
+    """Shorten a logger's name by log4j's precision.
+
+    Of ``ab.cd.ef``, ``1`` keeps ``ef``, ``-1`` keeps ``cd.ef``, and ``1.`` makes ``a.c.ef``.
+    """
     parts = name.split(".")
     if re.fullmatch(r"-?\d{1,4}", precision):
         count = int(precision)
-        kept = parts[-count:] if count > 0 else parts[-count:] or parts[-1:]
-        return ".".join(kept) if count else name
+        return ".".join(parts[-count:] or parts[-1:])
     if match := re.match(r"(\d{1,4})", precision):
         return ".".join([*(part[: int(match[1])] for part in parts[:-1]), parts[-1]])
     return name
 
 
 def _level(options: list[str], _remarks: list[str]) -> _Piece:
-    words = dict(pair.strip().split("=", 1) for pair in ",".join(options).split(",") if "=" in pair)
-    length = int(words.pop("length", 0)) or None
-    is_lower = words.pop("lowerCase", "") == "true"
+    names = dict(pair.strip().split("=", 1) for pair in ",".join(options).split(",") if "=" in pair)
+    length = int(names.pop("length", 0)) or None
+    is_lower = names.pop("lowerCase", "") == "true"
 
-    def level(event: _Event) -> str:
-        word = level_and_thread(event.record)[0]
-        word = words.get(word, word)[:length]
-        return word.lower() if is_lower else word
+    def level(record: logging.LogRecord) -> str:
+        name = level_and_thread(record)[0]
+        name = names.get(name, name)[:length]
+        return name.lower() if is_lower else name
 
     return level
 
 
-def _exception(_options: list[str], _remarks: list[str]) -> _Piece:
-    return lambda event: f"\n{event.exception}" if event.exception else ""
+def _exception(record: logging.LogRecord) -> str:
+    return f"\n{logging.Formatter().formatException(record.exc_info)}" if record.exc_info else ""
 
 
 def _inner(options: list[str], remarks: list[str]) -> _Piece:
-    """A pattern inside braces; its colours are left out."""
+    """A pattern inside braces."""
     pieces = list(_parse(options[0], remarks))
-    return lambda event: "".join(piece(event) for piece in pieces)
+    return lambda record: "".join([piece(record) for piece in pieces])
 
 
 def _replaced(options: list[str], remarks: list[str]) -> _Piece:
     inner, found = _inner(options, remarks), re.compile(options[1])
     replacement = re.sub(r"\$(\d)", r"\\\1", options[2])
-    found.sub(replacement, "")  # raises re.error now rather than for each record
-    return lambda event: found.sub(replacement, inner(event))
+    found.sub(replacement, "")  # raises re.error here instead of at each record
+    return lambda record: found.sub(replacement, inner(record))
 
 
 _ENCODERS: dict[str, Callable[[str], str]] = {
@@ -190,17 +169,17 @@ _ENCODERS: dict[str, Callable[[str], str]] = {
 def _encoded(options: list[str], remarks: list[str]) -> _Piece:
     inner, kind = _inner(options, remarks), options[1] if len(options) > 1 else "HTML"
     if kind not in _ENCODERS:
-        raise ValueError(f"{kind!r} is no way to encode")
-    return lambda event: _ENCODERS[kind](inner(event))
+        raise ValueError(f"{kind!r} is not an encoding")
+    return lambda record: _ENCODERS[kind](inner(record))
 
 
 def _shortened(options: list[str], remarks: list[str]) -> _Piece:
     inner, length = _inner(options, remarks), int(options[1])
-    return lambda event: inner(event)[:length]
+    return lambda record: inner(record)[:length]
 
 
 def _of_record(value: Callable[[logging.LogRecord], object]) -> _Conversion:
-    return lambda _options, _remarks: lambda event: str(value(event.record))
+    return lambda _options, _remarks: lambda record: str(value(record))
 
 
 _BY_NAMES: dict[str, _Conversion] = {
@@ -209,8 +188,8 @@ _BY_NAMES: dict[str, _Conversion] = {
     "t tn thread threadName": _of_record(lambda record: level_and_thread(record)[1]),
     "T tid threadId": _of_record(lambda record: record.thread or 0),
     "c logger lo C class": _logger,
-    "m msg message": lambda _options, _remarks: lambda event: event.message,
-    "n": lambda _options, _remarks: _literal("\n"),
+    "m msg message": _of_record(logging.LogRecord.getMessage),
+    "n": _of_record(lambda _record: "\n"),
     "M method": _of_record(lambda record: record.funcName or ""),
     "L line": _of_record(lambda record: record.lineno),
     "F file": _of_record(lambda record: record.filename),
@@ -218,17 +197,17 @@ _BY_NAMES: dict[str, _Conversion] = {
     "r relative": _of_record(lambda record: round((record.created - _STARTED) * 1000)),
     "pid processId": _of_record(lambda _record: os.getpid()),
     "u uuid": _of_record(lambda _record: uuid.uuid4()),
-    "ex throwable xEx xThrowable rEx rThrowable": _exception,
+    "ex throwable xEx xThrowable rEx rThrowable": _of_record(_exception),
     "highlight style notEmpty varsNotEmpty variablesNotEmpty": _inner,
     "replace": _replaced,
     "enc encode": _encoded,
     "maxLen maxLength": _shortened,
-    # What a record of Python's has not: contexts, markers, maps.
+    # Python's records have no contexts, markers and maps.
     "X mdc MDC x NDC marker markerSimpleName K map MAP": _of_record(lambda _record: ""),
 }
 _CONVERSIONS = {name: made for names, made in _BY_NAMES.items() for name in names.split()}
 _CONVERSION = re.compile(
     # A width of more digits would make lines of gigabytes.
     r"%(?P<left>-)?(?P<zero>0)?(?P<min>\d{1,4})?(?:\.(?P<max>-?\d{1,4}))?"
-    rf"(?P<name>{'|'.join(sorted(_CONVERSIONS, key=len, reverse=True))})"  # the longest that fits
+    rf"(?P<name>{'|'.join(sorted(_CONVERSIONS, key=len, reverse=True))})"  # the longest first
 )

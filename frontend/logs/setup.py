@@ -1,4 +1,4 @@
-"""Logger names, files and formats: TorchServe's five files, and the console.
+"""The loggers, files and formats of TorchServe, and the console.
 
     logger                       file               console
     marserve, and every other    ts_log.log         yes
@@ -7,12 +7,11 @@
     TS_METRICS                   ts_metrics.log     no
     MODEL_METRICS                model_metrics.log  no
 
-TorchServe puts all five on the console, which is far too much. Records with `DETAIL` do not go
-there either, unless the console is verbose. A file is turned at midnight and at 100 MB, and five
-old ones are kept, compressed (`files`). Levels can be changed while the server runs (`levels`), and
-``--log-config`` can change everything (`config`).
+Records with `DETAIL` are not written to the console unless it is verbose. A file is rolled over at
+midnight and at 100 MB, and five old ones are kept, compressed (`files`). Levels can be changed
+while the server runs (`levels`), and ``--log-config`` replaces all of this (`config`).
 
-Records are written where they are made, so that they are on disk after a crash: the server's own
+Records are written where they are made, so that they are on disk after a crash. The server's own
 are rare, and access lines and metrics come as one record for many lines; only a worker that prints
 without end slows the event loop. With ``async_logging`` a thread writes.
 """
@@ -23,33 +22,34 @@ import os
 import queue
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from logging.handlers import QueueHandler
 from pathlib import Path
 from typing import TextIO
 
 from marserve.frontend.logs.files import LogFile
 from marserve.frontend.logs.formats import JsonFormatter, LineFormatter
-from marserve.frontend.logs.levels import OF_FILES, SERVER, find_logger, set_level
+from marserve.frontend.logs.levels import OF_FILES, SERVER, find_logger
 
 #: For ``extra=`` of a record that only the file needs.
 DETAIL = {"is_detail": True}
-# A thread that is so far behind is waited for.
+# Beyond that the event loop waits for the thread that writes.
 _MAX_RECORDS_WAITING = 100_000
-# syslog's, of the levels that are used.
+# Priorities of syslog(3) by level.
 _PRIORITIES = {logging.CRITICAL: 2, logging.ERROR: 3, logging.WARNING: 4, logging.INFO: 6}
 _DEBUG = 7
 
 
 def log_directories(environ: Mapping[str, str] = os.environ) -> tuple[Path, Path]:
-    """The directories of the logs and of the metrics logs; both default to ``logs``."""
+    """Return the directories of the logs and of the metrics logs; both default to ``logs``."""
     logs, metrics = environ.get("LOG_LOCATION"), environ.get("METRICS_LOCATION")
     return Path(logs or "logs"), Path(metrics or "logs")
 
 
 def explain_unwritable(error: OSError, environ: Mapping[str, str] = os.environ) -> str:
-    """Why the logs cannot be written: which path, and which variable decides about it."""
+    """Return why the logs cannot be written: the path, and the variable that decides about it."""
     if not isinstance(error.filename, str):
         return f"The logs cannot be written: {error}."
     path = Path(error.filename).absolute()
@@ -71,15 +71,15 @@ def configure_logging(
     verbose: bool = False,
     console: TextIO | None = None,
 ) -> ExitStack:
-    """Open the log files, in directories that are made, and attach them to their loggers.
+    """Open the log files, in directories that are created, and attach them to their loggers.
 
     A record of ``MODEL_LOG`` names its worker with ``extra={"worker": ...}``. Records of
-    ``ACCESS_LOG``, ``TS_METRICS`` and ``MODEL_METRICS`` are written as they are. An
-    ``asynchronous`` log is written by a thread; a ``verbose`` console shows details. Closing what
-    is returned undoes it all.
+    ``ACCESS_LOG``, ``TS_METRICS`` and ``MODEL_METRICS`` are written as they are, the others
+    ``as_json`` or as text. If ``asynchronous``, a thread writes. A ``verbose`` console shows
+    details. Closing the result undoes everything.
 
     Raises:
-        OSError: A directory cannot be made, or a file not opened.
+        OSError: A directory cannot be created, or a file not opened.
     """
     formatter = JsonFormatter() if as_json else LineFormatter()
     finished = logging.Formatter("%(message)s")
@@ -95,41 +95,54 @@ def configure_logging(
             hide_details(screen)
         for directory in (log_dir, metrics_dir):
             directory.mkdir(parents=True, exist_ok=True)
-        plan = {
-            "root": [add(LogFile(log_dir / "ts_log.log"), formatter), screen],
-            "MODEL_LOG": [add(LogFile(log_dir / "model_log.log"), formatter), screen],
-            "ACCESS_LOG": [add(LogFile(log_dir / "access_log.log"), finished)],
-            "TS_METRICS": [add(LogFile(metrics_dir / "ts_metrics.log"), finished)],
-            "MODEL_METRICS": [add(LogFile(metrics_dir / "model_metrics.log"), finished)],
-        }
-        writer = Writer(opened) if asynchronous else None
-        remember_loggers(opened)
-        for name, handlers in plan.items():
-            is_root = name == "root"
-            chosen = handlers if writer is None else [writer.before(handlers)]
-            attach(name, chosen, None if is_root else logging.INFO, propagate=is_root)
-        set_level(SERVER, logging.INFO)
+        plan = [
+            LoggerSetup("root", [add(LogFile(log_dir / "ts_log.log"), formatter), screen]),
+            LoggerSetup(SERVER, level=logging.INFO),
+        ]
+        for name, directory, handlers in (
+            ("MODEL_LOG", log_dir, [screen]),
+            ("ACCESS_LOG", log_dir, []),
+            ("TS_METRICS", metrics_dir, []),
+            ("MODEL_METRICS", metrics_dir, []),
+        ):
+            file = add(
+                LogFile(directory / f"{name.lower()}.log"), formatter if handlers else finished
+            )
+            plan.append(LoggerSetup(name, [file, *handlers], logging.INFO, propagate=False))
+        set_up_loggers(plan, opened, asynchronous=asynchronous)
         return opened.pop_all()
 
 
-def attach(
-    name: str,
-    handlers: Iterable[logging.Handler],
-    level: int | None = None,
-    *,
-    propagate: bool = True,
+@dataclass(frozen=True)
+class LoggerSetup:
+    """The handlers that a logger gets, and its level; None does not change it."""
+
+    name: str
+    handlers: Sequence[logging.Handler] = ()
+    level: int | None = None
+    propagate: bool = True
+
+
+def set_up_loggers(
+    plan: Iterable[LoggerSetup], opened: ExitStack, *, asynchronous: bool = False
 ) -> None:
-    """Give a logger more handlers, and a level unless that is None."""
-    logger = find_logger(name)
-    for handler in handlers:
-        logger.addHandler(handler)
-    logger.propagate = propagate
-    if level is not None:
-        logger.setLevel(level)
+    """Set up loggers until ``opened`` is closed; a thread writes if ``asynchronous``."""
+    writer = Writer(opened) if asynchronous else None
+    restore_loggers(opened, (each.name for each in plan))
+    for each in plan:
+        logger = find_logger(each.name)
+        handlers = each.handlers
+        if writer is not None and handlers:
+            handlers = [writer.before(list(handlers))]
+        for handler in handlers:
+            logger.addHandler(handler)
+        logger.propagate = each.propagate
+        if each.level is not None:
+            logger.setLevel(each.level)
 
 
-def remember_loggers(opened: ExitStack, more: Iterable[str] = ()) -> None:
-    """Have closing restore the loggers, and close the handlers that they get meanwhile."""
+def restore_loggers(opened: ExitStack, more: Iterable[str] = ()) -> None:
+    """Have closing ``opened`` restore the loggers and close the handlers that they got."""
     for name in dict.fromkeys((*OF_FILES, *more)):
         logger = find_logger(name)
         opened.callback(_restore, logger, logger.level, logger.propagate, list(logger.handlers))
@@ -149,7 +162,7 @@ def _restore(
 
 
 def reopen_log_files() -> None:
-    """Open the files anew, which another program may have moved.
+    """Open the files again, which another program may have moved.
 
     Raises:
         OSError: One of them cannot be opened.
@@ -162,7 +175,7 @@ def reopen_log_files() -> None:
 
 
 def _files(handler: logging.Handler) -> Iterator[LogFile]:
-    """The files that a handler writes to, itself or by others."""
+    """The files that a handler writes, itself or by other handlers."""
     if isinstance(handler, LogFile):
         yield handler
     for target in getattr(handler, "targets", ()):
@@ -170,9 +183,9 @@ def _files(handler: logging.Handler) -> Iterator[LogFile]:
 
 
 class Console(logging.StreamHandler[TextIO]):
-    """Writes records to a terminal or a pipe, whose reader may leave, as ``head`` does.
+    """Writes records to a terminal or a pipe, whose reader may end, as ``head`` does.
 
-    systemd's journal takes each line as a record, with the priority that stands before it.
+    A line of systemd's journal is a record, with its priority in front of it.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -194,7 +207,7 @@ class Console(logging.StreamHandler[TextIO]):
 
 
 def is_journal(stream: TextIO, environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether what is written to a stream goes to systemd's journal, which then says so."""
+    """Whether a stream is connected to systemd's journal, by ``JOURNAL_STREAM``."""
     try:
         status = os.fstat(stream.fileno())
     except (OSError, ValueError):  # it has no descriptor
@@ -208,7 +221,7 @@ def hide_details(console: logging.Handler) -> None:
 
 
 def standard_output() -> TextIO:
-    """Standard output; what its encoding lacks becomes a code rather than an error."""
+    """Return standard output, with escapes for what its encoding lacks instead of errors."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     return sys.stdout
@@ -232,7 +245,11 @@ _Records = queue.Queue[tuple[Forward, logging.LogRecord] | None]
 
 
 class Writer:
-    """A thread that passes records to their handlers, in order, until ``opened`` is closed."""
+    """A thread that passes records to their handlers, in order, until ``opened`` is closed.
+
+    `logging.handlers.QueueListener` passes the records of all loggers to the same handlers, and
+    raises `queue.Full` where the event loop should wait.
+    """
 
     def __init__(self, opened: ExitStack) -> None:
         self._records: _Records = queue.Queue(_MAX_RECORDS_WAITING)
@@ -241,20 +258,20 @@ class Writer:
         opened.callback(self._end)
 
     def before(self, handlers: list[logging.Handler]) -> logging.Handler:
-        """A handler by which the thread writes to others."""
-        return _Later(self._records, handlers)
+        """Return a handler through which the thread passes records to ``handlers``."""
+        return _Deferred(self._records, handlers)
 
     def _run(self) -> None:
         while (item := self._records.get()) is not None:
-            handler, record = item
-            handler.emit(record)
+            forward, record = item
+            forward.emit(record)
 
     def _end(self) -> None:
         self._records.put(None)
         self._thread.join()
 
 
-class _Later(QueueHandler):
+class _Deferred(QueueHandler):
     def __init__(self, records: _Records, targets: list[logging.Handler]) -> None:
         super().__init__(records)
         self.targets = targets

@@ -63,7 +63,7 @@ log4j.logger.TS_METRICS = loud
     ("name", "text"),
     [("l.xml", XML), ("l.properties", LOG4J_2), ("log4j.properties", LOG4J_1)],
 )
-def test_of_log4j_the_levels_are_taken_over_and_what_is_not_is_logged(
+def test_levels_of_log4j_are_used_and_the_rest_is_logged(
     name: str, text: str, tmp_path: Path
 ) -> None:
     config = read(tmp_path, name, text)
@@ -82,7 +82,7 @@ def test_of_log4j_the_levels_are_taken_over_and_what_is_not_is_logged(
 
 
 @pytest.mark.parametrize("name", ["l.json", "l.yaml", "l.YML"])
-def test_a_dictionary_is_for_pythons_logging(name: str, tmp_path: Path) -> None:
+def test_a_dictionary_is_returned_for_dictconfig(name: str, tmp_path: Path) -> None:
     text = json.dumps(
         {"handlers": {"a": {"filename": "$LOG_LOCATION/a", "x": "${METRICS_LOCATION}$Y"}}}
     )
@@ -100,10 +100,10 @@ def test_a_dictionary_is_for_pythons_logging(name: str, tmp_path: Path) -> None:
         ("l.json", "{", "Expecting"),
         ("l.json", "[" * 100_000, "recursion|overflow"),
         ("l.yaml", "a: [", "while parsing"),
-        ("l.yaml", "- a", "no dictionary"),
+        ("l.yaml", "- a", "not a dictionary"),
         ("l.yaml", "a: !!timestamp 001-01-01", "NoneType"),
         ("l.yaml", "!!python/object:os.system {}", "constructor"),
-        ("l.toml", "a=1", "ends in none of"),
+        ("l.toml", "a=1", "does not end in"),
         ("l.properties", "a=\\ud800", "half"),
     ],
 )
@@ -174,7 +174,7 @@ APPENDERS = """<Configuration><Appenders>
 </Loggers></Configuration>"""
 
 
-def test_files_of_appenders_are_opened_anew_and_their_console_shows_no_details(
+def test_files_of_appenders_are_reopened_and_their_console_shows_no_details(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "mine.log"

@@ -46,7 +46,7 @@ def write(file: LogFile, text: str, now: float) -> None:
 
 
 def old(path: Path) -> dict[str, str]:
-    """What was turned, and what stood in it."""
+    """Return the old files with their text."""
     found = [each for each in path.parent.iterdir() if each != path]
     assert all(each.suffix == ".gz" for each in found)
     return {each.name: gzip.decompress(each.read_bytes()).decode() for each in found}
@@ -61,7 +61,7 @@ def test_lines_are_added(open_file: Callable[..., LogFile], path: Path) -> None:
     assert old(path) == {}
 
 
-def test_the_first_line_of_a_day_begins_a_file(
+def test_the_first_line_of_a_day_starts_a_file(
     open_file: Callable[..., LogFile], path: Path
 ) -> None:
     file = open_file()
@@ -77,7 +77,7 @@ def test_the_first_line_of_a_day_begins_a_file(
     }
 
 
-def test_a_file_of_another_day_is_turned_by_the_next_server(
+def test_a_file_of_another_day_is_rolled_over_by_the_next_server(
     open_file: Callable[..., LogFile], path: Path
 ) -> None:
     file = open_file()
@@ -87,7 +87,7 @@ def test_a_file_of_another_day_is_turned_by_the_next_server(
     assert old(path) == {"ts_log.20-Nov.log.gz": "old\n"}
 
 
-def test_a_full_file_is_turned_and_nothing_written_over(
+def test_a_full_file_is_rolled_over_without_overwriting(
     open_file: Callable[..., LogFile], path: Path
 ) -> None:
     file = open_file(max_bytes=10)
@@ -101,7 +101,7 @@ def test_a_full_file_is_turned_and_nothing_written_over(
     }
 
 
-def test_so_many_old_files_are_kept_and_no_others_touched(
+def test_the_newest_old_files_are_kept_and_no_other_file_is_removed(
     open_file: Callable[..., LogFile], path: Path
 ) -> None:
     bystanders = {"ts_log.log.1", "ts_log.20-Nov.txt", "ts_logs.20-Nov.log.gz", "a.20-Nov.log"}
@@ -119,7 +119,7 @@ def test_so_many_old_files_are_kept_and_no_others_touched(
     }
 
 
-def test_what_a_crash_left_uncompressed_is_compressed_by_the_next_server(
+def test_a_file_that_a_crash_left_is_compressed_by_the_next_server(
     open_file: Callable[..., LogFile], path: Path
 ) -> None:
     path.with_name("ts_log.19-Nov.log").write_text("left")
@@ -128,7 +128,7 @@ def test_what_a_crash_left_uncompressed_is_compressed_by_the_next_server(
     assert old(path) == {"ts_log.19-Nov.log.gz": "left"}
 
 
-def test_where_it_cannot_be_turned_it_goes_on(
+def test_after_a_rollover_that_fails_the_old_file_is_used(
     open_file: Callable[..., LogFile], path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = open_file(max_bytes=5)
@@ -140,7 +140,7 @@ def test_where_it_cannot_be_turned_it_goes_on(
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_a_full_disk_is_mentioned_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_full_disk_is_reported_once(capsys: pytest.CaptureFixture[str]) -> None:
     file = LogFile("/dev/full")
     for _ in range(3):
         write(file, "x", time.time())
@@ -148,7 +148,7 @@ def test_a_full_disk_is_mentioned_once(capsys: pytest.CaptureFixture[str]) -> No
     assert capsys.readouterr().err.count("/dev/full") == 1
 
 
-def test_a_full_disk_that_has_standard_error_too_cost_a_request_its_answer(
+def test_a_full_disk_with_standard_error_on_it_raises_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with open("/dev/full", "w", buffering=1) as full:  # noqa: PTH123 - as standard error is
@@ -161,12 +161,12 @@ def test_a_full_disk_that_has_standard_error_too_cost_a_request_its_answer(
             full.close()
 
 
-def test_what_cannot_be_opened_is_an_error(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_opened_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="nowhere"):
         LogFile(tmp_path / "nowhere" / "ts_log.log")
 
 
-def test_it_goes_on_in_a_new_file_where_another_program_moved_it(
+def test_reopen_creates_a_file_that_another_program_moved(
     open_file: Callable[..., LogFile], path: Path
 ) -> None:
     file = open_file()
@@ -178,7 +178,7 @@ def test_it_goes_on_in_a_new_file_where_another_program_moved_it(
     assert path.read_text() == "after\n"
 
 
-def test_it_keeps_the_old_file_where_no_new_one_can_be_opened(
+def test_reopen_keeps_the_old_file_if_it_fails(
     open_file: Callable[..., LogFile], path: Path
 ) -> None:
     file = open_file()
@@ -186,6 +186,6 @@ def test_it_keeps_the_old_file_where_no_new_one_can_be_opened(
     path.mkdir()
     with pytest.raises(IsADirectoryError):
         file.reopen()
-    write(file, "goes on", NOON)
-    assert moved.read_text() == "old\ngoes on\n"
+    write(file, "still", NOON)
+    assert moved.read_text() == "old\nstill\n"
     path.rmdir()

@@ -63,7 +63,7 @@ def xml(loggers: str) -> str:
     return APPENDERS.format(loggers=loggers)
 
 
-def server_says(*texts: str) -> None:
+def log_server(*texts: str) -> None:
     for text in texts:
         logging.getLogger("marserve.frontend.server").warning("%s", text)
 
@@ -72,7 +72,7 @@ def test_appenders_become_files_of_their_layout(
     apply: Callable[..., dict[str, str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     def log() -> None:
-        server_says("hello")
+        log_server("hello")
         log_entries(logging.getLogger("ACCESS_LOG"), [Entry("a"), Entry("b")], as_json=False)
         entries = [Entry("x", {"MetricName": "X"}), Entry("y", {"MetricName": "Y"})]
         log_entries(logging.getLogger("TS_METRICS"), entries, as_json=False)
@@ -101,11 +101,11 @@ def test_appenders_become_files_of_their_layout(
     assert capsys.readouterr().out == "WARN  hello\n"
 
 
-def test_files_are_turned_as_policies_and_strategy_say(
+def test_policies_and_strategy_decide_about_the_rollover(
     apply: Callable[..., dict[str, str]], tmp_path: Path
 ) -> None:
     loggers = '<Root level="info"><AppenderRef ref="server"/></Root>'
-    files = apply(xml(loggers), lambda: server_says("1", "2", "3", "4"))
+    files = apply(xml(loggers), lambda: log_server("1", "2", "3", "4"))
     old = sorted(file.name for file in tmp_path.glob("logs/*/*"))
     assert old == ["server-2.log.gz", "server-3.log.gz"]
     assert files["logs/server.log"].endswith("- 4\n")
@@ -133,12 +133,12 @@ def test_additivity(
         </Logger>
         <Root level="info"><AppenderRef ref="{root}"/></Root>
         """
-    apply(xml(loggers), lambda: server_says("x"))
+    apply(xml(loggers), lambda: log_server("x"))
     assert capsys.readouterr() == (out, err)
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_an_appender_may_want_higher_levels_than_its_logger(
+def test_a_reference_to_an_appender_may_have_a_level(
     asynchronous: bool, apply: Callable[..., dict[str, str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     def log() -> None:
@@ -195,31 +195,53 @@ log4j.additivity.MODEL_LOG = false
 
 
 @pytest.mark.parametrize("text", [LOG4J_2, LOG4J_1])
-def test_properties_say_the_same_as_xml(
+def test_properties_have_the_effect_of_xml(
     text: str, apply: Callable[..., dict[str, str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     def log() -> None:
         logging.getLogger("MODEL_LOG").info("out")
-        server_says("hello")
+        log_server("hello")
 
     assert apply(text, log, "log4j.properties")["logs/model.log"] == "<out>\n"
     assert capsys.readouterr() == ("hello\n", "")
+
+
+def test_a_filter_of_properties_is_a_threshold(
+    apply: Callable[..., dict[str, str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = """
+appender.console.type = Console
+appender.console.name = STDOUT
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = %m%n
+appender.console.filter.threshold.type = ThresholdFilter
+appender.console.filter.threshold.level = error
+rootLogger.level = info
+rootLogger.appenderRef.c.ref = STDOUT
+"""
+
+    def log() -> None:
+        log_server("hidden")
+        logging.getLogger("marserve").error("shown")
+
+    apply(text, log, "log4j2.properties")
+    assert capsys.readouterr() == ("shown\n", "")
 
 
 @pytest.mark.parametrize(
     ("appender", "remark"),
     [
         ('<Kafka name="A"/>', "Appender A: Kafka has no counterpart here; it is left out."),
-        ('<File name="A"/>', "Appender A is left out: it names no file."),
+        ('<File name="A"/>', "Appender A is left out: it has no fileName."),
         ('<RollingFile name="A" fileName="a"/>', "Appender A is left out: it has no filePattern."),
         (
             '<RollingFile name="A" fileName="a" filePattern="%i">'
             '<SizeBasedTriggeringPolicy size="big"/></RollingFile>',
-            "Appender A is left out: 'big' is no size of a file.",
+            "Appender A is left out: 'big' is not the size of a file.",
         ),
         ('<Console name="A"><HtmlLayout/></Console>', "HtmlLayout has no counterpart"),
         ('<Console name="A"><RegexFilter/></Console>', "RegexFilter has no counterpart"),
-        ('<Console name="A"><PatternLayout pattern="%q"/></Console>', "'%q' has no meaning"),
+        ('<Console name="A"><PatternLayout pattern="%q"/></Console>', "'%q' has no counterpart"),
         ('<Console name="A"><PatternLayout pattern="${no:x}"/></Console>', "${no:x} has no value"),
         (
             '<Syslog name="A" host="nowhere.invalid"/>',
@@ -228,7 +250,7 @@ def test_properties_say_the_same_as_xml(
         ('<Console name="B"/>', "Logger root: there is no appender 'A'."),
     ],
 )
-def test_what_cannot_be_translated_is_remarked_on_by_name(
+def test_a_remark_names_what_has_no_counterpart(
     appender: str,
     remark: str,
     apply: Callable[..., dict[str, str]],
@@ -243,7 +265,7 @@ def test_what_cannot_be_translated_is_remarked_on_by_name(
 
 
 @pytest.mark.parametrize("pattern", ["a.log.gz", "a.log", "%i.log"])
-def test_the_file_that_is_written_is_no_old_file(
+def test_the_present_file_is_not_removed_as_an_old_one(
     pattern: str, apply: Callable[..., dict[str, str]], tmp_path: Path
 ) -> None:
     name = "7.log" if "%i" in pattern else "a.log"
@@ -252,18 +274,18 @@ def test_the_file_that_is_written_is_no_old_file(
         <SizeBasedTriggeringPolicy size="1"/><DefaultRolloverStrategy max="1"/></RollingFile>
         </Appenders><Loggers><Root level="info"><AppenderRef ref="A"/></Root></Loggers>
         </Configuration>"""
-    files = apply(text, lambda: server_says("1", "2", "3"))
+    files = apply(text, lambda: log_server("1", "2", "3"))
     assert files[name].endswith("- 3\n")
     assert len(files) == 2
 
 
-def test_two_appenders_of_one_file_lose_nothing_when_it_is_turned(
+def test_two_appenders_of_one_file_lose_nothing_at_a_rollover(
     apply: Callable[..., dict[str, str]], caplog: pytest.LogCaptureFixture
 ) -> None:
     def log() -> None:
         for number in range(20):
             logging.getLogger("MODEL_LOG").info("model %d", number)
-            server_says(f"server {number}")
+            log_server(f"server {number}")
 
     rolling = """<RollingFile name="{}" fileName="${{sys:folder}}/one.log"
         filePattern="${{sys:folder}}/one-%i.log">
@@ -278,10 +300,10 @@ def test_two_appenders_of_one_file_lose_nothing_when_it_is_turned(
     )
     lines = "".join(files.values()).splitlines()
     assert {f"{who} {n}" for who in ("model", "server") for n in range(20)} <= set(lines)
-    assert "one.log is written as appender A says." in caplog.text
+    assert "one.log is written by appender A." in caplog.text
 
 
-def test_lookups_that_lead_to_one_another_end(
+def test_lookups_that_contain_one_another_end(
     apply: Callable[..., dict[str, str]], caplog: pytest.LogCaptureFixture
 ) -> None:
     apply(
@@ -293,7 +315,7 @@ def test_lookups_that_lead_to_one_another_end(
     assert "A value with lookups is cut after 100000 characters." in caplog.text
 
 
-def test_a_file_that_wants_to_be_watched_is_remarked_on(
+def test_a_remark_names_monitorinterval(
     apply: Callable[..., dict[str, str]], caplog: pytest.LogCaptureFixture
 ) -> None:
     apply('<Configuration monitorInterval="30"/>', lambda: None)

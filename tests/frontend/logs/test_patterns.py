@@ -54,13 +54,13 @@ def record(message: str = "hello", **more: Any) -> logging.LogRecord:
         ("%mfoo", "hellofoo"),
     ],
 )  # fmt: skip
-def test_a_record_is_laid_out(pattern: str, line: str) -> None:
+def test_a_record_is_formatted(pattern: str, line: str) -> None:
     formatter = PatternFormatter(pattern)
     assert formatter.format(record()) == line
     assert formatter.remarks == []
 
 
-def test_a_worker_is_its_thread() -> None:
+def test_the_thread_of_a_worker_is_its_name() -> None:
     made = record(worker="W-9000-m_1.0-stdout")
     assert PatternFormatter("%t %m").format(made) == "W-9000-m_1.0-stdout hello"
 
@@ -74,9 +74,7 @@ def test_a_time_zone_can_be_chosen() -> None:
 @pytest.mark.parametrize(
     ("pattern", "text"), [("%m", "hello\nTrace"), ("%m%ex", "hello\nTrace"), ("%ex%m", "\nTrace")]
 )
-def test_an_exception_stands_where_the_pattern_has_it_or_at_the_end(
-    pattern: str, text: str
-) -> None:
+def test_an_exception_is_where_the_pattern_has_it_or_at_the_end(pattern: str, text: str) -> None:
     try:
         _ = 1 / 0
     except ZeroDivisionError:
@@ -85,7 +83,7 @@ def test_an_exception_stands_where_the_pattern_has_it_or_at_the_end(
     assert PatternFormatter(pattern).format(made).count("ZeroDivisionError") == 1
 
 
-def test_each_line_of_a_record_of_several_is_laid_out_by_itself() -> None:
+def test_each_line_of_a_record_is_formatted_by_itself() -> None:
     made = record("finished lines", entries=[Entry(NOON - 1, "a"), Entry(NOON, "b")])
     text = PatternFormatter("%d{ss} %m%n").format(made)
     assert text == "04 a\n05 b"
@@ -98,15 +96,15 @@ def test_each_line_of_a_record_of_several_is_laid_out_by_itself() -> None:
         ("%m %d{bbb}", "hello %d{bbb}", "'b'"),
         ("%d{'open}", "%d{'open}", "quote"),
         ("%d{HH}{Moon/Crater}", "%d{HH}{Moon/Crater}", "Moon"),
-        ("%replace{%m}{(}{}", "%replace{%m}{(}{}", "cannot be followed"),
+        ("%replace{%m}{(}{}", "%replace{%m}{(}{}", "cannot be used"),
         ("%replace{%m}{(h)}{$2}", "%replace{%m}{(h)}{$2}", "invalid group reference"),
-        ("%99999m", "%99999m", "no meaning"),
-        (f"%d{{HH}}{{{'a' * 300}}}", f"%d{{HH}}{{{'a' * 300}}}", "cannot be followed"),
+        ("%99999m", "%99999m", "no counterpart"),
+        (f"%d{{HH}}{{{'a' * 300}}}", f"%d{{HH}}{{{'a' * 300}}}", "cannot be used"),
         ("%m %", "hello %", "%"),
         ("%enc{%m}{ROT13}", "%enc{%m}{ROT13}", "ROT13"),
     ],
 )
-def test_what_has_no_meaning_stays_and_is_remarked_on(pattern: str, line: str, remark: str) -> None:
+def test_an_unknown_conversion_stays_and_has_a_remark(pattern: str, line: str, remark: str) -> None:
     formatter = PatternFormatter(pattern)
     assert formatter.format(record()) == line
     (sentence,) = formatter.remarks
@@ -124,7 +122,7 @@ def test_what_has_no_meaning_stays_and_is_remarked_on(pattern: str, line: str, r
         ("X XX XXX Z", "+05 +0530 +05:30 +0530"),
     ],
 )  # fmt: skip
-def test_dates_are_laid_out_as_in_java(pattern: str, text: str) -> None:
+def test_dates_are_formatted_as_in_java(pattern: str, text: str) -> None:
     zone = dt.timezone(dt.timedelta(hours=5, minutes=30))
     moment = dt.datetime(2026, 3, 5, 21, 7, 8, 12345, zone)
     assert date_format(pattern)(moment) == text

@@ -32,18 +32,18 @@ def test_names_and_periods_come_from_the_pattern(
     pattern: str, first: str, second: str, turn: float, tmp_path: Path
 ) -> None:
     rollover = Rollover(f"{tmp_path}/{pattern}")
-    name = rollover.free_name(NOON)
+    name = rollover.new_name(NOON)
     assert name == tmp_path / first
     name.parent.mkdir(exist_ok=True)
     name.touch()
-    assert rollover.free_name(NOON) == tmp_path / second
-    assert rollover.next_turn(NOON) == turn
-    assert rollover.old(unfinished=rollover.is_compressed) == [name]
+    assert rollover.new_name(NOON) == tmp_path / second
+    assert rollover.next_time(NOON) == turn
+    assert list(rollover.find()) == [name]
 
 
-def test_it_may_be_turned_every_few_periods_or_never() -> None:
-    assert Rollover("a.%d{HH}.log", interval=3).next_turn(NOON) == local(2026, 11, 20, 15)
-    assert Rollover("a.%d{HH}.log", interval=0).next_turn(NOON) == float("inf")
+def test_the_interval_is_a_number_of_periods_or_none() -> None:
+    assert Rollover("a.%d{HH}.log", interval=3).next_time(NOON) == local(2026, 11, 20, 15)
+    assert Rollover("a.%d{HH}.log", interval=0).next_time(NOON) == float("inf")
 
 
 @pytest.mark.parametrize("pattern", ["a.%d{b}.log", "a.%d{'}.log"])

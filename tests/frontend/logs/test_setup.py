@@ -68,7 +68,7 @@ def test_all_files_are_there_from_the_start(console: io.StringIO, tmp_path: Path
     ]
 
 
-def test_a_worker_is_named_in_the_place_of_the_thread(console: io.StringIO, tmp_path: Path) -> None:
+def test_a_worker_is_named_instead_of_the_thread(console: io.StringIO, tmp_path: Path) -> None:
     extra = {"worker": "W-9000-resnet_1.0-stderr"}
     logging.getLogger("MODEL_LOG").warning("oops", extra=extra)
     expected = TIME + r" \[WARN \] W-9000-resnet_1\.0-stderr MODEL_LOG - oops\n"
@@ -86,11 +86,11 @@ def test_a_worker_is_named_in_the_place_of_the_thread(console: io.StringIO, tmp_
         ("url='s3://KEY:SECRET@b/m.mar?X-Amz-Signature=x', ...", "url='s3://b/m.mar ..."),
     ],
 )
-def test_what_comes_from_outside_stays_in_its_line(sent: object, text: str) -> None:
+def test_one_line_escapes_control_characters_and_secrets(sent: object, text: str) -> None:
     assert one_line(sent) == text
 
 
-def test_what_the_console_cannot_show_becomes_its_code(
+def test_the_console_escapes_what_its_encoding_lacks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     screen = io.BytesIO()
@@ -102,7 +102,7 @@ def test_what_the_console_cannot_show_becomes_its_code(
     assert (tmp_path / "ts_log.log").read_text("utf-8").endswith(" - grün \\ud800\n")
 
 
-def test_access_lines_are_written_as_they_come(console: io.StringIO, tmp_path: Path) -> None:
+def test_access_lines_are_written_as_they_are(console: io.StringIO, tmp_path: Path) -> None:
     batch = f'{timestamp(0.5)} - /127.0.0.1:1 "GET /ping HTTP/1.1" 200 1\nanother 100% line'
     logging.getLogger("ACCESS_LOG").info(batch)
     assert (tmp_path / "logs" / "access_log.log").read_text() == batch + "\n"
@@ -187,7 +187,7 @@ def _state() -> list[object]:
     return [(each.level, each.propagate, list(each.handlers)) for each in loggers]
 
 
-def test_close_puts_everything_back(tmp_path: Path) -> None:
+def test_close_restores_the_loggers(tmp_path: Path) -> None:
     before = _state()
     opened = configure_logging(tmp_path, tmp_path, console=io.StringIO())
     assert _state() != before
@@ -195,7 +195,7 @@ def test_close_puts_everything_back(tmp_path: Path) -> None:
     assert _state() == before
 
 
-def test_a_start_that_fails_half_way_leaves_nothing_open(tmp_path: Path) -> None:
+def test_a_failed_start_leaves_nothing_open(tmp_path: Path) -> None:
     (tmp_path / "access_log.log").mkdir()
     before = _state()
     with pytest.raises(OSError, match="access_log"):
@@ -206,7 +206,7 @@ def test_a_start_that_fails_half_way_leaves_nothing_open(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("place", "variable"), [("logs", "LOG_LOCATION"), ("metrics", "METRICS_LOCATION")]
 )
-def test_a_folder_that_cannot_be_written_is_named_with_its_variable(
+def test_an_error_names_the_folder_and_its_variable(
     place: str, variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -220,7 +220,7 @@ def test_a_folder_that_cannot_be_written_is_named_with_its_variable(
     )
 
 
-def test_a_folder_that_a_log_configuration_names_is_not_put_down_to_a_variable(
+def test_an_error_in_a_folder_of_a_log_configuration_names_no_variable(
     tmp_path: Path,
 ) -> None:
     error = PermissionError(
@@ -232,7 +232,7 @@ def test_a_folder_that_a_log_configuration_names_is_not_put_down_to_a_variable(
     )
 
 
-def test_a_console_that_nobody_reads_is_not_complained_of_for_each_record(
+def test_a_console_without_a_reader_is_not_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     reader, writer = os.pipe()
@@ -247,7 +247,7 @@ def test_a_console_that_nobody_reads_is_not_complained_of_for_each_record(
     assert not capsys.readouterr().err
 
 
-def test_text_that_no_file_can_hold_is_escaped(console: io.StringIO, tmp_path: Path) -> None:
+def test_lone_surrogates_are_escaped(console: io.StringIO, tmp_path: Path) -> None:
     logging.getLogger("MODEL_LOG").info("half \ud83d character")
     assert r"half \ud83d character" in (tmp_path / "logs" / "model_log.log").read_text()
 
@@ -285,7 +285,7 @@ def test_a_verbose_console_shows_details(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_files_that_were_moved_are_opened_anew(asynchronous: bool, tmp_path: Path) -> None:
+def test_files_that_were_moved_are_reopened(asynchronous: bool, tmp_path: Path) -> None:
     with configure_logging(tmp_path, tmp_path, asynchronous=asynchronous, console=io.StringIO()):
         for name in ("access_log.log", "ts_log.log"):
             (tmp_path / name).rename(tmp_path / f"{name}.1")
@@ -296,10 +296,10 @@ def test_files_that_were_moved_are_opened_anew(asynchronous: bool, tmp_path: Pat
     assert "hello" in (tmp_path / "ts_log.log").read_text()
 
 
-def test_the_journal_is_told_the_priority_of_each_line(
+def test_each_line_for_the_journal_has_a_priority(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # As systemd does it: a socket, told by its device and inode.
+    # systemd passes a socket, and names it by device and inode.
     ours, journal = socket.socketpair()
     status = os.fstat(ours.fileno())
     monkeypatch.setenv("JOURNAL_STREAM", f"{status.st_dev}:{status.st_ino}")

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from marserve.frontend.configuration.properties import ConfigError
 from marserve.frontend.logs.appenders import KINDS
 from marserve.frontend.logs.config import read_log_config
-from marserve.frontend.logs.log4j import Log4jConfig, tag
+from marserve.frontend.logs.log4j import Log4jConfig
 from marserve.frontend.telemetry.metrics_config import (
     MetricsConfigError,
     parse_metrics_config,
@@ -30,12 +30,12 @@ def check_log4j(source: Source) -> Iterator[Finding]:
         return
     if not isinstance(config, Log4jConfig):
         return
-    for name, element in config.appenders.items():
-        if tag(element) not in KINDS:
+    for name, node in config.appenders.items():
+        if node.kind not in KINDS:
             yield finding(
                 "log4j",
                 Place(source.name, source.line_of(f'"{name}"')),
-                f"Appender {name}: {element.tag} has no counterpart and is left out.",
+                f"Appender {name}: {node.name} has no counterpart and is left out.",
                 "Use a console, file, rolling file or syslog appender.",
             )
     for remark in dict.fromkeys(config.remarks):
