@@ -76,7 +76,7 @@ def test_it_takes_a_small_share_of_the_time() -> None:
         True,
         [1, 2],
         {},
-        object(),
+        pytest.param(object(), id="object"),
         10**400,
         -math.inf,
         1e200,

@@ -282,7 +282,9 @@ def test_what_ends_a_process_ends_it(error: BaseException) -> None:
 
 
 @pytest.mark.parametrize(
-    "results", [None, ("a", "b"), "ab", {"a": 1}, b"ab", iter(["a", "b"])], ids=repr
+    "results",
+    [None, ("a", "b"), "ab", {"a": 1}, b"ab", pytest.param(iter(["a", "b"]), id="iterator")],
+    ids=repr,
 )
 def test_anything_but_a_list_fails_the_batch(results: Any) -> None:
     reply = predict(lambda *_: results, count=2)

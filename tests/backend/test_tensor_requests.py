@@ -156,7 +156,7 @@ def test_whatever_a_handler_returns_becomes_outputs(result: Any, outputs: Any) -
         ({"datatype": "UINT8", "data": [-1]}, "no UINT8"),
         ({"datatype": "FP32", "data": [[1], [2, 3]]}, "different lengths"),
         ({"data": np.array([1j])}, "complex128"),
-        ({"data": object()}, "cannot be sent"),
+        pytest.param({"data": object()}, "cannot be sent", id="object"),
         ({"shape": "2", "datatype": "INT8", "data": [1, 2, 3]}, "its shape is [2]"),
         ({"shape": [None], "data": [1]}, "shape"),
     ],

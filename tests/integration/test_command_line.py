@@ -89,7 +89,9 @@ def test_stop_right_behind_start(prepared):
     prepared.assert_nothing_left()
 
 
-@pytest.mark.parametrize("pid", ["999999999", str(os.getpid()), "nonsense"])
+@pytest.mark.parametrize(
+    "pid", ["999999999", pytest.param(str(os.getpid()), id="ours"), "nonsense"]
+)
 def test_a_stale_pid_file(prepared, pid):
     (prepared.temp / ".model_server.pid").write_text(pid)
     assert run(prepared, "--stop") == (0, "TorchServe is not currently running.\n")
