@@ -1,8 +1,9 @@
 """Virtual environments for programs that cannot be installed beside ours, each made once.
 
-Some want an older protobuf than the tools of gRPC, others drag TorchServe itself in.
+Some need an older protobuf than the tools of gRPC, others depend on TorchServe itself.
 """
 
+import fcntl
 import hashlib
 import subprocess
 import sys
@@ -13,11 +14,11 @@ import pytest
 
 
 def environment(name: str, *installs: Sequence[str], borrows: bool = False) -> Path:
-    """Python of an environment in which each of ``installs`` was given to ``pip install``.
+    """Return Python of an environment in which each of ``installs`` was given to ``pip install``.
 
-    One that ``borrows`` finds in the running environment what it lacks, such as torch. It lies in
-    ``build/`` and is made anew when what is installed changes. Where the registry cannot be
-    reached, the test is skipped.
+    One that ``borrows`` finds packages that it lacks, such as torch, in the running environment.
+    It is in ``build/`` and is made again when ``installs`` change. Of several test processes one
+    makes it and the others wait. Where the registry cannot be reached, the test is skipped.
     """
     lenders = [each for each in sys.path if each.endswith("site-packages")] if borrows else []
     parts = (installs, sys.version_info[:2], *lenders)
@@ -25,16 +26,23 @@ def environment(name: str, *installs: Sequence[str], borrows: bool = False) -> P
     folder = Path(__file__).parents[1] / "build" / f"{name}-{mark}"
     python = folder / "bin" / "python"
     done = folder / "done"
-    if not done.exists():
-        commands = [
-            [sys.executable, "-m", "venv", "--clear", folder],
-            *([python, "-m", "pip", "install", "--quiet", *words] for words in installs),
-        ]
-        for command in commands:
-            made = subprocess.run(command, capture_output=True, text=True, timeout=900)
-            if made.returncode:
-                pytest.skip(f"{name} cannot be installed: {made.stderr[-500:]}")
-        (packages,) = folder.glob("lib/python*/site-packages")
-        (packages / "lenders.pth").write_text("".join(f"{each}\n" for each in lenders))
-        done.touch()
+    folder.parent.mkdir(exist_ok=True)
+    with folder.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not done.exists():
+            _make(folder, python, installs)
+            (packages,) = folder.glob("lib/python*/site-packages")
+            (packages / "lenders.pth").write_text("".join(f"{each}\n" for each in lenders))
+            done.touch()
     return python
+
+
+def _make(folder: Path, python: Path, installs: Sequence[Sequence[str]]) -> None:
+    commands = [
+        [sys.executable, "-m", "venv", "--clear", folder],
+        *([python, "-m", "pip", "install", "--quiet", *words] for words in installs),
+    ]
+    for command in commands:
+        made = subprocess.run(command, capture_output=True, text=True, timeout=900)
+        if made.returncode:
+            pytest.skip(f"{folder.name} cannot be installed: {made.stderr[-500:]}")

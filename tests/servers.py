@@ -6,12 +6,15 @@ environment. So what a server leaves behind is found whatever session or parent 
 
 import contextlib
 import errno
+import fcntl
 import itertools
 import os
+import random
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -33,7 +36,8 @@ T = TypeVar("T")
 
 HANDLERS = Path(__file__).with_name("integration") / "handlers"
 TORCHSERVE = Path(sys.executable).with_name("torchserve")
-PATIENCE = 20.0  # seconds for whatever takes milliseconds on an idle machine
+_PORTS = range(12_000, 32_000)
+PATIENCE = 60.0  # seconds for what takes milliseconds on an idle machine
 
 
 def wait_for(
@@ -414,12 +418,33 @@ def make_workflow(folder: Path, name: str, specification: str, handler: str = ""
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of 127.0.0.1 that nobody listens at."""
-    with contextlib.ExitStack() as sockets:
-        opened = [sockets.enter_context(socket.socket()) for _ in range(count)]
-        for each in opened:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in opened]
+    """Return ports of 127.0.0.1 that no process uses and no other test session gets.
+
+    The sessions of a machine, the processes of pytest-xdist among them, take the next ports of a
+    counter in a file. The kernel does not give these ports to clients, as it does with those from
+    32768 upwards; and a port that was bound and closed again could go to two servers, because
+    those of gRPC share a port without an error.
+    """
+    found: list[int] = []
+    counter = Path(tempfile.gettempdir()) / f"marserve-test-ports-{os.getuid()}"
+    with counter.open("a+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(0)
+        last = int(file.read() or random.choice(_PORTS))
+        while len(found) < count:
+            last = last + 1 if last + 1 in _PORTS else _PORTS.start
+            if _can_bind(last):
+                found.append(last)
+        file.truncate(0)
+        file.write(str(last))
+    return found
+
+
+def _can_bind(port: int) -> bool:
+    with socket.socket() as probe, contextlib.suppress(OSError):
+        probe.bind(("127.0.0.1", port))
+        return True
+    return False
 
 
 def is_open(port: int) -> bool:

@@ -5,7 +5,6 @@ import json
 import resource
 import shutil
 import signal
-import socket
 import ssl
 import subprocess
 from pathlib import Path
@@ -14,6 +13,7 @@ import psutil
 import pytest
 import requests
 from certificates import make_authority, make_pair
+from servers import free_ports
 
 pytestmark = [
     pytest.mark.integration,
@@ -175,9 +175,7 @@ def test_a_key_store_and_one_shared_address(start_secure, authority):
         server_url = url(server, "inference", "/ping")
         assert requests.get(server_url, verify=authority.root, timeout=20).status_code == 200
     shared = {"keystore": authority.file("store.p12")}
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    (port,) = free_ports(1)
     for name in ("inference", "management", "metrics"):
         shared[f"{name}_address"] = f"https://127.0.0.1:{port}"
     with start_secure(**shared) as server:
