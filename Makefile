@@ -9,7 +9,11 @@ SEED ?=
 # When a soak ends: after so many requests, or an hour.
 REQUESTS ?= 1000000
 
-.PHONY: demo test chaos soak fuzz check docs bench peers clean
+# Processes that run tests; each file is run by one of them.
+JOBS ?= 2
+PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+
+.PHONY: demo test test-all chaos soak fuzz check docs bench peers clean
 
 # A stamp per set of extras: pip runs again only when setup.cfg changes.
 $(VENV)/.installed-%: setup.cfg pyproject.toml
@@ -20,8 +24,12 @@ $(VENV)/.installed-%: setup.cfg pyproject.toml
 demo: $(VENV)/.installed-demo
 	$(BIN)/python examples/resnet152/demo.py $(if $(ONCE),--once)
 
+# The quick tests: those of units, and of one server for each surface.
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest
+	$(PYTEST) -m quick
+
+test-all: $(VENV)/.installed-dev
+	$(PYTEST)
 
 # Breaks a server under load, and says what it did that it must not: tests/chaos.
 chaos: $(VENV)/.installed-dev

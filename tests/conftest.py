@@ -1,6 +1,7 @@
-"""Fixtures of the unit tests: virtual time, fake workers, a configuration."""
+"""Tiers of tests, and fixtures of the unit tests: virtual time, fake workers, a configuration."""
 
 import importlib.util
+import os
 import signal
 import sys
 import time
@@ -25,12 +26,40 @@ for _number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, signal.SIG_DFL)
 
+# An interpreter that writes no bytecode compiles the server at each start, which takes 1.3 of 3 s.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 # No deadline: a busy machine is not a defect of what is tested.
 hypothesis.settings.register_profile("unit", deadline=None, max_examples=50)
 hypothesis.settings.load_profile("unit")
 
 # A change of something else must not meet new chaos; `make chaos` finds that, by random seeds.
 _CHAOS_SEED = 13
+
+
+# Tests with none of these markers are quick. Those of the first are run first: a process that is
+# left alone with the longest file at the end is idle time of the other.
+_SLOW = (*("chaos", "release", "site", "simulation", "containers", "environments", "integration"),)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep the order of `pytest_collection_modifyitems` in processes of pytest-xdist."""
+    config.option.loadscopereorder = False
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what is quick, and put the slowest first."""
+
+    def rank(item: pytest.Item) -> int:
+        found = [at for at, name in enumerate(_SLOW) if item.get_closest_marker(name)]
+        return min(found, default=len(_SLOW))
+
+    for item in items:
+        if rank(item) == len(_SLOW):
+            item.add_marker("quick")
+    items.sort(key=rank)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

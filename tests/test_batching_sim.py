@@ -15,6 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+pytestmark = pytest.mark.simulation
+
 _FOLDER = Path(__file__).resolve().parent.parent / "benchmarks" / "batching_sim"
 _MODULES = (
     "profiles",

@@ -21,6 +21,8 @@ from marserve.frontend.configuration.model_schema import BY_KEY
 from marserve.frontend.rest.api_description import describe_listener
 from marserve.frontend.telemetry.metrics_config import load_metrics_config
 
+pytestmark = pytest.mark.site
+
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 

@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 from servers import Server
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.integration, pytest.mark.release, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).parents[1]
 SETUP = configparser.ConfigParser(interpolation=None)

@@ -15,7 +15,7 @@ import pytest
 from deploy.container import DOCKER, HOME, Container, instructions
 from servers import HANDLERS, PATIENCE, Gate, make_archive, wait_for
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.containers]
 
 START = "torchserve --start --disable-token-auth"
 FOR_EVER = "tail -f /dev/null"

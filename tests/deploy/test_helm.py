@@ -15,7 +15,7 @@ from deploy.monitoring_files import DASHBOARDS, DEPLOY, RULES
 from environments import environment
 from servers import HANDLERS, make_archive
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.containers, pytest.mark.environments]
 
 CHART = DEPLOY / "helm" / "marserve"
 LIBRARIES = ("helm-python-sdk==0.2.2", "kubernetes-validate>=1.37", "PyYAML")

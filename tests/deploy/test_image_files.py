@@ -12,6 +12,8 @@ from programs import program
 from marserve.frontend.configuration.config import Config
 from marserve.frontend.lifecycle.daemon import FORCED_END_SECONDS
 
+pytestmark = pytest.mark.environments
+
 
 @pytest.fixture(scope="module")
 def linters() -> Path:

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.quick]
 
 EVERY_TYPE = """
 RESULTS = {

@@ -11,7 +11,7 @@ import psutil
 import pytest
 import requests
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.environments]
 
 SECONDS = 90.0
 

@@ -6,7 +6,7 @@ import re
 import pytest
 from grpc_client import connected, failure, request
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.quick]
 
 NOT_FOUND = "org.pytorch.serve.archive.model.ModelNotFoundException"
 

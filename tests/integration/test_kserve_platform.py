@@ -13,7 +13,7 @@ import yaml
 from deploy.container import Container
 from servers import make_archive, wait_for
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.containers, pytest.mark.environments]
 
 ROOT = Path(__file__).parents[2]
 CLIENT = Path(__file__).with_name("clients") / "kserve_platform.py"

@@ -12,7 +12,7 @@ import pytest
 from environments import environment
 from servers import Server, StartServer
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.environments]
 
 #: --no-deps: the plugin asks for torchserve.
 INSTALLS = (

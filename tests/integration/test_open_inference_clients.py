@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from servers import make_archive
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.environments]
 
 CLIENTS = Path(__file__).with_name("clients")
 SCRIPTS = ("triton_http.py", "triton_grpc.py", "kserve_sdk.py")

@@ -20,7 +20,7 @@ import pytest
 from servers import PATIENCE, free_ports, is_open, wait_for
 from terminal import Terminal
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.environments]
 
 ROOT = Path(__file__).parents[2]
 LISTENERS = {8080: "inference", 8081: "management", 8082: "metrics"}

@@ -14,7 +14,12 @@ import pytest
 from control_groups import memory_group
 from sagemaker_container import Container
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.containers,
+    pytest.mark.environments,
+    pytest.mark.timeout(300),
+]
 
 MEBIBYTE = 1 << 20
 SMALL_MODELS = 6

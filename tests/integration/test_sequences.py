@@ -8,7 +8,7 @@ import socket
 import pytest
 import requests
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.quick]
 
 NAMES = ("id", "start", "end")
 LIMITS = {"workers": 1, "delay": 1, "idle": 60_000, "timeout": 0, "most": 8, "queue": 8, "more": ""}

@@ -37,6 +37,7 @@ def refuses(server):
     return False
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_idle(own, number):
     with own.connect("inference"), own.connect("management"):  # idle clients hold nobody up
@@ -45,6 +46,7 @@ def test_idle(own, number):
         assert time.monotonic() - began < 5
 
 
+@pytest.mark.quick
 def test_accepted_requests_are_answered(own, background, gate, wait_for):
     running = background(own.ask, "lab", id="running", gate=gate.path)
     gate.wait_entered()

@@ -10,7 +10,7 @@ import pytest
 from deploy.container import Container, image_words
 from servers import Gate, Server, StartServer, make_archive, wait_for
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.containers]
 
 # What Vertex makes up for models that were uploaded without routes.
 PREDICT = "/v1/endpoints/12/deployedModels/34:predict"

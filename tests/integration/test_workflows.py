@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.quick]
 
 ECHO = "def handle(data, context):\n    return data and [row['body'] for row in data]\n"
 
