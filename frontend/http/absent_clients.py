@@ -1,7 +1,7 @@
-"""Finds clients that have left while nothing is read from them.
+"""Finds clients that have closed a connection which is not read at present.
 
-A connection that has enough to do is not read, so that a client cannot fill the memory; but then
-the event loop does not tell that the client is gone, and its request would run for nobody.
+Reading pauses while a request is answered, so that a client cannot fill the memory. The event loop
+then does not report a closed connection, and the request would run without a client.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ _PERIOD = 1.0  # seconds
 
 
 class AbsentClients:
-    """The clients of a listener that are not read at present; those that have left are aborted."""
+    """The connections of a listener that are not read at present; closed ones are aborted."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -20,13 +20,13 @@ class AbsentClients:
         self._timer: asyncio.TimerHandle | None = None
 
     def watch(self, transport: asyncio.Transport) -> None:
-        """Look at a client from now on."""
+        """Check a connection from now on."""
         self._unread.add(transport)
         if self._timer is None:
             self._timer = self._loop.call_later(_PERIOD, self._look)
 
     def forget(self, transport: asyncio.Transport) -> None:
-        """The client is read again, or its connection has ended."""
+        """Stop checking a connection that is read again, or has ended."""
         self._unread.discard(transport)
 
     def _look(self) -> None:
@@ -39,10 +39,10 @@ class AbsentClients:
 
 
 def _has_left(transport: asyncio.Transport) -> bool:
-    """Whether the other end has hung up, or sends no more, which counts as the same."""
+    """Return whether the client has closed the connection, or its sending half."""
     connection: socket.socket | None = transport.get_extra_info("socket")
-    if connection is None:  # it is lost, which with TLS the protocol is told a little later
+    if connection is None:  # lost; with TLS, connection_lost follows a little later
         return False
     poll = select.poll()
-    poll.register(connection.fileno(), select.POLLRDHUP)  # errors are always told
+    poll.register(connection.fileno(), select.POLLRDHUP)  # errors are always reported
     return bool(poll.poll(0))

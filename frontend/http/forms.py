@@ -1,11 +1,11 @@
-"""Reads forms: application/x-www-form-urlencoded and multipart/form-data.
+"""Parsers of forms: application/x-www-form-urlencoded and multipart/form-data.
 
-Both are written as `Steps`, because a form of a few megabytes can take seconds to parse. What costs
-more than its bytes is bounded: the number of parts, and the bytes of each part's head.
+Both are `Steps`, because a form of a few megabytes can take seconds to parse. The number of parts,
+and the bytes of the head of each part, are limited.
 
-Why not a library: aiohttp's reader takes 0.2 ms for each part and 2 ms for a head of 5,000 bytes,
-and cannot be interrupted. Of those that are fast, the best (``multipart``) shares its import name
-with ``python-multipart``, which many have installed.
+aiohttp's reader takes 0.2 ms for each part and cannot be interrupted. python-multipart 0.0.34 is as
+fast as this file, but refuses a preamble and blanks behind a boundary (RFC 2046, section 5.1.1),
+and leaves the heads of parts and their encodings to its user.
 """
 
 import binascii
@@ -19,14 +19,13 @@ from marserve.frontend.aio.long_work import Steps
 from marserve.frontend.errors import BadRequest
 
 _OCTETS = "application/octet-stream"
-# How many bytes one step searches or copies, and how many it decodes.
+# Bytes that one step searches or copies, and bytes that it decodes.
 _SEARCHED_BYTES = 1 << 20
 _DECODED_BYTES = 1 << 14
 _MAX_BOUNDARY = 70  # RFC 2046
 _BOUNDARY = re.compile(r';\s*boundary\s*=\s*(?:"([^"]+)"|([^\s;"]+))', re.IGNORECASE)
-# Possessive: where a match fails, shorter runs of blanks are not tried, of which there are many.
-# The last alternative is for what some clients write: a quote or a backslash as it is, or blanks
-# without quotes.
+# Possessive, so that a failed match does not try shorter runs of blanks. The last alternative is
+# for clients that do not escape a quote or a backslash, or write blanks without quotes.
 _PARAMETER = re.compile(
     r""";\s*+([\w!#$%&'*+.^`|~-]++)\s*+=\s*+"""
     r"""(?:(?:"((?:[^"\\]|\\.)*+)"|([^\s;"]*+))(?=\s*+(?:;|$))|([^;]*+))"""
@@ -39,11 +38,11 @@ _NOT_BASE64 = bytes(set(range(256)) - set(_BASE64))
 
 @dataclass(frozen=True)
 class FormLimits:
-    """What a form may have.
+    """The limits of a form.
 
     Attributes:
-        max_parts: Fields or parts.
-        max_head_bytes: Of the head of a part, or of the name of a field.
+        max_parts: The number of fields or parts.
+        max_head_bytes: The bytes of the head of a part, or of the name of a field.
     """
 
     max_parts: int = 1000
@@ -54,9 +53,10 @@ class FormLimits:
 
 
 def urlencoded_parts(body: bytes, limits: FormLimits) -> Steps[list[Part]]:
-    """The fields of a form; with the last value of several, at the place of the first.
+    """Return the fields of a form.
 
-    A last token without ``=`` is dropped: ``hello`` is no field.
+    A repeated field has its last value, at the position of the first. A last token without ``=`` is
+    dropped.
 
     Raises:
         BadRequest: There are too many fields, a name is too long, or an escape is malformed.
@@ -82,7 +82,7 @@ def urlencoded_parts(body: bytes, limits: FormLimits) -> Steps[list[Part]]:
 
 
 def query_parts(tokens: Iterable[bytes]) -> list[Part]:
-    """The parameters of a query, as those of a form."""
+    """Return the parameters of a query, as those of a form."""
     fields = {}
     for token in tokens:
         name, _, value = token.partition(b"=")
@@ -93,7 +93,11 @@ def query_parts(tokens: Iterable[bytes]) -> list[Part]:
 
 
 def query_value(tokens: Iterable[bytes], wanted: str) -> str:
-    """The first value of a query parameter, empty for none; BadRequest if it is malformed."""
+    """Return the first value of a query parameter, or an empty string.
+
+    Raises:
+        BadRequest: An escape is malformed.
+    """
     for token in tokens:
         name, _, value = token.partition(b"=")
         if _unquoted(name) == wanted.encode():
@@ -102,7 +106,7 @@ def query_value(tokens: Iterable[bytes], wanted: str) -> str:
 
 
 def _unquoted(text: bytes) -> bytes:
-    if _BROKEN_ESCAPE.search(text):  # unquote_to_bytes would let it pass as it is
+    if _BROKEN_ESCAPE.search(text):  # unquote_to_bytes accepts it
         raise BadRequest("A form field or a query parameter has a malformed percent-escape.")
     return unquote_to_bytes(text.replace(b"+", b" "))
 
@@ -126,13 +130,13 @@ def _decoded(
 
 
 def boundary_of(content_type: str) -> str:
-    """The boundary that a content type names; empty for none."""
+    """Return the boundary that a content type names, or an empty string."""
     found = _BOUNDARY.search(content_type)
     return (found[1] or found[2]) if found else ""
 
 
 def multipart_parts(body: bytes, boundary: str, limits: FormLimits) -> Steps[list[Part]]:
-    """The parts of a form; also those of one name. A part with a file name keeps its media type.
+    """Return the parts of a form. Only a part with a file name has a media type.
 
     Raises:
         BadRequest: The body is malformed, there are too many parts, or one's head is too long.
@@ -141,7 +145,7 @@ def multipart_parts(body: bytes, boundary: str, limits: FormLimits) -> Steps[lis
         raise _malformed(f"the boundary is longer than {_MAX_BOUNDARY} characters")
     delimiter = b"\r\n--" + boundary.encode("utf-8", "surrogateescape")
     parts: list[Part] = []
-    # The first delimiter may stand at the very beginning, without a line break.
+    # The first delimiter needs no line break at the beginning of the body.
     is_first = body.startswith(delimiter[2:])
     at = -2 if is_first else (yield from _find(body, delimiter, 0))
     while True:
@@ -155,7 +159,7 @@ def multipart_parts(body: bytes, boundary: str, limits: FormLimits) -> Steps[lis
             raise _malformed(
                 f"the head of a part does not end, or is longer than {limits.max_head_bytes} bytes"
             )
-        # The line break that ends the head may be that of the delimiter behind an empty part.
+        # The line break at the end of the head may belong to the delimiter behind an empty part.
         at = yield from _find(body, delimiter, head_end + 2)
         name, media_type, encoding = _read_head(body[head : max(head, head_end)])
         value = yield from _transferred(body, min(head_end + 4, at), at, encoding)
@@ -179,17 +183,17 @@ def _find(body: bytes, delimiter: bytes, start: int) -> Steps[int]:
 
 
 def _end_of_line(body: bytes, at: int) -> int | None:
-    """Where the line behind a delimiter begins; None behind the last delimiter."""
+    """Return where the line behind a delimiter begins; None behind the last delimiter."""
     if body.startswith(b"--", at):
         return None
     end = body.find(b"\r\n", at, at + _MAX_BOUNDARY)
     if end < 0 or body[at:end].strip():  # RFC 2046 allows blanks
-        raise _malformed("something stands behind a boundary")
+        raise _malformed("a boundary is followed by other text")
     return end + 2
 
 
 def _read_head(head: bytes) -> tuple[str, str, str]:
-    """The name of a part, its media type (empty for no file), and how it was encoded."""
+    """Return the name of a part, its media type (empty for no file), and its transfer encoding."""
     headers = {}
     for line in head.decode("utf-8", "surrogateescape").split("\r\n"):
         header, colon, text = line.partition(":")
@@ -202,7 +206,8 @@ def _read_head(head: bytes) -> tuple[str, str, str]:
         for key, quoted, plain, other in _PARAMETER.findall(disposition)
     }
     name = parameters.get("name")
-    if "name*" in parameters:  # RFC 5987: charset'language'text
+    # RFC 7578 forbids name* beside name: a filter that reads only name must see the same field.
+    if name is None and "name*" in parameters:  # RFC 5987: charset'language'text
         charset, _, text = parameters["name*"].partition("'")
         name = _unquoted_name(charset, text.partition("'")[2])
     if name is None:
@@ -215,12 +220,12 @@ def _read_head(head: bytes) -> tuple[str, str, str]:
 def _unquoted_name(charset: str, text: str) -> str:
     try:
         return unquote(text, charset or "utf-8", "replace")
-    except (LookupError, ValueError) as error:  # no charset, or one that cannot replace
+    except (LookupError, ValueError) as error:  # unknown charset, or one without "replace"
         raise _malformed(str(error)) from error
 
 
 def _transferred(body: bytes, start: int, end: int, encoding: str) -> Steps[bytes]:
-    """The content of a part, which may be encoded for its transfer."""
+    """Return the decoded content of a part."""
     if encoding == "base64":
         return (yield from _from_base64(body, start, end))
     if encoding == "quoted-printable":

@@ -1,11 +1,10 @@
-"""Listeners: which there are, and how each is bound on the network or in the file system.
+"""Listeners: how they share addresses, and how each is bound on the network or in the file system.
 
-Equal addresses share a listener, whatever is served there. On a listener that serves inference and
-management /metrics is served too, as in TorchServe, beside the listener that is meant for it.
+Equal addresses share a listener. A listener that serves inference and management serves /metrics
+too, as in TorchServe, in addition to the metrics listener.
 
-A socket file that a dead server left behind is replaced; one where a server listens is not, and any
-other file is never touched. Its permissions are those the umask leaves, as TorchServe's: who may
-write to it may connect.
+A socket file without a server is replaced; one where a server listens is not, and any other file is
+never changed. The umask decides its permissions, as in TorchServe: who may write may connect.
 """
 
 import asyncio
@@ -37,13 +36,13 @@ class Listener:
     name: str  # what it serves, for the operator
     address: Address | UnixAddress
     routes: Mapping[str, Route]  # by first path segment
-    when_ready: bool = False  # whether nobody is let in before every model is READY
+    when_ready: bool = False  # whether clients are admitted only when every model is READY
 
 
 def share_addresses(
     listeners: Iterable[Listener], join: Callable[[Listener, Listener], Mapping[str, Route]]
 ) -> list[Listener]:
-    """Make one listener of those with equal addresses; ``join`` makes the routes of two."""
+    """Merge the listeners with equal addresses; ``join`` returns the routes of two."""
     shared: list[Listener] = []
     for listener in listeners:
         for index, first in enumerate(shared):
@@ -58,10 +57,10 @@ def share_addresses(
 
 @dataclass(frozen=True)
 class BoundListener:
-    """A listener that is bound; nobody can connect before `listen`.
+    """A listener that is bound; clients cannot connect before `listen`.
 
-    Models may take minutes to unpack, and whether a port is free should be known before. The
-    address has the port that the system chose if that was left to it.
+    Models may take minutes to unpack, so ports are bound before. Port 0 of the address is replaced
+    by the port that the system chose.
     """
 
     server: asyncio.AbstractServer
@@ -77,10 +76,10 @@ class BoundListener:
 
 @dataclass(eq=False)
 class TlsHandshake(asyncio.Protocol):
-    """Admits a client before the TLS handshake, where event loops report it after the handshake.
+    """Admits a client before the TLS handshake; event loops report it only after the handshake.
 
-    Else clients that never end a handshake would be in no limit, and take all file descriptors.
-    A client that is not admitted is disconnected: a handshake for a 503 would cost too much.
+    Otherwise clients that never end a handshake would not be limited, and could use all file
+    descriptors. A refused client is disconnected: a handshake for a 503 would cost too much.
     """
 
     clients: HttpServer
@@ -113,7 +112,7 @@ class TlsHandshake(asyncio.Protocol):
 async def bind_listener(
     opened: AsyncExitStack, address: Address | UnixAddress, clients: Callable[[], asyncio.Protocol]
 ) -> BoundListener:
-    """Bind a listener, until ``opened`` is closed; ``clients`` makes protocols of connections.
+    """Bind a listener, until ``opened`` is closed; ``clients`` returns a protocol per connection.
 
     Raises:
         OSError: The address is taken, or cannot be used.
@@ -137,11 +136,11 @@ async def bind_listener(
 
 @contextmanager
 def _naming(address: Address | UnixAddress) -> Iterator[None]:
-    """Name the address in errors, and say what is wrong in the words of the system."""
+    """Add the address and the system's reason to errors."""
     try:
         yield
     except OSError as error:
-        # asyncio replaces the system's sentence by its own; a lookup that failed has no errno.
+        # asyncio replaces the system's message by its own; a failed lookup has no errno.
         number = 0 if isinstance(error, socket.gaierror) else error.errno or 0
         reason = os.strerror(number) if number else error.strerror or str(error)
         taken = "; another program listens there" if error.errno == errno.EADDRINUSE else ""
@@ -160,13 +159,13 @@ def _bind(path: Path) -> socket.socket:
 
 
 def _remove_dead(path: Path) -> None:
-    """Remove a socket file where no server listens any more."""
+    """Remove a socket file where no server listens."""
     try:
         mode = path.lstat().st_mode
     except OSError:
         return  # probably it does not exist; else binding fails
     if not stat.S_ISSOCK(mode):
-        raise OSError("the file is no socket")
+        raise OSError("the file is not a socket")
     if _answers(path):
         raise OSError("another server listens there")
     path.unlink(missing_ok=True)
@@ -180,7 +179,7 @@ def _answers(path: Path) -> bool:
         except (ConnectionRefusedError, FileNotFoundError):
             return False
         except OSError:
-            return True  # busy, or closed to us: a server has it all the same
+            return True  # busy, or without permission: a server listens
     return True
 
 

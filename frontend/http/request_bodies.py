@@ -1,12 +1,12 @@
-"""Reads the body of an HTTP request, and makes an `Input` of named parts of it.
+"""Reads the body of an HTTP request into an `Input` of named parts.
 
     multipart/form-data                  a part for each field; a file keeps its media type
     application/x-www-form-urlencoded    a part for each field
-    anything else                        one part named ``body``, with the request's media type
+    any other                            one part named ``body``, with the request's media type
 
-Several fields may have one name: `operations.predictions` decides what a handler gets. On some
-routes the parameters of the query are parts too, before those of the body. Whether JSON and text
-reach the handler decoded is decided in the worker (`marserve.backend.conversion`).
+Several fields may have the same name; `operations.predictions` selects what a handler gets. On some
+routes the parameters of the query are parts too, before those of the body. The worker decodes JSON
+and text (`marserve.backend.conversion`).
 """
 
 import asyncio
@@ -28,20 +28,24 @@ _MULTIPART = "multipart/form-data"
 async def read_input(
     request: HttpRequest, max_bytes: int, extra: Mapping[str, str], *, with_query: bool = False
 ) -> Input:
-    """Read a request to its end, with all parts, also those of one name.
+    """Read a request to its end, with all parts, also those of the same name.
 
-    The handler gets the ``extra`` headers. With ``with_query`` the parameters of the query become
-    parts, before those of the body.
+    Args:
+        request: The request.
+        max_bytes: The maximum length of the body.
+        extra: Headers that the server adds for the handler.
+        with_query: Whether the parameters of the query are parts, before those of the body.
 
     Raises:
-        PayloadTooLarge: The body is longer than allowed.
-        BadRequest: See `read_body`; or the body is not what its content type says, or the query is
+        PayloadTooLarge: The body is longer than ``max_bytes``.
+        TooMuchInFlight: The clients of the listener use as much memory as they may.
+        BadRequest: The body is incomplete, too slow or not of its content type, or the query is
             malformed.
     """
     body = await read_body(request, max_bytes)
     removed, added = {b"expect"}, extra
     if "content-length" not in request.headers:
-        # A body that came in chunks has a length now, and its framing is gone.
+        # A body that came in chunks has a length now, and no chunks.
         removed.add(b"transfer-encoding")
         added = {"content-length": str(len(body)), **extra}
     headers = {
@@ -57,18 +61,22 @@ async def read_input(
 
 
 def plain_input(request: PlainRequest, body: bytes, extra: Mapping[str, str]) -> Input:
-    """What `read_input` makes of a plain request and its body, without its query."""
+    """Return the `Input` of a plain request and its body, without its query."""
     media_type = _media_type(request.headers.get("content-type", ""))
     return Input(request.id, {**request.raw_headers, **extra}, [Part("body", media_type, body)])
 
 
 def is_form(content_type: str) -> bool:
-    """Whether a body of this type may have several parts."""
+    """Return whether a body of this type may have several parts."""
     return content_type.partition(";")[0].strip().lower() in (_FORM, _MULTIPART)
 
 
 def query_value(request: HttpRequest, wanted: str) -> str:
-    """The first value of a query parameter, empty for none; BadRequest if it is malformed."""
+    """Return the first value of a query parameter, or an empty string.
+
+    Raises:
+        BadRequest: An escape is malformed.
+    """
     return forms.query_value(_query_tokens(request), wanted)
 
 
@@ -82,7 +90,7 @@ async def read_body(request: HttpRequest, max_bytes: int) -> bytes:
     Raises:
         PayloadTooLarge: It is longer than ``max_bytes``.
         TooMuchInFlight: The clients of the listener use as much memory as they may.
-        BadRequest: It ended early, is not framed as HTTP demands, or comes too slowly.
+        BadRequest: It is incomplete, malformed, or too slow.
     """
     raw, limits, transport = request.raw, request.connection.limits, request.connection.transport
     if (raw.content_length or 0) > max_bytes:
@@ -107,15 +115,15 @@ async def read_body(request: HttpRequest, max_bytes: int) -> bytes:
 
 
 async def _next_chunk(content: StreamReader, stall: float, end: float) -> bytes:
-    """What has come or comes next; BadRequest after ``stall`` seconds or at the moment ``end``."""
-    if content.is_eof():  # the usual case, without a timer: all of it has come
+    """Return the next bytes; BadRequest after ``stall`` seconds or at the moment ``end``."""
+    if content.is_eof():  # the usual case, without a timer: all of it has arrived
         return await content.readany()
     now = asyncio.get_running_loop().time()
     try:
         async with asyncio.timeout_at(min(now + stall, end)):
             return await content.readany()
     except TimeoutError:
-        raise BadRequest("The request body does not come.", status=408) from None
+        raise BadRequest("The request body did not arrive in time.", status=408) from None
 
 
 async def _parts(request: HttpRequest, body: bytes) -> list[Part]:
@@ -130,5 +138,5 @@ async def _parts(request: HttpRequest, body: bytes) -> list[Part]:
 
 
 def _media_type(content_type: str) -> str:
-    """A content type without its parameters, as handlers get it."""
+    """Return a content type without its parameters, as handlers get it."""
     return content_type.partition(";")[0]

@@ -1,7 +1,7 @@
 """Responses: predictions, JSON documents and errors, and the bytes of their heads.
 
-TorchServe's clients get the headers they know: no ``content-type`` unless a handler set one, an
-empty reason phrase on predictions, the caching headers on everything.
+The headers are those of TorchServe: no ``content-type`` unless a handler sets one, an empty reason
+phrase for predictions, caching headers on every response.
 """
 
 import http
@@ -22,7 +22,7 @@ _NO_CACHE = (
     "Cache-Control: no-cache; no-store, must-revalidate, private\r\n"
     "Expires: Thu, 01 Jan 1970 00:00:00 UTC\r\n"
 )
-# What handlers cannot set: the framing of a response, which they would break, and its caching.
+# Headers that handlers cannot set: the framing of a response, and its caching.
 _SERVER_HEADERS = frozenset(
     {
         *("connection", "content-length", "transfer-encoding", "x-request-id"),
@@ -42,9 +42,9 @@ _NO_MEMBERS: Mapping[str, str] = {}
 
 @dataclass(slots=True)
 class HttpResponse:
-    """A response with a body, or with a stream of pieces, which the code that writes it closes.
+    """A response with a body, or with a stream, which is closed after it is written.
 
-    ``headers`` are added to those of all answers; a ``reason`` of None means the standard phrase.
+    ``headers`` are added to those of all answers; a ``reason`` of None is the standard phrase.
     """
 
     status: int
@@ -55,7 +55,7 @@ class HttpResponse:
 
 
 def common_headers(cors: Mapping[str, str | None]) -> str:
-    """The header lines of every answer of a listener; CORS headers without a value are left out."""
+    """Return the header lines of every answer of a listener; empty CORS headers are left out."""
     return _NO_CACHE + "".join(f"{name}: {value}\r\n" for name, value in cors.items() if value)
 
 
@@ -67,10 +67,14 @@ def response_head(
     *,
     keep_alive: bool,
 ) -> bytes:
-    """The head of a response.
+    """Return the head of a response.
 
-    ``common_headers`` and ``framing``, which says where the body ends, are header lines. Without a
-    ``request_id`` there is no ``x-request-id``.
+    Args:
+        answer: The response; its body is not used.
+        request_id: The value of ``x-request-id``; empty for none.
+        common_headers: Header lines of every answer.
+        framing: The header line that determines where the body ends.
+        keep_alive: Whether the connection stays open.
     """
     status, reason = answer.status, answer.reason
     if reason is None:
@@ -94,10 +98,10 @@ def _header_lines(headers: Mapping[str, str]) -> str:
 
 
 def prediction_response(prediction: Prediction | Stream) -> HttpResponse:
-    """The response that carries a prediction, whole or in pieces.
+    """Return the response of a prediction, whole or streamed.
 
     Raises:
-        ServeError: The handler set a header, a phrase or a status that HTTP cannot carry.
+        ServeError: The handler set a header, a phrase or a status that is invalid in HTTP.
     """
     if isinstance(prediction, Prediction):
         check_prediction(prediction)
@@ -114,7 +118,7 @@ def prediction_response(prediction: Prediction | Stream) -> HttpResponse:
 
 
 def check_prediction(prediction: Prediction) -> None:
-    """Raise a ServeError if a handler set a header, a phrase or a status that HTTP cannot carry."""
+    """Raise ServeError if a handler set a header, a phrase or a status that is invalid in HTTP."""
     if not 200 <= prediction.status <= 999:
         raise ServeError(f"The handler set the status {prediction.status}.")
     if prediction.reason and not _FIELD_VALUE.fullmatch(prediction.reason):
@@ -127,19 +131,19 @@ def check_prediction(prediction: Prediction) -> None:
 def json_response(
     document: Any, status: int = 200, headers: Mapping[str, str] = _NO_MEMBERS
 ) -> HttpResponse:
-    """A JSON document in the house style: two spaces, a newline at the end, no null members."""
+    """Return a JSON response: indented by two spaces, a newline at the end, no null members."""
     body = json_text(document).encode("utf-8", "replace")
     return HttpResponse(status, body, {**_JSON_HEADERS, **headers})
 
 
 def text_response(text: str, content_type: str) -> HttpResponse:
-    """A text document."""
+    """Return a response with a text."""
     return HttpResponse(200, text.encode("utf-8", "replace"), {"content-type": content_type})
 
 
 def error_response(error: ServeError, more: Mapping[str, object] = _NO_MEMBERS) -> HttpResponse:
-    """The response to a failure that clients of TorchServe know, with ``more`` members."""
-    # The message of a handler is passed on even if it is empty.
+    """Return the error response of TorchServe, with ``more`` members."""
+    # The message of a handler is sent even if it is empty.
     message = error.message if error.message or isinstance(error, PredictionFailed) else None
     document = {"code": error.status, "type": error.wire_type, "message": message, **more}
     headers = {} if error.retry_after is None else {"retry-after": str(error.retry_after)}

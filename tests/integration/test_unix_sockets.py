@@ -139,7 +139,7 @@ def test_what_is_no_socket_is_never_removed(prepare, stack):
     server = prepare(stack)
     (server.directory / "i").write_text("precious")
     assert server.launch().wait(20) == 1
-    assert f"unix:{server.directory / 'i'}: the file is no socket" in server.console_text()
+    assert f"unix:{server.directory / 'i'}: the file is not a socket" in server.console_text()
     assert (server.directory / "i").read_text() == "precious"
 
 

@@ -205,6 +205,15 @@ def test_the_fields_of_a_multipart_body_arrive_as_they_were(
     }
 
 
+def test_name_is_not_overridden_by_its_extended_form(fakes: ModuleType) -> None:
+    for order in ("name=a; name*=utf-8''b", "name*=utf-8''b; name=a"):
+        reading = Reading()
+        head = f"--b0\r\nContent-Disposition: form-data; {order}\r\n\r\n"
+        body = head.encode() + b"x\r\n--b0--\r\n"
+        fakes.exchange(reading.routes, fakes.request("/a", "POST", body, MULTIPART))
+        assert reading.parts == {"a": ("", b"x")}
+
+
 SCRAPS = st.sampled_from(
     [
         b"--b0\r\n",
