@@ -34,7 +34,8 @@ from marserve.frontend.documents import json_text
 from marserve.frontend.errors import PredictionFailed, ServeError
 from marserve.frontend.http.responses import check_prediction
 from marserve.frontend.lifecycle.workdir import own_workdir
-from marserve.frontend.registration.resolver import Registration, Resolver, handler_path
+from marserve.frontend.registration.model_changes import Registration
+from marserve.frontend.registration.resolver import Resolver, handler_path
 from marserve.frontend.serving.host import ServedModel, WorkerHost, load_message, worker_spec
 from marserve.frontend.telemetry.gpu import count_gpus
 from marserve.frontend.telemetry.metrics_config import load_metrics_config

@@ -165,6 +165,7 @@ class Server:
         )
         self._registry = ModelRegistry()
         self._workflows = WorkflowRegistry()
+        self._manager: ModelManager
         self._error: Exception | None = None  # that ends the server
 
     async def run(self) -> None:
@@ -208,9 +209,8 @@ class Server:
 
     async def _let_balancers_notice(self, skip: asyncio.Event) -> None:
         """Serve on for a while, with /ready answering that it is not for long."""
-        self._registry.is_leaving = True
-        seconds = self._config.lame_duck_seconds
-        if seconds:
+        self._manager.announce_stop()
+        if seconds := self._config.lame_duck_seconds:
             logger.info(
                 "Stopping; /ready says 503 from now on, and clients are served for %g s more.",
                 seconds,
@@ -255,7 +255,7 @@ class Server:
         host = await self._make_host(opened)
         facts = banner(config, gpus=host.devices.count, cores=host.cores, workdir=workdir)
         logger.info("%s", facts, extra=DETAIL)
-        manager = ModelManager(
+        manager = self._manager = ModelManager(
             self._registry, host, self._metrics, workdir, _make_snapshot_writer(config)
         )
         catalog = make_synchroniser(config, manager, self._registry, self._metrics)
@@ -271,7 +271,7 @@ class Server:
         )
         await opened.enter_async_context(registrar.running())
         if catalog is None:
-            await register_initial_models(manager, self._registry, config)
+            await register_initial_models(manager, config)
         else:
             await opened.enter_async_context(catalog.running())
         if config.debugged:

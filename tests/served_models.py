@@ -16,7 +16,7 @@ from marserve.frontend.archives.archive import Archive
 from marserve.frontend.configuration.config import Config
 from marserve.frontend.configuration.setting import Fields
 from marserve.frontend.serving.host import WorkerHost
-from marserve.frontend.serving.model_version import ModelVersion
+from marserve.frontend.serving.model_version import ModelVersion, Origin
 from marserve.frontend.serving.predict_request import PredictRequest
 from marserve.frontend.serving.stateful.stateful_version import StatefulModelVersion
 from marserve.frontend.settings.model_settings import resolve_settings
@@ -36,6 +36,7 @@ def serve_model(fakes: ModuleType, config: Config, tmp_path: Path) -> Callable[.
         max_workers: int | None = None,
         metrics: Metrics | None = None,
         batching: Fields | None = None,
+        origin: Origin | None = None,
         **changes: Any,
     ) -> AsyncIterator[ModelVersion]:
         requested = {"delay": 0.0, **(batching or {})}
@@ -48,6 +49,7 @@ def serve_model(fakes: ModuleType, config: Config, tmp_path: Path) -> Callable[.
             settings,
             WorkerHost(config, fakes.FakeLauncher(*lives), DeviceAllocator(0)),
             metrics or Metrics("host"),
+            origin=origin or Origin(),
         )
         try:
             started, _ = model.workers.resize(workers, max_workers or workers)

@@ -115,6 +115,25 @@ def test_no_two_purposes_share_the_threads_of_asyncio() -> None:
     assert using == []
 
 
+def test_only_the_registration_changes_the_registry() -> None:
+    changes = re.compile(
+        r"registry\.(?:(?:add|replace|remove|set_default)\("
+        r"|is_leaving = |catalog_progress(?:\.awaited\.\w+\(|\.\w+ = | = )"
+        r"|failed\.(?:append|replace|forget|registered)\()"
+    )
+    texts = {
+        str(path.relative_to(ROOT / "frontend")): path.read_text(encoding="utf-8")
+        for path in (ROOT / "frontend").rglob("*.py")
+    }
+    using = {
+        name
+        for name, text in texts.items()
+        if "import ModelRegistry" in text or ", ModelRegistry" in text
+        if changes.search(text)
+    }
+    assert using == {"registration/manager.py"}
+
+
 # -- configuration ---------------------------------------------------------------------------------
 
 

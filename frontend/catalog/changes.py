@@ -24,16 +24,15 @@ from marserve.frontend.catalog.edits import (
 )
 from marserve.frontend.catalog.synchroniser import Synchroniser
 from marserve.frontend.configuration.setting import Fields
-from marserve.frontend.errors import BadRequest
-from marserve.frontend.registration.manager import ModelManager
-from marserve.frontend.registration.resolver import Registration
+from marserve.frontend.registration.manager import ModelManager, changed_settings
+from marserve.frontend.registration.model_changes import ModelChanges, Registration
 from marserve.frontend.serving.model_version import ModelVersion
 from marserve.frontend.serving.registry import ModelRegistry
 
 T = TypeVar("T")
 
 
-class CatalogChanges:
+class CatalogChanges(ModelChanges):
     """Changes the catalog, and waits until this server has followed."""
 
     def __init__(
@@ -44,7 +43,7 @@ class CatalogChanges:
         self._registry = registry
 
     async def register(self, registration: Registration) -> ModelVersion:
-        """See `ModelManager.register`."""
+        """Register a model here, and then in the catalog."""
         return await self._to_its_end(self._register(registration))
 
     async def scale(
@@ -56,7 +55,7 @@ class CatalogChanges:
         *,
         synchronous: bool,
     ) -> ModelVersion:
-        """See `ModelManager.scale`."""
+        """Write the numbers of workers to the catalog, and follow it."""
         if self._is_own(name):
             return await self._manager.scale(
                 name, version, min_workers, max_workers, synchronous=synchronous
@@ -69,27 +68,27 @@ class CatalogChanges:
         return self._registry.find(name, version)
 
     async def reconfigure(self, name: str, version: str | None, changes: Fields) -> ModelVersion:
-        """See `ModelManager.reconfigure`."""
+        """Write changed settings to the catalog, and follow it."""
         if self._is_own(name):
             return await self._manager.reconfigure(name, version, changes)
         return await self._to_its_end(self._reconfigure(name, version, changes))
 
     async def set_default(self, name: str, version: str) -> None:
-        """See `ModelManager.set_default`."""
+        """Write the default version to the catalog, and follow it."""
         if self._is_own(name):
             await self._manager.set_default(name, version)
         else:
             await self._to_its_end(self._change(name, version, with_default(name, version)))
 
     async def unregister(self, name: str, version: str | None = None) -> None:
-        """See `ModelManager.unregister`."""
+        """Remove a version from the catalog, and follow it."""
         if self._is_own(name):
             await self._manager.unregister(name, version)
         else:
             await self._to_its_end(self._change(name, version, without(name, version)))
 
     def _is_own(self, name: str) -> bool:
-        is_node = any(model.name == name and model.workflow for model in self._registry)
+        is_node = any(model.name == name and model.origin.workflow for model in self._registry)
         return is_node and self._synchroniser.wanted(name) is None
 
     async def _register(self, registration: Registration) -> ModelVersion:
@@ -117,19 +116,13 @@ class CatalogChanges:
         """Leave a registered model to the catalog; unregister it if it did not get there."""
         wanted = self._synchroniser.wanted(model.name)
         if wanted is not None and model.version in wanted.versions:
-            model.catalog_entry = entry
-            await self._synchroniser.converge(model.name)
+            await self._synchroniser.adopt(model, entry)
         elif model in self._registry:
             await self._manager.unregister(model.name, model.version)
 
     async def _reconfigure(self, name: str, version: str | None, changes: Fields) -> ModelVersion:
         model = self._registry.find(name, version)
-        try:
-            settings = model.settings.changed(changes)
-            if "max_latency" in changes:
-                settings.batching.checked_against(model.batcher.costs)
-        except ValueError as error:
-            raise BadRequest(str(error)) from error
+        settings = changed_settings(model, changes)
         before = chosen_settings(model.settings)
         # What follows from the changes, too: another server may start from other settings.
         chosen = {

@@ -1,7 +1,7 @@
 """Brings the models that are registered to those that a catalog wants, name by name.
 
-Only what was registered from the catalog is its own (`ModelVersion.catalog_entry`): nodes of
-workflows, and what is just being registered by a client, are left alone. What fails is tried again
+Only versions that were registered from the catalog, or adopted, are changed: nodes of workflows and
+versions that a client is just registering are not. What fails is tried again
 after a while, or as soon as the catalog wants something else for the model.
 """
 
@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import chain, islice
-from weakref import WeakValueDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from marserve.frontend.aio.background import BackgroundTasks
 from marserve.frontend.aio.long_work import Steps
@@ -33,9 +33,9 @@ from marserve.frontend.catalog.plan import (
 from marserve.frontend.errors import ModelNotFound, ServeError, ServerStopping, VersionConflict
 from marserve.frontend.logs.formats import one_line
 from marserve.frontend.registration.manager import ModelManager
-from marserve.frontend.registration.resolver import Registration
+from marserve.frontend.registration.model_changes import Registration
 from marserve.frontend.serving.model_version import ModelVersion
-from marserve.frontend.serving.registry import CatalogProgress, FailedLoad, ModelRegistry
+from marserve.frontend.serving.registry import FailedLoad, ModelRegistry
 
 logger = logging.getLogger(__name__)
 
@@ -68,9 +68,9 @@ class Convergence:
         #: Models that are not as wanted, and when each is due; infinite while it is converged.
         self._due_at: dict[str, float] = {}
         self._schedule: list[tuple[float, str]] = []  # a heap; entries may be obsolete
-        self._progress = registry.catalog_progress = CatalogProgress(
-            is_known=False, trouble="the catalog has not been read yet"
-        )
+        #: The catalog's versions that are registered, and what they were registered as.
+        self._entries: WeakKeyDictionary[ModelVersion, CatalogEntry] = WeakKeyDictionary()
+        manager.await_catalog(None)
 
     def want(self, catalog: Catalog, background: BackgroundTasks) -> Steps[None]:
         """Take another catalog, one at a time; the caller starts what is `due` then."""
@@ -86,7 +86,7 @@ class Convergence:
                 changed.append(name)
             yield
         if self.wanted is None:
-            self._progress = self._registry.catalog_progress = CatalogProgress(awaited=set(wanted))
+            self._manager.await_catalog(wanted)
         self.wanted, self.wrong = wanted, wrong
         if newly_wrong := [wrong[name] for name in changed if name in wrong]:
             logger.warning(
@@ -119,6 +119,10 @@ class Convergence:
         """Return the names of the models that are not as the catalog wants them."""
         return self._due_at.keys() | self.wrong.keys()
 
+    def adopt(self, model: ModelVersion, entry: CatalogEntry) -> None:
+        """Take over a version that a client has registered as the catalog wants it."""
+        self._entries[model] = entry
+
     async def converge(self, name: str) -> list[Failure]:
         """Bring a model to what is wanted; returns what of it failed."""
         async with self._locks.setdefault(name, asyncio.Lock()):
@@ -127,7 +131,7 @@ class Convergence:
                 is_whole = self.wanted is None
                 while not is_whole:
                     wanted = (self.wanted or {}).get(name)
-                    steps = plan(wanted, self._registered(name))
+                    steps = plan(wanted, self.registered(name))
                     # What needs no step any more, a client has brought about.
                     self.failures.forget(name, but={step.version for step in steps})
                     is_whole = await self._apply(name, wanted, steps)
@@ -171,17 +175,17 @@ class Convergence:
                     model = await manager.register(registration_of(name, version, entry))
                 finally:
                     del self._registering[name]
-                model.catalog_entry = entry
+                self._entries[model] = entry
             case Replace(version, entry):
                 old = self._registry.find(name, version)
                 model = await manager.replace(old, registration_of(name, version, entry))
-                model.catalog_entry = entry
+                self._entries[model] = entry
             case Reconfigure(version, changes, entry):
                 model = await manager.reconfigure(name, version, changes)
-                model.catalog_entry = entry
+                self._entries[model] = entry
             case Scale(version, workers, entry):
                 model = await self._scale(name, version, *workers)
-                model.catalog_entry = entry
+                self._entries[model] = entry
             case SetDefault(version):
                 await manager.set_default(name, version)
             case Unregister(version):
@@ -209,12 +213,13 @@ class Convergence:
             if entry is None or not can_become(step.entry, entry):
                 background.start(self._manager.unregister(name, step.version), _note)
 
-    def _registered(self, name: str) -> CatalogModel | None:
+    def registered(self, name: str) -> CatalogModel | None:
+        """Return the catalog's versions of a model that are registered; None if there are none."""
         try:
             models = self._registry.versions(name)
         except ModelNotFound:
             return None
-        entries = {each.version: each.catalog_entry for each in models if each.catalog_entry}
+        entries = {each.version: self._entries[each] for each in models if each in self._entries}
         if not entries:
             return None
         return CatalogModel(self._registry.find(name).version, entries)
@@ -234,15 +239,13 @@ class Convergence:
 
     def _report(self, name: str, due: float) -> None:
         """Schedule a model that is not as wanted, and update its entries in the registry."""
-        wanted, registered = (self.wanted or {}).get(name), self._registered(name)
+        wanted, registered = (self.wanted or {}).get(name), self.registered(name)
         if not plan(wanted, registered):
             self._due_at.pop(name, None)
         elif due < self._due_at.get(name, math.inf):
             self._due_at[name] = due
             heapq.heappush(self._schedule, (due, name))
         is_whole = registered and wanted and wanted.versions.keys() <= registered.versions.keys()
-        if is_whole or wanted is None:
-            self._progress.awaited.discard(name)
         loads = [
             FailedLoad(name, each.url, each.reason, each.version, is_awaited=False)
             for each in self.failures.of(name)
@@ -251,10 +254,11 @@ class Convergence:
         if name in self.wrong and registered is None:
             shown = name.encode("utf-8", "backslashreplace").decode()  # lone surrogates
             loads.append(FailedLoad(shown, "", self.wrong[name], is_awaited=False))
-        self._registry.failed.replace(name, loads)
         names = ", ".join(dict.fromkeys(islice(chain(self.wrong, self.failures), _MAX_LISTED)))
         more = ", ..." if len(self.wrong) + len(self.failures) > _MAX_LISTED else ""
-        self._progress.trouble = f"not as the catalog wants them: {names}{more}" if names else ""
+        trouble = f"not as the catalog wants them: {names}{more}" if names else ""
+        is_served = bool(is_whole) or wanted is None
+        self._manager.report_catalog(name, loads, trouble, is_served=is_served)
 
 
 def registration_of(name: str, version: str, entry: CatalogEntry) -> Registration:

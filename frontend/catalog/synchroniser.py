@@ -21,6 +21,7 @@ from marserve.frontend.aio.long_work import LongWork
 from marserve.frontend.catalog.convergence import Convergence
 from marserve.frontend.catalog.document import (
     Catalog,
+    CatalogEntry,
     CatalogModel,
     WrongCatalog,
     catalog_text,
@@ -41,6 +42,7 @@ from marserve.frontend.errors import (
     ServeError,
 )
 from marserve.frontend.logs.formats import one_line
+from marserve.frontend.serving.model_version import ModelVersion
 from marserve.frontend.telemetry.catalog_metrics import CatalogMetrics
 
 T = TypeVar("T")
@@ -142,6 +144,11 @@ class Synchroniser:
         failures = await self._convergence.converge(name)
         self._wake.set()  # for the next retry
         return failures
+
+    async def adopt(self, model: ModelVersion, entry: CatalogEntry) -> None:
+        """Leave a registered version to the catalog, and bring its model to what is wanted."""
+        self._convergence.adopt(model, entry)
+        await self.converge(model.name)
 
     def start(self, work: Coroutine[Any, Any, T]) -> "asyncio.Future[T]":
         """Run something to its end, even if nobody waits for it any more.

@@ -55,11 +55,11 @@ def describe(model: ModelVersion, gpus: Sequence[Gpu], customized: Any = None) -
     return {
         "modelName": model.name,
         "modelVersion": model.version,
-        "modelUrl": None if model.is_function else model.archive.url,
+        "modelUrl": None if model.origin.is_function else model.archive.url,
         "runtime": model.manifest.runtime,
         **{key: values.pop(key) for key in _TORCHSERVES},
         **_describe_limits(settings),
-        "loadedAtStartup": model.loaded_at_start,
+        "loadedAtStartup": model.origin.at_start,
         "workers": [_describe_worker(worker, gpus) for worker in workers],
         "jobQueueStatus": {
             "remainingCapacity": model.free_capacity,

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 from marserve.backend.protocol import Input
-from marserve.frontend.catalog.changes import CatalogChanges
 from marserve.frontend.errors import MethodNotAllowed, ModelNotFound, VersionNotFound
 from marserve.frontend.logs.formats import one_line
 from marserve.frontend.operations.describe import (
@@ -26,8 +25,7 @@ from marserve.frontend.operations.model_parameters import (
     unread_in_registration,
 )
 from marserve.frontend.operations.parameters import Parameters
-from marserve.frontend.registration.manager import ModelManager
-from marserve.frontend.registration.resolver import Registration
+from marserve.frontend.registration.model_changes import ModelChanges, Registration
 from marserve.frontend.serving.model_version import ModelVersion
 from marserve.frontend.serving.registry import ModelRegistry
 from marserve.frontend.telemetry.gpu import GpuReader
@@ -62,7 +60,7 @@ class ModelManagement:
         describe_catalog: Tells of the catalog of the models; None where there is none.
     """
 
-    manager: ModelManager | CatalogChanges
+    manager: ModelChanges
     registry: ModelRegistry
     gpus: GpuReader
     model_api: bool
@@ -71,7 +69,7 @@ class ModelManagement:
     def list_models(self, limit: int, first: int) -> dict[str, Any]:
         """A page of the models by name, with their URLs, and the number of the next page."""
         urls = {load.name: load.url for load in self.registry.failed}
-        listed = [model for model in self.registry.defaults() if not model.is_function]
+        listed = [model for model in self.registry.defaults() if not model.origin.is_function]
         urls |= {model.name: model.archive.url for model in listed}
         names, next_page = page_of(sorted(urls), limit, first)
         page = [{"modelName": name, "modelUrl": urls[name]} for name in names]

@@ -22,7 +22,7 @@ from marserve.frontend.configuration.setting_kinds import AUTOMATIC
 from marserve.frontend.configuration.unread_keys import other_word, unread_parameter
 from marserve.frontend.errors import BadRequest
 from marserve.frontend.operations.parameters import Parameters
-from marserve.frontend.registration.resolver import Registration
+from marserve.frontend.registration.model_changes import Registration
 from marserve.frontend.settings.model_settings import ModelSettings
 
 _RUNTIMES = ("python", "python3", "LSP")

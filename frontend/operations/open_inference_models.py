@@ -121,7 +121,7 @@ class OpenInferenceModels:
         """The models that are registered, or that the start could not load."""
         found = []
         for model in sorted(self.registry, key=lambda model: (model.name, model.version)):
-            if model.is_function:  # a part of a workflow, which no list has
+            if model.origin.is_function:  # a part of a workflow, which no list has
                 continue
             ready = is_ready(self.registry, model)
             reason = "" if ready else "no worker is ready"

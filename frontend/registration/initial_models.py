@@ -11,33 +11,32 @@ from marserve.backend.manifest import MANIFEST_PATH
 from marserve.frontend.archives.archive import implied_model_name
 from marserve.frontend.archives.local_files import has_manifest
 from marserve.frontend.configuration.config import Config
+from marserve.frontend.configuration.saved_models import SavedModel
 from marserve.frontend.errors import ModelNotFound, ServeError, VersionConflict
 from marserve.frontend.logs.formats import one_line
 from marserve.frontend.registration.manager import ModelManager
-from marserve.frontend.registration.resolver import Registration
+from marserve.frontend.registration.model_changes import Registration
 from marserve.frontend.registration.snapshot import RestoreFailed
-from marserve.frontend.serving.registry import FailedLoad, ModelRegistry
+from marserve.frontend.serving.registry import FailedLoad
 
 logger = logging.getLogger(__name__)
 
 _ARCHIVE_ENDINGS = (".mar", ".model", ".tar.gz", ".tgz")
 
 
-async def register_initial_models(
-    manager: ModelManager, registry: ModelRegistry, config: Config
-) -> None:
+async def register_initial_models(manager: ModelManager, config: Config) -> None:
     """Register what the configuration names.
 
     Raises:
         RestoreFailed: An archive is missing that a snapshot needs which somebody named.
     """
     if config.model_snapshot is None:
-        await _load(manager, registry, config)
+        await _load(manager, config)
     else:
-        await _restore(manager, registry, config)
+        await _restore(manager, config)
 
 
-async def _load(manager: ModelManager, registry: ModelRegistry, config: Config) -> None:
+async def _load(manager: ModelManager, config: Config) -> None:
     """Register what ``load_models`` names.
 
     Of a directory in the store that nobody named it is not known whether it is a model: where it is
@@ -51,13 +50,11 @@ async def _load(manager: ModelManager, registry: ModelRegistry, config: Config) 
             continue
         if is_named or not (config.model_store / url).is_dir():
             implied = name or implied_model_name(url)
-            registry.failed.append(
-                FailedLoad(implied, url, one_line(error), is_name_implied=not name)
-            )
+            manager.add_failed(FailedLoad(implied, url, one_line(error), is_name_implied=not name))
 
 
-async def _restore(manager: ModelManager, registry: ModelRegistry, config: Config) -> None:
-    saved_models = config.model_snapshot or ()
+async def _restore(manager: ModelManager, config: Config) -> None:
+    saved_models, defaults = config.model_snapshot or (), list[SavedModel]()
     if not saved_models:
         logger.warning("The snapshot holds no models, so none are registered.")
     for saved in saved_models:
@@ -75,12 +72,13 @@ async def _restore(manager: ModelManager, registry: ModelRegistry, config: Confi
             sentence = f"Model archive file for {which} not found in model store"
             raise RestoreFailed(f"{sentence}: {error}")
         if error is not None:
-            registry.failed.append(
+            manager.add_failed(
                 FailedLoad(saved.name, saved.archive, one_line(error), saved.version, saved)
             )
-    for saved in saved_models:
-        if saved.is_default and not registry.failed.find(saved.name, saved.version):
-            registry.set_default(saved.name, saved.version)
+        elif saved.is_default:
+            defaults.append(saved)
+    for saved in defaults:
+        await manager.set_default(saved.name, saved.version)
 
 
 async def _try_to_register(manager: ModelManager, registration: Registration) -> Exception | None:

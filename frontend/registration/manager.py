@@ -1,17 +1,16 @@
 """The model manager: registers, scales and unregisters models, and sets default versions.
 
-Nothing else changes the registry. A change is made between two awaits, so no lock is needed; only
-its effects are waited for: workers that load (`worker_changes`), and requests that finish.
+Nothing else changes the registry. A change of the registry is made between two awaits, so no lock
+is needed; only its effects are waited for: workers that load, and requests that finish.
 
-A change runs in a task of its own, so that a client who hangs up does not leave it half done.
-Registering pushes an undo for each step, so that a failure leaves nothing behind.
+Each change runs in a task of its own. A registration pushes an undo for each of its steps.
 """
 
 import asyncio
 import contextlib
 import functools
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -22,7 +21,7 @@ from marserve.frontend.aio.background import (
     outcome_of,
     unless,
 )
-from marserve.frontend.archives.archive import Archive, make_helpers, make_opener
+from marserve.frontend.archives.archive import make_helpers, make_opener
 from marserve.frontend.archives.requirements import DependencyStore
 from marserve.frontend.configuration.setting import Fields
 from marserve.frontend.errors import (
@@ -34,13 +33,16 @@ from marserve.frontend.errors import (
 )
 from marserve.frontend.logs.formats import one_line
 from marserve.frontend.registration.memory_check import MemoryCheck
-from marserve.frontend.registration.resolver import Registration, Resolver
+from marserve.frontend.registration.model_changes import ModelChanges, Registration
+from marserve.frontend.registration.resolver import Resolver
 from marserve.frontend.registration.snapshot import Snapshots, SnapshotWriter, served_models
 from marserve.frontend.registration.worker_changes import WorkerChanges
 from marserve.frontend.serving.host import WorkerHost
 from marserve.frontend.serving.model_version import ModelVersion
-from marserve.frontend.serving.registry import ModelRegistry
+from marserve.frontend.serving.registry import FailedLoad, ModelRegistry
 from marserve.frontend.serving.stateful.stateful_version import StatefulModelVersion
+from marserve.frontend.serving.worker_pool import WorkerOrder
+from marserve.frontend.settings.model_settings import ModelSettings
 from marserve.frontend.telemetry.metrics import Metrics
 from marserve.frontend.workers.supervisor import WorkerSupervisor
 
@@ -64,7 +66,7 @@ def _shielded(
     return run
 
 
-class ModelManager:
+class ModelManager(ModelChanges):
     """Changes which models are served, and by how many workers.
 
     Archives are unpacked in ``workdir``, which the caller removes. ``snapshots`` must be begun when
@@ -79,24 +81,22 @@ class ModelManager:
         workdir: Path,
         snapshots: SnapshotWriter | None = None,
     ) -> None:
+        config = host.config
         self._registry = registry
         self._host = host
-        self._config = host.config
         self._metrics = metrics
+        self._timeout = config.unregister_model_timeout
         self._resolver = Resolver(host)
-        helpers = make_helpers(host.config)
+        helpers = make_helpers(config)
         #: Opens the archives of models, and those of workflows.
-        self.archives = make_opener(host.config, workdir, helpers)
+        self.archives = make_opener(config, workdir, helpers)
         self._dependencies = DependencyStore(
-            host.config.dependency_cache, host.python, host.environment(), helpers
+            config.dependency_cache, host.python, host.environment(), helpers
         )
-        store = host.config.model_store
-        self.snapshots = Snapshots(snapshots, lambda: served_models(registry, store))
+        self.snapshots = Snapshots(snapshots, lambda: served_models(registry, config.model_store))
         self._background = BackgroundTasks()
-        self._workers = WorkerChanges(
-            registry, self._background, self.snapshots, host.config.unregister_model_timeout
-        )
-        self._memory = MemoryCheck(host.config.min_free_memory_percent)
+        self._workers = WorkerChanges(registry, self._background, self.snapshots, self._timeout)
+        self._memory = MemoryCheck(config.min_free_memory_percent)
         #: Versions that finish their requests, and what is set when they are gone.
         self._leaving: dict[ModelVersion, asyncio.Event] = {}
 
@@ -109,8 +109,10 @@ class ModelManager:
     ) -> AsyncIterator[None]:
         """Make changes within the block; after it finish the accepted requests and end the workers.
 
-        ``drain`` is how many seconds the requests may take; ``skip_drain`` ends that time early.
-        ``drained`` waits for those who go on asking models on behalf of accepted requests.
+        Args:
+            drain: Seconds that the requests may take.
+            skip_drain: Ends that time early.
+            drained: Waits for callers that send further requests on behalf of accepted ones.
         """
         try:
             async with self._background:
@@ -124,27 +126,18 @@ class ModelManager:
 
     @_shielded
     async def register(self, registration: Registration) -> ModelVersion:
-        """Register a model, and start its workers if it has any.
-
-        Raises:
-            ChangeSuperseded: A later request unregistered it, or changed its workers, before they
-                were ready.
-            ServeError: The registration failed; everything is undone.
-        """
+        """Register a model, and start its workers if it has any."""
         async with AsyncExitStack() as undo:
             model = await self._open(registration, undo)
             self._registry.check_absent(model)
-            async with self._room_for(model, registration):
+            async with self._memory_for(model, registration):
                 self._registry.add(model)
                 undo.callback(self._remove, model)
-                low, high = model.settings.min_workers, model.settings.max_workers
-                order = model.workers.begin_order(low, high)
-                started, _ = model.workers.resize(low, high)
+                order, started = _start_workers(model)
                 try:
                     if registration.synchronous:
                         await self._workers.wait_until_up(model, order, started)
-                        with _bad_if_contradictory():  # a goal that not even one request can meet
-                            model.settings.batching.checked_against(model.batcher.costs)
+                        _check_goal(model, model.settings)
                 except BaseException:
                     if order.is_superseded:  # the model is the later request's now
                         undo.pop_all()
@@ -160,23 +153,20 @@ class ModelManager:
 
     @_shielded
     async def replace(self, model: ModelVersion, registration: Registration) -> ModelVersion:
-        """Register a version anew beside the one that is served, and have it take over when READY.
+        """Load a version again beside the one that is served; it takes over when it is READY.
 
         Requests that the old one has accepted are finished there.
 
         Raises:
-            ModelNotFound, VersionNotFound: It was unregistered before.
+            ModelNotFound, VersionNotFound: The old one was unregistered meanwhile.
             ServeError: The registration failed; the old one serves on.
         """
         async with AsyncExitStack() as undo:
             successor = await self._open(registration, undo)
-            async with self._room_for(successor, registration):
-                low, high = successor.settings.min_workers, successor.settings.max_workers
-                order = successor.workers.begin_order(low, high)
-                started, _ = successor.workers.resize(low, high)
+            async with self._memory_for(successor, registration):
+                order, started = _start_workers(successor)
                 await self._workers.wait_until_up(successor, order, started)
-                with _bad_if_contradictory():
-                    successor.settings.batching.checked_against(successor.batcher.costs)
+                _check_goal(successor, successor.settings)
                 self._registry.replace(model, successor)
             undo.pop_all()
         self._forget_failed(successor, registration)
@@ -193,13 +183,7 @@ class ModelManager:
         *,
         synchronous: bool,
     ) -> ModelVersion:
-        """Set the minimum and maximum of workers.
-
-        Raises:
-            ModelNotFound, VersionNotFound: There is no such model.
-            ChangeSuperseded: A later request changed them again (only when ``synchronous``).
-            WorkersFailed: A new worker failed to start (only when ``synchronous``).
-        """
+        """Set the minimum and maximum of workers."""
         model = self._registry.find(name, version)
         outcome = self._start(self._workers.scale(model, version, min_workers, max_workers))
         if synchronous:
@@ -217,41 +201,22 @@ class ModelManager:
 
     @_shielded
     async def reconfigure(self, name: str, version: str | None, changes: Fields) -> ModelVersion:
-        """Change settings of a served model, from the next batch on; its workers stay as they are.
-
-        Raises:
-            ModelNotFound, VersionNotFound: There is no such model.
-            BadRequest: The settings would contradict each other, or what is known of the model.
-        """
+        """Change settings of a served model, from the next batch on."""
         model = self._registry.find(name, version)
-        with _bad_if_contradictory():
-            settings = model.settings.changed(changes)
-            if "max_latency" in changes:  # else it is not what was asked for that is wrong
-                settings.batching.checked_against(model.batcher.costs)
-        model.reconfigure(settings)
+        model.reconfigure(changed_settings(model, changes))
         await self.snapshots.save()
-        logger.info("Batching of %s %s: %s", model.name, model.version, settings.batching)
+        logger.info("Batching of %s %s: %s", model.name, model.version, model.settings.batching)
         return model
 
     @_shielded
     async def set_default(self, name: str, version: str) -> None:
-        """Choose the version that serves requests which name none.
-
-        Raises:
-            ModelNotFound, VersionNotFound: There is none.
-        """
+        """Choose the version for requests that name none."""
         self._registry.set_default(name, version)
         await self.snapshots.save()
 
     @_shielded
     async def unregister(self, name: str, version: str | None = None) -> None:
-        """Unregister a version: accepted requests are finished, then its workers are stopped.
-
-        A model that failed to load at start can be unregistered, too; `/ready` ignores it then.
-
-        Raises:
-            ModelNotFound, VersionNotFound, DefaultVersionInUse: It cannot be unregistered.
-        """
+        """Unregister a version, or a failed load, which `/ready` then ignores."""
         try:
             model = self._registry.find(name, version)
         except (ModelNotFound, VersionNotFound):
@@ -264,6 +229,40 @@ class ModelManager:
             await self._end(model, others[0] if others else None)
         logger.info("Model %s unregistered.", name)
 
+    def announce_stop(self) -> None:
+        """Make the readiness routes answer that the server is about to stop."""
+        self._registry.is_leaving = True
+
+    def add_failed(self, load: FailedLoad) -> None:
+        """Record a model that could not be loaded at start."""
+        self._registry.failed.append(load)
+
+    def await_catalog(self, names: Iterable[str] | None) -> None:
+        """Set the models of a catalog without which the server is not ready.
+
+        Until the catalog has been read, ``names`` is None and the server is not ready either.
+        """
+        progress = self._registry.catalog_progress
+        progress.is_known, progress.awaited = names is not None, {*(names or ())}
+        progress.trouble = "" if progress.is_known else "the catalog has not been read yet"
+
+    def report_catalog(
+        self, name: str, failed: Iterable[FailedLoad], trouble: str, *, is_served: bool
+    ) -> None:
+        """Record how far a model is as a catalog wants it.
+
+        Args:
+            name: Of the model.
+            failed: Its versions that could not be loaded; they replace those recorded before.
+            trouble: What is not as the catalog wants it, of all models; a sentence or empty.
+            is_served: Whether all of its versions are registered, or none is wanted.
+        """
+        progress = self._registry.catalog_progress
+        if is_served:
+            progress.awaited.discard(name)
+        progress.trouble = trouble
+        self._registry.failed.replace(name, failed)
+
     async def _end(self, model: ModelVersion, successor: ModelVersion | None) -> None:
         """Finish the accepted requests of a version that is not registered any more, and end it."""
         model.workers.order.superseded.set()
@@ -273,7 +272,7 @@ class ModelManager:
         gone = self._leaving[model] = asyncio.Event()
         await self.snapshots.save()
         try:
-            await model.close(self._config.unregister_model_timeout)
+            await model.close(self._timeout)
             del self._leaving[model]
         finally:
             gone.set()
@@ -287,14 +286,8 @@ class ModelManager:
             is_private=registration.is_private,
         )
         undo.push_async_callback(self.archives.remove, archive)
-        model = await self._make_version(archive, registration)
-        undo.push_async_callback(model.close, 0)
-        return model
-
-    async def _make_version(self, archive: Archive, registration: Registration) -> ModelVersion:
-        """Make the model version of a registration, without its workers."""
         manifest = self._resolver.manifest(archive, registration)
-        # In a thread, as hundreds of foreign keys are compared with ours, letter by letter.
+        # In a thread: hundreds of unknown keys are compared with the known ones, letter by letter.
         settings = await in_abandonable_thread(
             self._resolver.settings, archive, manifest, registration
         )
@@ -306,18 +299,17 @@ class ModelManager:
             if (earlier.name, earlier.version) == (manifest.model_name, manifest.model_version):
                 await gone.wait()
         make = StatefulModelVersion if settings.stateful else ModelVersion
-        model = make(archive, manifest, settings, self._host, self._metrics, environment)
-        model.loaded_at_start = registration.at_start
-        model.chosen_handler = registration.handler
-        model.workflow, model.is_function = registration.workflow, registration.is_function
+        host, origin = self._host, registration.origin
+        model = make(archive, manifest, settings, host, self._metrics, environment, origin)
+        undo.push_async_callback(model.close, 0)
         if registration.saved and registration.saved.batch_costs:
             model.batcher.seed(point[:2] for point in registration.saved.batch_costs)
         return model
 
-    def _room_for(
+    def _memory_for(
         self, model: ModelVersion, registration: Registration
     ) -> contextlib.AbstractAsyncContextManager[None]:
-        """Memory for the workers of a model, while they load.
+        """Return a context that claims the memory for the workers of a model while they load.
 
         Raises:
             NotEnoughMemory: When it is entered.
@@ -358,6 +350,44 @@ class ModelManager:
         return self._background.start(change, _log_failure)
 
 
+def changed_settings(model: ModelVersion, changes: Fields) -> ModelSettings:
+    """Return the settings of a model with changes of a request.
+
+    Raises:
+        BadRequest: They contradict each other, or a latency goal is below the measured costs.
+    """
+    try:
+        settings = model.settings.changed(changes)
+    except ValueError as error:
+        raise BadRequest(str(error)) from error
+    if "max_latency" in changes:  # else the error would not be about what was asked for
+        _check_goal(model, settings)
+    return settings
+
+
+def _check_goal(model: ModelVersion, settings: ModelSettings) -> None:
+    """Raise BadRequest for a latency goal that not even a batch of one request can meet."""
+    try:
+        settings.batching.checked_against(model.batcher.costs)
+    except ValueError as error:
+        raise BadRequest(str(error)) from error
+
+
+async def _warn_of_goal(model: ModelVersion, started: Sequence[WorkerSupervisor]) -> None:
+    """Log a latency goal that cannot be met, for a registration that waited for no workers."""
+    for worker in started:
+        await worker.first_outcome()
+    try:
+        _check_goal(model, model.settings)
+    except BadRequest as error:
+        logger.warning("Model %s %s: %s", model.name, model.version, error)
+
+
+def _start_workers(model: ModelVersion) -> tuple[WorkerOrder, list[WorkerSupervisor]]:
+    low, high = model.settings.min_workers, model.settings.max_workers
+    return model.workers.begin_order(low, high), model.workers.resize(low, high).started
+
+
 def _log_loaded(model: ModelVersion) -> None:
     logger.info("Model %s loaded.", model.name)
     origins = ", ".join(f"{key} by {origin}" for key, origin in model.settings.origins.items())
@@ -388,21 +418,3 @@ async def _drain(
     async with asyncio.TaskGroup() as group:
         for model in models:
             group.create_task(model.drain(left))
-
-
-@contextlib.contextmanager
-def _bad_if_contradictory() -> Iterator[None]:
-    try:
-        yield
-    except ValueError as error:
-        raise BadRequest(str(error)) from error
-
-
-async def _warn_of_goal(model: ModelVersion, started: Sequence[WorkerSupervisor]) -> None:
-    """Log a latency goal that not even one request can meet, where nobody waits for the workers."""
-    for worker in started:
-        await worker.first_outcome()
-    try:
-        model.settings.batching.checked_against(model.batcher.costs)
-    except ValueError as error:
-        logger.warning("Model %s %s: %s", model.name, model.version, error)

@@ -5,38 +5,16 @@ force, or refused with the reason.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 from marserve.backend.manifest import Manifest, ManifestError
 from marserve.frontend.archives.archive import Archive, implied_model_name
 from marserve.frontend.archives.requirements import Requirements
-from marserve.frontend.configuration.saved_models import SavedModel
-from marserve.frontend.configuration.setting import Fields
 from marserve.frontend.errors import ArchiveRefused, ModelNotFound
+from marserve.frontend.registration.model_changes import Registration
 from marserve.frontend.serving.host import WorkerHost
 from marserve.frontend.settings.model_settings import ModelSettings, resolve_settings
-
-
-@dataclass(frozen=True)
-class Registration:
-    """What is to be registered; empty text leaves it to the manifest."""
-
-    url: str  # see `ArchiveOpener.open`
-    model_name: str = ""
-    version: str = ""  # what the archive has to hold; empty: any
-    handler: str = ""
-    runtime: str = ""
-    initial_workers: int | None = None  # None: as configured
-    settings: Fields = field(default_factory=dict)
-    synchronous: bool = True  # whether to wait for the workers
-    s3_sse_kms: bool = False  # see `ArchiveOpener.open`
-    at_start: bool = False  # whether the server loads it while it starts
-    saved: SavedModel | None = None  # what a snapshot remembers; wins over all else
-    catalog: Fields | None = None  # the settings that a catalog has for it; win over all else
-    is_private: bool = False  # whether a download is kept out of the model store
-    workflow: str = ""  # of which it is a node: no snapshot remembers it
-    is_function: bool = False  # whether it is a function of a workflow's handler: it is not listed
 
 
 class Resolver:

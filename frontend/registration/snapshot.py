@@ -41,7 +41,7 @@ def served_models(registry: ModelRegistry, model_store: Path) -> list[SavedModel
     registered by their workflows.
     """
     defaults = set(registry.defaults())
-    models = [model for model in registry if not model.workflow]
+    models = [model for model in registry if not model.origin.workflow]
     served = [_saved(model, model in defaults, model_store) for model in models]
     return served + [load.saved for load in registry.failed if load.saved]
 
@@ -64,7 +64,7 @@ def _saved(model: ModelVersion, is_default: bool, model_store: Path) -> SavedMod
         startup_timeout=settings.startup_timeout,
         runtime=model.manifest.runtime,
         parallel_level=settings.parallel.level if settings.parallel else 0,
-        handler=model.chosen_handler,
+        handler=model.origin.handler,
         is_automatic=batching.is_automatic,
         settings=_chosen_settings(settings),
         batch_costs=tuple(model.batcher.costs.points) if sizes_to_try(batching) else (),

@@ -208,7 +208,7 @@ class _Inference(Predictor):
             raise RouteNotFound
         name = query_value(request, "model_name")
         if not name:
-            at_start = {model.name for model in self.registry if model.loaded_at_start}
+            at_start = {model.name for model in self.registry if model.origin.at_start}
             name = at_start.pop() if len(at_start) == 1 else ""
         if name:
             return await self.predict(request, name, with_query=True)

@@ -80,7 +80,7 @@ class _KServePlatform(_KServe):
         return super().serve(request)
 
     async def _list(self) -> HttpResponse:
-        models = (model for model in self.registry.defaults() if not model.is_function)
+        models = (model for model in self.registry.defaults() if not model.origin.is_function)
         return json_response({"models": [model.name for model in models]})
 
     async def _readiness(self, name: str) -> HttpResponse:

@@ -69,11 +69,11 @@ class _Vertex(Predictor):
 
     def _asked(self, path: Sequence[str]) -> str:
         """The name of the one model that there is, or of the one in ``/{model}/predict``."""
-        names = {model.name for model in self.registry if not model.workflow}
+        names = {model.name for model in self.registry if not model.origin.workflow}
         if path and path[0] in names and list(path[1:]) == ["predict"]:
             return path[0]
         if len(names) != 1:
-            at_start = {model.name for model in self.registry if model.loaded_at_start}
+            at_start = {model.name for model in self.registry if model.origin.at_start}
             names = at_start or names
         if len(names) != 1:
             raise BadRequest(

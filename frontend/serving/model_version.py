@@ -13,7 +13,6 @@ from marserve.frontend.archives.requirements import ModelEnvironment
 from marserve.frontend.batching.batcher import Batcher
 from marserve.frontend.batching.job_queue import JobQueue
 from marserve.frontend.batching.jobs import OnAnswer, Priority, Stream
-from marserve.frontend.catalog.document import CatalogEntry
 from marserve.frontend.errors import NoWorker, ServeError
 from marserve.frontend.serving.admission import Admission
 from marserve.frontend.serving.fullness import Fullness, Use
@@ -33,6 +32,26 @@ _T = TypeVar("_T")
 _SERVERS_OWN = ModelEnvironment()
 
 
+@dataclass(frozen=True)
+class Origin:
+    """How a model version came to be registered.
+
+    Attributes:
+        at_start: Whether the server loaded it while it started.
+        handler: Handler that the registration named instead of the archive's; empty for none.
+        workflow: Workflow of which it is a node; empty for none.
+        is_function: Whether it is a function of a workflow's handler, without an archive.
+    """
+
+    at_start: bool = False
+    handler: str = ""
+    workflow: str = ""
+    is_function: bool = False
+
+
+_NO_ORIGIN = Origin()
+
+
 class ModelVersion:
     """One version of a model; the manifest has its name, version and handler as registered."""
 
@@ -50,21 +69,14 @@ class ModelVersion:
         host: WorkerHost,
         metrics: Metrics,
         environment: ModelEnvironment = _SERVERS_OWN,
+        origin: Origin = _NO_ORIGIN,
     ) -> None:
         self.name = manifest.model_name
         self.version = manifest.model_version
         self.archive = archive
         self.manifest = manifest
         self.settings = settings
-        self.loaded_at_start = False
-        #: The handler that the registration named instead of the archive's; empty for none.
-        self.chosen_handler = ""
-        #: The workflow of which it is a node; empty for none.
-        self.workflow = ""
-        #: Whether it is a function of a workflow's handler, which has no archive of its own.
-        self.is_function = False
-        #: Its entry in the catalog that it was registered from; None for any other.
-        self.catalog_entry: CatalogEntry | None = None
+        self.origin = origin
         self._host = host
         self._fullness = Fullness()
         self.queue = JobQueue(settings.batching.queue_size)

@@ -1,6 +1,6 @@
-"""The models that are served, by name and version, and those that the start could not load.
+"""The models that are served, by name and version, and those that could not be loaded.
 
-Only `ModelManager` changes the register; transports look models up in it.
+Only `registration.manager.ModelManager` changes the registry.
 """
 
 from collections import defaultdict
@@ -87,7 +87,7 @@ class FailedLoads:
 
 @dataclass
 class CatalogProgress:
-    """How far the models are those of a catalog, where there is one; see `catalog`."""
+    """How far the registered models are those of a catalog, if there is one."""
 
     is_known: bool = True  # whether the catalog has been read; else the server is not ready
     awaited: set[str] = field(default_factory=set)  # models without which it is not ready
@@ -107,7 +107,7 @@ class ModelRegistry:
         self._models: dict[str, _Versions] = {}
         #: Whether the server is about to stop, and requests should go elsewhere.
         self.is_leaving = False
-        #: Those that the start could not load, and that are therefore not among the models.
+        #: Models that could not be loaded, and are therefore not registered.
         self.failed = FailedLoads()
         #: What a catalog still waits for.
         self.catalog_progress = CatalogProgress()

@@ -30,7 +30,7 @@ from marserve.frontend.errors import (
 )
 from marserve.frontend.logs.formats import one_line
 from marserve.frontend.registration.manager import ModelManager
-from marserve.frontend.registration.resolver import Registration
+from marserve.frontend.registration.model_changes import Registration
 from marserve.frontend.serving.host import WorkerHost
 from marserve.frontend.serving.model_version import ModelVersion
 from marserve.frontend.serving.registry import ModelRegistry

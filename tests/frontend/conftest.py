@@ -17,6 +17,7 @@ from marserve.frontend.http.router import Route, Router
 from marserve.frontend.rest.inference import inference_routes
 from marserve.frontend.rest.kserve import kserve_routes
 from marserve.frontend.security.guard import Guard
+from marserve.frontend.serving.model_version import Origin
 from marserve.frontend.serving.predict_request import PredictRequest
 from marserve.frontend.serving.registry import ModelRegistry
 from marserve.frontend.telemetry.access_log import AccessLog
@@ -105,7 +106,7 @@ class Model:
 
     name: str
     version: str = "1"
-    loaded_at_start: bool = False
+    origin: Origin = field(default_factory=Origin)
     workers: Workers = field(default_factory=Workers)
     settings: Any = field(
         default_factory=lambda: SimpleNamespace(batching=Batching(), stack_inputs="")
@@ -143,7 +144,7 @@ def make_model() -> Callable[..., Model]:
     """Make a model: name, version, and how its ``workers`` are."""
 
     def make(name: str, version: str = "1", *, at_start: bool = False, **workers: Any) -> Model:
-        return Model(name, version, at_start, Workers(**workers))
+        return Model(name, version, Origin(at_start), Workers(**workers))
 
     return make
 

@@ -15,7 +15,8 @@ from marserve.frontend.aio.long_work import LongWork
 from marserve.frontend.catalog.convergence import Convergence
 from marserve.frontend.catalog.document import Catalog, CatalogEntry, CatalogModel
 from marserve.frontend.errors import ArchiveRefused, ChangeSuperseded, WorkersFailed
-from marserve.frontend.registration.resolver import Registration
+from marserve.frontend.registration.manager import ModelManager
+from marserve.frontend.registration.model_changes import Registration
 from marserve.frontend.serving.registry import ModelRegistry
 
 Call = Callable[..., Any]
@@ -37,15 +38,18 @@ class Model:
     name: str
     version: str
     url: str
-    catalog_entry: CatalogEntry | None = None
     workers: Workers = field(default_factory=Workers)
 
 
 class Manager:
     """Registers models without archives and workers; ``broken`` URLs and changes fail."""
 
+    await_catalog: Any = ModelManager.await_catalog
+    report_catalog: Any = ModelManager.report_catalog
+
     def __init__(self, registry: ModelRegistry) -> None:
         self.registry: Any = registry
+        self._registry: Any = registry  # for the methods above
         self.broken: set[str] = set()
         self.seconds = 0.0  # that a registration takes
         self.calls: list[str] = []
@@ -118,12 +122,10 @@ class World:
     def served(self) -> Catalog:
         found: dict[str, CatalogModel] = {}
         for model in self.registry:
-            default = self.registry.find(model.name).version
-            known = found.setdefault(model.name, CatalogModel(default, {}))
-            assert model.catalog_entry is not None
-            assert model.catalog_entry.url == model.url
-            versions = {**known.versions, model.version: model.catalog_entry}
-            found[model.name] = CatalogModel(default, versions)
+            known = self.convergence.registered(model.name)
+            assert known is not None
+            assert known.versions[model.version].url == model.url
+            found[model.name] = known
         return found
 
     def _failed(self) -> None:
@@ -298,7 +300,7 @@ def test_what_is_not_of_the_catalog_is_left_alone(run: Call) -> None:
         assert failure.reason == "A client is registering it here."
         assert world.manager.calls == []
         # The client has registered it, just as the catalog has it.
-        registering.catalog_entry = CatalogEntry("a")
+        world.convergence.adopt(registering, CatalogEntry("a"))
         assert await world.convergence.converge("m") == []
         assert (world.convergence.failures, list(world.registry.failed)) == ({}, [])
         assert world.registry.catalog_progress.trouble == ""

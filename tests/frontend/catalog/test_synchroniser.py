@@ -4,7 +4,7 @@ import asyncio
 import datetime as dt
 import itertools
 import json
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -73,6 +73,12 @@ class Place:
 
 class Manager:
     """Registers nothing: what is wanted is looked at here, not what becomes of it."""
+
+    def await_catalog(self, names: Iterable[str] | None) -> None:
+        """No server is waited for."""
+
+    def report_catalog(self, *_report: Any, **_named: Any) -> None:
+        """Nobody reads it."""
 
     async def register(self, _registration: object) -> None:
         await asyncio.sleep(10_000)

@@ -21,6 +21,7 @@ from marserve.frontend.registration.snapshot import (
     SnapshotWriter,
     served_models,
 )
+from marserve.frontend.serving.model_version import Origin
 from marserve.frontend.serving.registry import ModelRegistry
 from marserve.frontend.settings.model_settings import resolve_settings
 
@@ -353,8 +354,7 @@ def test_a_download_is_found_in_the_store(
     archive = Archive("http://host/a/b.mar?x=1", root, root, fetched, is_downloaded=True)
 
     async def scenario() -> None:
-        async with serve_model(archive=archive) as model:
-            model.chosen_handler = "other"
+        async with serve_model(archive=archive, origin=Origin(handler="other")) as model:
             model.workers.resize(1, 3)
             registry = ModelRegistry()
             registry.add(model)

@@ -1,0 +1,103 @@
+"""The interface for changes of the served models, and the description of a model to register."""
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from marserve.frontend.configuration.saved_models import SavedModel
+from marserve.frontend.configuration.setting import Fields
+from marserve.frontend.serving.model_version import ModelVersion, Origin
+
+
+@dataclass(frozen=True)
+class Registration:
+    """A model version to register; an empty text leaves the choice to the manifest.
+
+    Attributes:
+        url: Name in the model store, path of a directory, or URL.
+        version: Version that the archive must contain; empty for any.
+        initial_workers: None for the configured number.
+        synchronous: Whether to wait until the workers are READY.
+        s3_sse_kms: Whether an http(s) URL leads to S3 and needs AWS credentials.
+        at_start: Whether the server loads the model while it starts.
+        saved: Settings from a snapshot; they override all others.
+        catalog: Settings from a catalog; they override all others.
+        is_private: Whether a download is kept out of the model store.
+        workflow: Workflow of which the model is a node; snapshots leave it out.
+        is_function: Whether it is a function of a workflow's handler; it is not listed.
+    """
+
+    url: str
+    model_name: str = ""
+    version: str = ""
+    handler: str = ""
+    runtime: str = ""
+    initial_workers: int | None = None
+    settings: Fields = field(default_factory=dict)
+    synchronous: bool = True
+    s3_sse_kms: bool = False
+    at_start: bool = False
+    saved: SavedModel | None = None
+    catalog: Fields | None = None
+    is_private: bool = False
+    workflow: str = ""
+    is_function: bool = False
+
+    @property
+    def origin(self) -> Origin:
+        """The origin of the model version that is made of it."""
+        return Origin(self.at_start, self.handler, self.workflow, self.is_function)
+
+
+class ModelChanges(Protocol):
+    """Changes of the served models: those of this server, or those of a catalog of models.
+
+    Every change runs to its end, even if its caller is cancelled.
+    """
+
+    async def register(self, registration: Registration) -> ModelVersion:
+        """Register a model and start its workers; a failure leaves nothing behind.
+
+        Raises:
+            ChangeSuperseded: A later request unregistered it, or changed its workers, before they
+                were ready.
+            ServeError: The registration failed.
+        """
+
+    async def scale(
+        self,
+        name: str,
+        version: str | None,
+        min_workers: int,
+        max_workers: int,
+        *,
+        synchronous: bool,
+    ) -> ModelVersion:
+        """Set the minimum and maximum of workers.
+
+        Raises:
+            ModelNotFound, VersionNotFound: There is no such model.
+            ChangeSuperseded: A later request changed them again (only when ``synchronous``).
+            WorkersFailed: A new worker failed to start (only when ``synchronous``).
+        """
+
+    async def reconfigure(self, name: str, version: str | None, changes: Fields) -> ModelVersion:
+        """Change settings of a served model, from the next batch on; its workers stay as they are.
+
+        Raises:
+            ModelNotFound, VersionNotFound: There is no such model.
+            BadRequest: The settings contradict each other, or the measured costs of the model.
+        """
+
+    async def set_default(self, name: str, version: str) -> None:
+        """Choose the version for requests that name none.
+
+        Raises:
+            ModelNotFound, VersionNotFound: There is no such version.
+        """
+
+    async def unregister(self, name: str, version: str | None = None) -> None:
+        """Unregister a version: finish its accepted requests, then stop its workers.
+
+        Raises:
+            ModelNotFound, VersionNotFound, DefaultVersionInUse: It cannot be unregistered.
+        """
