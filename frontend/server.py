@@ -23,7 +23,7 @@ import uvloop
 
 from marserve.frontend.aio.background import BackgroundTasks, in_abandonable_thread, unless
 from marserve.frontend.catalog.changes import CatalogChanges
-from marserve.frontend.catalog.opening import make_synchroniser
+from marserve.frontend.catalog.synchroniser import make_synchroniser
 from marserve.frontend.configuration.config import Config
 from marserve.frontend.configuration.config_file import SNAPSHOT_FOLDER, WRITTEN_BY
 from marserve.frontend.configuration.memory import bytes_in_flight

@@ -1,21 +1,15 @@
-"""``url`` of a registration → a model directory of its own.
+"""Open the archive at the ``url`` of a registration: download, unpack and read it.
 
-Three kinds of URL, tried in this order: one with a scheme is downloaded into the model store
-(``download.py``); a file in the store is unpacked (``unpack.py``); a directory, given as a path or
-lying in the store, is linked, so that changes to a handler are seen by the next worker.
+A URL with a scheme is downloaded into the model store. Otherwise a file in the store is unpacked,
+or a directory, in the store or at a path, is linked, so that the next worker sees changes of a
+handler. A path to a file outside the store means the file of that name in the store, as in
+TorchServe: mlflow-torchserve sends the path of the file it has packed. No file outside the store is
+read. The URL of a workflow archive (``.war``) has a scheme, or is the name of a file in its store.
 
-A path to a file counts where it leads into the store. Of any other the last part is looked up in
-the store, whatever lies at the path, as in TorchServe: clients such as mlflow-torchserve name the
-file they have packed by its own path. Nothing outside the store is read, and it is logged.
+A helper process (`helper_process`) does all but the download.
 
-All of this but the download is done by a helper process (`helper_process`), which also reads what
-the server has to know of the model's files.
-
-The archives of workflows (``.war``) are opened in the same way, but their URL is that of a file: of
-one to be downloaded, or the name of one in their store.
-
-Every directory handed out is ``<workdir>/models/<32 hex>`` (``workflows`` of those) or lies in it,
-and `Archive.remove` deletes just that. A failure leaves nothing behind: no directory, no download.
+An archive is opened into ``<workdir>/models/<32 hex>`` (``workflows/`` for those), which
+`Archive.remove` deletes. A failure leaves neither a directory nor a download.
 """
 
 import asyncio
@@ -33,7 +27,7 @@ from urllib.parse import unquote
 
 from marserve.frontend.aio.background import DaemonThreads, Slots, in_abandonable_thread
 from marserve.frontend.archives.contents import Contents
-from marserve.frontend.archives.download import Downloader, Source, check_allowed
+from marserve.frontend.archives.download import Downloader, check_allowed
 from marserve.frontend.archives.helper_process import HelperProcesses
 from marserve.frontend.archives.unpack import ArchiveLimits
 from marserve.frontend.archives.workflow_contents import WorkflowContents
@@ -46,52 +40,48 @@ logger = logging.getLogger(__name__)
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]*)://", re.IGNORECASE)
 _FETCHED_SCHEMES = ("http", "https", "file", "s3", "gs")
 _REMOVAL_THREADS = 4
-_REMOVAL_SECONDS = 10.0  # that somebody waits for files to be removed
+_REMOVAL_SECONDS = 10.0  # for which callers wait for a removal
 
 
 @dataclass(frozen=True)
 class Archive:
-    """A model's files, ready for a worker."""
+    """The files of a model, ready for a worker."""
 
-    url: str  # as it was given
-    directory: Path  # where the model lives; for a plain directory a link to it
-    root: Path  # what exists for this archive alone, and goes with it
-    source: Path  # the file or directory that it was made of
-    is_downloaded: bool = False  # then the source was put into the model store
-    contents: Contents = field(default_factory=Contents)  # what the server has to know of a model
+    url: str  # of the registration
+    directory: Path  # of the model; a link if the model is a directory of the user
+    root: Path  # directory that exists for this archive alone
+    source: Path  # file or directory that was opened
+    is_downloaded: bool = False  # whether the source was downloaded into the model store
+    contents: Contents = field(default_factory=Contents)  # of a model; empty for a workflow
 
     def remove(self) -> None:
-        """Delete what was unpacked, linked or downloaded, never the user's own; repeatable."""
-        if self.is_downloaded:  # first, for it may be registered again while the rest takes long
+        """Delete the unpacked, linked or downloaded files, not the user's own; repeatable."""
+        if self.is_downloaded:  # first: it may be registered again while the rest takes long
             self.source.unlink(missing_ok=True)
         if self.root.exists():
             shutil.rmtree(self.root)
 
 
 def implied_model_name(url: str) -> str:
-    """The name of a model whose manifest has none: the file's, word characters only."""
+    """Return the name of a model whose manifest has none: the file's, word characters only."""
     return re.sub(r"\W", "_", Path(url).stem, flags=re.ASCII)
 
 
 @dataclass(frozen=True)
 class ArchivePlaces:
-    """Where archives come from and go to."""
+    """Directories of archives, and URLs that may be downloaded."""
 
     model_store: Path | None
-    workdir: Path  # where they are unpacked
+    workdir: Path  # archives are unpacked below it
     allowed_urls: Sequence[re.Pattern[str]] = ()
     workflow_store: Path | None = None
 
 
 class ArchiveOpener:
-    """Finds, fetches, unpacks and reads archives, and removes what was made of them.
+    """Finds, downloads, unpacks, reads and removes archives.
 
-    Args:
-        places: Where they come from and go to.
-        limits: How much one may cost.
-        downloads: How many are downloaded at once.
-        helpers: The processes that unpack and read them.
-        needs_requirements: Whether a requirements file has to be there that a manifest names.
+    ``downloads`` limits the number of simultaneous downloads. With ``needs_requirements`` the
+    requirements file of a manifest must exist.
     """
 
     def __init__(
@@ -106,35 +96,33 @@ class ArchiveOpener:
         self._places = places
         self._limits = limits
         self._helpers = helpers
-        self._downloader = Downloader(limits, downloads, helpers)
+        self._downloader = Downloader(places.allowed_urls, limits, downloads, helpers)
         self._needs_requirements = needs_requirements
         self._removals = DaemonThreads("removal of archives", _REMOVAL_THREADS)
 
     async def open(
         self, url: str, *, s3_sse_kms: bool = False, is_private: bool = False
     ) -> Archive:
-        """Find or fetch an archive and unpack it; takes minutes where models are large.
+        """Open the archive of a model, which takes minutes if it is large.
 
-        ``url`` is a name in the store, a directory's path or a URL, which one of ``allowed_urls``
-        must match as a whole, in any case of letters. With ``s3_sse_kms`` an http(s) URL leads to
-        S3 and is asked with AWS credentials. A download that ``is_private`` never comes into the
-        store, which several servers may share, and is gone once it is unpacked. Cancelled, it
-        leaves nothing behind, as after a failure.
+        With ``s3_sse_kms`` an http(s) URL leads to S3 and needs AWS credentials. A download that
+        ``is_private`` is kept out of the store, which several servers may share, and is deleted
+        when it is unpacked.
 
         Raises:
-            ModelNotFound: There is no such archive, or it must not be asked for.
+            ModelNotFound: There is no such archive, or its URL is not allowed.
             ModelFileExists: A download would replace a file in the store.
-            DownloadFailed: A download did not come through.
+            DownloadFailed: The download failed.
             ArchiveRefused: The archive is unreadable or unsafe, or cannot be served.
-            ServerBusy: Too many are opened already.
-            ServeError: The host does not let it be opened, as on a full disk.
+            ServerBusy: Too many archives are being opened.
+            ServeError: The host failed, for example because its disk is full.
         """
-        source = Source(url, self._places.allowed_urls, s3_sse_kms)
         archive, contents = await self._open(
-            source,
+            url,
             self._places.model_store,
             "models",
             operation="open",
+            is_signed=s3_sse_kms,
             is_private=is_private,
             known_keys=YAML_KEYS,
             needs_requirements=self._needs_requirements,
@@ -144,18 +132,17 @@ class ArchiveOpener:
     async def open_workflow(
         self, url: str, *, s3_sse_kms: bool = False
     ) -> tuple[Archive, WorkflowContents]:
-        """The same for the archive of a workflow, a name in the store or a URL.
+        """Open the archive of a workflow by a name in its store, or by a URL.
 
         Raises:
-            WorkflowNotFound: There is no such archive, or it must not be asked for.
+            WorkflowNotFound: There is no such archive, or its URL is not allowed.
             WorkflowRefused: Its manifest or its specification cannot be read.
-            ServeError: As `open`.
+            ServeError: As in `open`.
         """
-        source = Source(url, self._places.allowed_urls, s3_sse_kms)
         store = self._places.workflow_store
         try:
             archive, contents = await self._open(
-                source, store, "workflows", operation="open_workflow"
+                url, store, "workflows", operation="open_workflow", is_signed=s3_sse_kms
             )
         except ModelNotFound as error:
             raise WorkflowNotFound(error.message) from error
@@ -163,16 +150,16 @@ class ArchiveOpener:
 
     async def _open(
         self,
-        wanted: Source,
+        url: str,
         store: Path | None,
         folder: str,
         *,
         operation: str,
+        is_signed: bool,
         is_private: bool = False,
         **arguments: Any,
     ) -> tuple[Archive, dict[str, Any]]:
-        """Open an archive by an operation of `helper`; returns what that has read, too."""
-        url = wanted.url
+        """Open an archive by an operation of `helper`; return it and the contents read."""
         store = _checked_store(url, store)
         root = self._places.workdir / folder / uuid.uuid4().hex
         made = Archive(url, root, root, root)
@@ -184,7 +171,7 @@ class ArchiveOpener:
                 place = store
                 if is_private:
                     place = await until_unpacked.enter_async_context(self._private_place(root))
-                source = await self._downloader.download(wanted, place)
+                source = await self._downloader.download(url, place, is_signed=is_signed)
                 made = Archive(url, root, root, source, is_downloaded=True)
             try:
                 found: dict[str, Any] = await self._helpers.run(
@@ -207,7 +194,7 @@ class ArchiveOpener:
 
     @contextlib.asynccontextmanager
     async def _private_place(self, root: Path) -> AsyncIterator[Path]:
-        """A directory beside that of the unpacked archive, for a download; gone after the block."""
+        """Make a directory for a download, and remove it after the block."""
         place = root.parent.with_name("downloads") / root.name
         try:
             await in_abandonable_thread(_make_directory, place)
@@ -219,8 +206,8 @@ class ArchiveOpener:
             await self.remove(Archive("", place, place, place))
 
     async def remove(self, archive: Archive) -> None:
-        """See `Archive.remove`; a disk that does not answer is left to a thread after a while."""
-        with contextlib.suppress(ServerBusy):  # then nobody could, and the end of the server will
+        """Remove an archive in a thread, and wait for that for a limited time."""
+        with contextlib.suppress(ServerBusy):  # all threads hang; the server removes it at its end
             removing = asyncio.wrap_future(self._removals.submit(archive.remove))
             await asyncio.wait({removing}, timeout=_REMOVAL_SECONDS)
             if removing.done():
@@ -238,13 +225,13 @@ def _cannot_open(error: OSError) -> ServeError:
 
 
 def make_helpers(config: Config) -> HelperProcesses:
-    """The helper processes of a server."""
+    """Return the helper processes of a server."""
     under_way = "archives are being unpacked (max_unpacking)"
     return HelperProcesses(Slots(config.max_unpacking, under_way), config.unpack_timeout)
 
 
 def make_opener(config: Config, workdir: Path, helpers: HelperProcesses) -> ArchiveOpener:
-    """What opens the archives of a server."""
+    """Return the opener for the archives of a server."""
     return ArchiveOpener(
         ArchivePlaces(config.model_store, workdir, config.allowed_urls, config.workflows_directory),
         ArchiveLimits(

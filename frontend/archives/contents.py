@@ -1,6 +1,6 @@
-"""What the server has to know of a model's files: manifest, settings, which files are there.
+"""Read the manifest and the settings of a model's files.
 
-All of it is foreign, and read in a process of its own (`helper`). So this imports little.
+The files are untrusted: this runs in a helper process (`helper`), and so imports little.
 """
 
 import itertools
@@ -19,8 +19,8 @@ from marserve.frontend.logs.formats import one_line
 
 logger = logging.getLogger(__name__)
 
-_MAX_BITS = 128  # of a number that is passed on; no setting takes larger ones
-_MAX_OTHER_KEYS = 500  # that are looked at one by one
+_MAX_BITS = 128  # of an integer; no setting takes larger ones
+_MAX_OTHER_KEYS = 500  # unknown keys that are returned
 _MAX_KEY = 200  # characters
 _UNUSABLE = "unusable value"
 _SAMPLE_KEY = "sampleInput"
@@ -29,15 +29,14 @@ _MAX_SAMPLES = 100  # more are refused in any case
 
 @dataclass(frozen=True)
 class Contents:
-    """What the server has to know of a model's files."""
+    """Manifest and settings of a model's files."""
 
     manifest: Manifest | None = None
-    #: What model-config.yaml has for the server; of other keys the names, and no values.
-    model_yaml: Mapping[str, Any] = field(default_factory=dict)
-    has_samples: bool = False  # whether all files are there that its sampleInput names
+    model_yaml: Mapping[str, Any] = field(default_factory=dict)  # unknown keys have the value None
+    has_samples: bool = False  # whether all files exist that ``sampleInput`` names
 
     def as_json(self) -> dict[str, Any]:
-        """As JSON has it, but for members of the manifest that only workers read."""
+        """Return a JSON object, without members of the manifest that only workers read."""
         manifest = self.manifest and asdict(self.manifest) | {"raw": {}, "extensions": {}}
         return {
             "manifest": manifest,
@@ -47,7 +46,7 @@ class Contents:
 
     @classmethod
     def from_json(cls, members: Mapping[str, Any]) -> "Contents":
-        """The reverse of `as_json`."""
+        """Return the contents that `as_json` has described."""
         manifest = members["manifest"]
         return cls(
             manifest and Manifest(**manifest),
@@ -57,7 +56,7 @@ class Contents:
 
 
 class Unusable:
-    """Stands for a value of a yaml that no setting takes: a date, say, or an endless number."""
+    """Placeholder for a YAML value that no setting takes, such as a date or a huge number."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -69,10 +68,10 @@ class Unusable:
 def read_contents(
     directory: Path, known_keys: Sequence[str] = (), *, needs_requirements: bool = False
 ) -> Contents:
-    """Read what the server has to know of a model directory; blocks.
+    """Read manifest and settings of a model directory; blocks.
 
     Raises:
-        ArchiveRefused: The model cannot be served so.
+        ArchiveRefused: The model cannot be served.
     """
     try:
         manifest = Manifest.read(directory)
@@ -92,39 +91,39 @@ def read_contents(
         manifest,
         _without_other_values(parsed, known_keys),
         all(
-            isinstance(sample, str) and _is_file_in(directory.resolve(), sample)
+            isinstance(sample, str) and _is_file_in(directory, sample)
             for sample in samples[:_MAX_SAMPLES]
         ),
     )
 
 
 def read_model_yaml(path: Path) -> Mapping[str, Any]:
-    """Read model-config.yaml; unreadable counts as absent here (the worker then fails to load).
+    """Read model-config.yaml; return an empty mapping for invalid YAML, with which no worker loads.
 
     Raises:
-        ArchiveRefused: It is no file, or larger than it may be.
+        ArchiveRefused: It is not a file, or too large.
     """
     try:
         with open_file(path) as file:
             parsed = read_yaml(file)
     except (YamlTooLarge, NoFile) as error:
         raise ArchiveRefused(f"{path.name} {error}.") from error
-    except Exception as error:  # noqa: BLE001 - the user's file meets the parser's every corner
+    except Exception as error:  # noqa: BLE001 - the parser may raise anything for untrusted text
         logger.error("Cannot read %s: %s", path.name, one_line(error))  # noqa: TRY400 - said in full
         return {}
     return parsed if isinstance(parsed, dict) else {}
 
 
 def path_inside(directory: Path, name: str) -> Path:
-    """A file of the archive; the manifest is foreign and may point elsewhere.
+    """Return the path of a file that the manifest names.
 
     Raises:
-        ArchiveRefused: It does.
+        ArchiveRefused: The name leads out of the directory.
     """
     try:
         path = (directory / name).resolve()
         is_inside = path.is_relative_to(directory.resolve())
-    except (OSError, ValueError, RuntimeError):  # too long, a null byte, links in a circle
+    except (OSError, ValueError, RuntimeError):  # too long, a null byte, a cycle of links
         is_inside = False
     if not is_inside:
         raise ArchiveRefused(f"The manifest points outside the archive: {name}")
@@ -133,16 +132,15 @@ def path_inside(directory: Path, name: str) -> Path:
 
 def _is_file_in(directory: Path, name: str) -> bool:
     try:
-        path = (directory / name).resolve()
-        return path.is_relative_to(directory) and path.is_file()
-    except (OSError, ValueError, RuntimeError):
+        return path_inside(directory, name).is_file()
+    except (ArchiveRefused, OSError):
         return False
 
 
 def _without_other_values(
     parsed: Mapping[Any, Any], known_keys: Sequence[str]
 ) -> Mapping[str, Any]:
-    """What there is for the known keys, and of others the names, in the order of the document."""
+    """Replace the values of unknown keys by None, and drop unknown keys beyond the limits."""
     found: dict[str, Any] = {}
     others = itertools.count(1)
     for key, value in parsed.items():

@@ -1,10 +1,9 @@
-"""http(s), s3, gs or file URL → a new file in the model store.
+"""Download an http(s), s3, gs or file URL to a new file in the model store.
 
-A download grows under a hidden temporary name and gets its own name only when it is complete, so
-neither `load_models=all` nor a registration by name ever meets half an archive. A file of this
-machine is copied by a helper process, as it may lie on a disk that does not answer. Every redirect
-is held against ``allowed_urls`` again: else any allowed host could send the server to places that
-only the server can reach.
+A download has a hidden temporary name until it is complete, so that neither ``load_models=all`` nor
+a registration by name reads an incomplete archive. A helper process copies local files, whose disk
+may hang. ``allowed_urls`` is checked for every redirect too: otherwise an allowed host could make
+the server send requests to addresses that only the server can reach.
 """
 
 import asyncio
@@ -13,9 +12,8 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 from typing import IO
@@ -46,7 +44,7 @@ from marserve.frontend.errors import (
 from marserve.frontend.logs.formats import one_line
 
 _CHUNK_BYTES = 1 << 20
-_PROGRESS_BYTES = 1 << 16  # of which each must come within the time that a peer may be silent
+_PROGRESS_BYTES = 1 << 16  # that must arrive within the time that a peer may be silent
 _DISK_THREADS = 8
 _DISCARD_SECONDS = 5.0
 _ABANDONED_SECONDS = 3600.0
@@ -58,60 +56,56 @@ logger = logging.getLogger(__name__)
 
 
 class _Broken(Exception):
-    """A download that ended, for a reason that only the log shows."""
+    """A download that failed, for a reason that only the log shows."""
 
 
 def check_allowed(url: str, allowed_urls: Sequence[re.Pattern[str]]) -> None:
-    """Let a URL pass that one pattern matches as a whole, in any case of letters.
+    """Check that a pattern matches a whole URL, ignoring case.
 
     Raises:
-        ModelNotFound: None does.
+        ModelNotFound: No pattern does.
     """
     for pattern in allowed_urls:
         if re.compile(pattern.pattern, pattern.flags | re.IGNORECASE).fullmatch(url):
             return
-    if url.lower().startswith(("s3:", "gs:")):  # unknown to TorchServe: its words, and the reason
+    if url.lower().startswith(("s3:", "gs:")):  # TorchServe does not know these schemes
         raise ModelNotFound(f"Model not found at: {url}: allowed_urls has no pattern for it.")
     raise ModelNotFound(f"Given URL {url} does not match any allowed URL(s)")
 
 
-@dataclass(frozen=True)
-class Source:
-    """Where an archive is fetched from."""
-
-    url: str
-    allowed_urls: Sequence[re.Pattern[str]]  # what redirects must match too
-    is_signed: bool = False  # whether to ask with AWS credentials; s3 URLs always are
-
-
 class Downloader:
-    """Fetches archives, so many at once; ``helpers`` copy those that are files here."""
+    """Downloads archives; ``slots`` limits their number, ``helpers`` copy local files."""
 
-    def __init__(self, limits: ArchiveLimits, slots: Slots, helpers: HelperProcesses) -> None:
+    def __init__(
+        self,
+        allowed_urls: Sequence[re.Pattern[str]],
+        limits: ArchiveLimits,
+        slots: Slots,
+        helpers: HelperProcesses,
+    ) -> None:
+        self._allowed_urls = allowed_urls
         self._limits = limits
         self._slots = slots
         self._helpers = helpers
-        #: For the disk, which may have to be waited for: requests are served meanwhile.
         self._disk = DaemonThreads("writing of downloads", _DISK_THREADS)
 
-    async def download(self, source: Source, store: Path) -> Path:
-        """Fetch an allowed URL into the store, under its own file name.
+    async def download(self, url: str, store: Path, *, is_signed: bool) -> Path:
+        """Download an allowed URL into the store, under the file name of the URL.
+
+        An http(s) URL that ``is_signed`` needs AWS credentials, as s3 URLs always do.
 
         Raises:
-            ModelNotFound: A redirect leads where ``allowed_urls`` does not, or the URL names no
-                file.
+            ModelNotFound: A redirect is not allowed, or the URL has no file name.
             ModelFileExists: The store has a file of that name.
-            DownloadFailed: Anything that went wrong on the way; the reason is logged.
-            ServerBusy: Too many are under way.
+            DownloadFailed: The download failed; the reason is logged.
+            ServerBusy: Too many downloads are running or waiting.
         """
-        url = source.url
-        name = _file_name(url)
-        part = _PartFile(store, name)
+        part = _PartFile(store, _file_name(url))
         try:
             await self._disk.run(part.check_name)
             await self._disk.run(_remove_abandoned, store, 2 * self._limits.stall_seconds)
             async with asyncio.timeout(self._limits.download_seconds):
-                await self._fetch_into(source, part)
+                await self._fetch_into(url, part, is_signed=is_signed)
             await self._disk.run(part.publish)
         except (_Broken, OSError, aiohttp.ClientError, ValueError) as error:
             is_late = isinstance(error, TimeoutError)
@@ -123,14 +117,14 @@ class Downloader:
         return part.target
 
     async def _discard(self, part: "_PartFile") -> None:
-        """Remove what is left of a download; a disk that does not answer is not waited for."""
+        """Remove an incomplete download, and wait for that for a limited time."""
         with contextlib.suppress(TimeoutError, ServerBusy):
             async with asyncio.timeout(_DISCARD_SECONDS):
                 await self._disk.run(part.discard)
 
-    async def _fetch_into(self, source: Source, part: "_PartFile") -> None:
-        if urlsplit(source.url).scheme == "file":
-            path, limits = str(_local_path(source.url)), self._limits.as_json()
+    async def _fetch_into(self, url: str, part: "_PartFile", *, is_signed: bool) -> None:
+        if urlsplit(url).scheme == "file":
+            path, limits = str(_local_path(url)), self._limits.as_json()
             try:
                 await self._helpers.run("copy", source=path, target=str(part.path), limits=limits)
             except (DownloadFailed, ArchiveRefused) as error:
@@ -139,13 +133,14 @@ class Downloader:
         async with self._slots.taken():
             room = await self._disk.run(self._limits.room_in, part.path.parent)
             await self._disk.run(part.open)
-            await self._transfer(source, part, room)
+            async with aclosing(self._fetch(url, is_signed=is_signed)) as pieces:
+                await self._write(pieces, part, room)
 
-    async def _transfer(self, source: Source, part: "_PartFile", room: int) -> None:
-        """Write what is behind a URL into a file, as long as it gets on."""
+    async def _write(self, pieces: AsyncIterator[bytes], part: "_PartFile", room: int) -> None:
+        """Write the pieces of a download, each of which must arrive in time."""
         loop, stall = asyncio.get_running_loop(), self._limits.stall_seconds
         received = due = 0
-        async with asyncio.timeout(stall) as patience, aclosing(_fetch(source, stall)) as pieces:
+        async with asyncio.timeout(stall) as patience:
             async for piece in pieces:
                 received += len(piece)
                 if received > room:
@@ -155,13 +150,42 @@ class Downloader:
                     due = received + _PROGRESS_BYTES
                     patience.reschedule(loop.time() + stall)
 
+    async def _fetch(self, url: str, *, is_signed: bool) -> AsyncGenerator[bytes]:
+        """Yield the body at a URL; follow redirects to allowed URLs only."""
+        headers, stall = dict(HEADERS), self._limits.stall_seconds
+        scheme = urlsplit(url).scheme
+        # In a thread: either may send a request for the machine's credentials.
+        if is_signed or scheme == "s3":
+            url, signature = await in_abandonable_thread(Signer().sign, url)
+            headers |= signature
+        elif scheme == "gs":
+            url, token = await in_abandonable_thread(authorised_request, url)
+            headers |= token
+        async with http_client(stall, read_bytes=_CHUNK_BYTES) as client:
+            for _ in range(_MAX_REDIRECTS):
+                async with client.get(
+                    url_of(url), headers=headers, allow_redirects=False, proxy=proxy_of(url)
+                ) as response:
+                    if response.status == HTTPStatus.OK:
+                        async for piece in response.content.iter_chunked(_CHUNK_BYTES):
+                            yield piece
+                        return
+                    location = response.headers.get("location")
+                    if response.status not in _REDIRECTS or location is None:
+                        raise _Broken(await reason_of(response))
+                url, headers = urljoin(url, location), HEADERS  # without credentials
+                if urlsplit(url).scheme not in ("http", "https"):
+                    raise _Broken(f"a redirect to {url}")
+                check_allowed(url, self._allowed_urls)
+        raise _Broken("too many redirects")
+
 
 def _file_name(url: str) -> str:
     malformed = DownloadFailed(f"Failed to download archive from: {url}")
     try:
         parts = urlsplit(url)
         _ = parts.port
-    except ValueError as error:  # brackets without an address, or a port that is no number
+    except ValueError as error:  # invalid brackets or port
         raise malformed from error
     if parts.scheme in ("http", "https") and not parts.hostname:
         raise malformed
@@ -172,7 +196,7 @@ def _file_name(url: str) -> str:
 
 
 class _PartFile:
-    """A file of the store while it is written, and its name when it is complete; blocks."""
+    """A file of the store under a temporary name, and its final name; all methods block."""
 
     def __init__(self, store: Path, name: str) -> None:
         self.path = store / f".{uuid.uuid4().hex}.part"
@@ -191,10 +215,10 @@ class _PartFile:
         self._file.write(piece)
 
     def publish(self) -> None:
-        """Give it its name, never over another file.
+        """Rename it to its final name, without replacing another file.
 
-        The name is claimed first and then replaced: `os.link` would do it in one step, but not on
-        every file system that model stores live on.
+        An empty file claims the name first: `os.link` would do it in one step, but not on every
+        file system.
         """
         self._close()
         try:
@@ -208,7 +232,7 @@ class _PartFile:
             raise
 
     def discard(self) -> None:
-        """Remove it, unless it has its name."""
+        """Remove it, unless it has its final name."""
         with contextlib.suppress(OSError):
             self._close()
         with contextlib.suppress(OSError):
@@ -220,9 +244,9 @@ class _PartFile:
 
 
 def _remove_abandoned(store: Path, stall: float) -> None:
-    """Remove what servers that were killed have left of their downloads.
+    """Remove incomplete downloads of servers that were killed.
 
-    A living one writes to its file all the time, or gives up. The hour is for clocks that differ.
+    A running download writes or fails within ``stall`` seconds; the hour allows for other clocks.
     """
     oldest = time.time() - max(_ABANDONED_SECONDS, stall)
     for path in store.glob(".*.part"):
@@ -237,39 +261,6 @@ def _local_path(url: str) -> Path:
     path = Path(unquote(parts.path))
     if parts.netloc not in ("", "localhost"):
         raise _Broken("a file URL with a host")
-    if ".." in path.parts:  # urlsplit drops tabs and line breaks, even from between two dots
+    if ".." in path.parts:  # urlsplit drops tabs and line breaks, also between two dots
         raise _Broken("a relative path")
     return path
-
-
-# -- http and https --------------------------------------------------------------------------------
-
-
-async def _fetch(source: Source, stall: float) -> AsyncGenerator[bytes]:
-    """Yield an answer's body; follows redirects to allowed URLs only."""
-    url, headers = source.url, dict(HEADERS)
-    scheme = urlsplit(url).scheme
-    # Either may ask the machine for its role, which can take its time.
-    if source.is_signed or scheme == "s3":
-        url, signature = await in_abandonable_thread(Signer().sign, url)
-        headers |= signature
-    elif scheme == "gs":
-        url, token = await in_abandonable_thread(authorised_request, url)
-        headers |= token
-    async with http_client(stall, read_bytes=_CHUNK_BYTES) as client:
-        for _ in range(_MAX_REDIRECTS):
-            async with client.get(
-                url_of(url), headers=headers, allow_redirects=False, proxy=proxy_of(url)
-            ) as response:
-                if response.status == HTTPStatus.OK:
-                    async for piece in response.content.iter_chunked(_CHUNK_BYTES):
-                        yield piece
-                    return
-                location = response.headers.get("location")
-                if response.status not in _REDIRECTS or location is None:
-                    raise _Broken(await reason_of(response))
-            url, headers = urljoin(url, location), HEADERS  # not signed: it may be anybody's
-            if urlsplit(url).scheme not in ("http", "https"):
-                raise _Broken(f"a redirect to {url}")
-            check_allowed(url, source.allowed_urls)
-    raise _Broken("too many redirects")

@@ -1,9 +1,9 @@
-"""Archives in Google Cloud Storage: ``gs://bucket/object`` to a request with a token.
+"""Make requests for objects in Google Cloud Storage, ``gs://bucket/object``.
 
-The token is that of the machine's service account, which the metadata server of Google Cloud gives
-(Vertex AI, Kubernetes Engine, Compute Engine); anywhere else objects are asked for without one, as
-public ones may be. ``STORAGE_EMULATOR_HOST`` leads to another server that speaks the protocol, and
-``GCE_METADATA_HOST`` to another metadata server, as in Google's own libraries.
+The metadata server of Google Cloud (Vertex AI, Kubernetes Engine, Compute Engine) returns the token
+of the machine's service account. Elsewhere the request has no token, and public objects can be
+read. As in Google's libraries, ``STORAGE_EMULATOR_HOST`` and ``GCE_METADATA_HOST`` are the
+addresses of other servers.
 """
 
 import http.client
@@ -27,9 +27,9 @@ _BUCKET = re.compile(r"[\w.-]+", re.ASCII)
 def authorised_request(
     url: str, environ: Mapping[str, str] = os.environ
 ) -> tuple[str, Mapping[str, str]]:
-    """A GET of an object by its gs URL, as this machine; blocks.
+    """Return the URL of an object, and the headers of a GET request for it; blocks.
 
-    Returns the URL, and headers for it alone: not for where a redirect leads.
+    The headers are for this URL only, not for the target of a redirect.
 
     Raises:
         ModelNotFound: The URL names no object.
@@ -47,12 +47,12 @@ def authorised_request(
 
 
 def _token(host: str) -> str:
-    """The token of this machine; empty where there is none."""
+    """Return the token of this machine; empty without one."""
     connection = http.client.HTTPConnection(host, timeout=_SECONDS)
     try:
         connection.request("GET", _TOKEN, headers=_FLAVOUR)
         answer = connection.getresponse()
-        # Whoever answers to this name elsewhere does not know the header.
+        # Another server of this name, in another network, does not send the header.
         if answer.status != 200 or answer.getheader("Metadata-Flavor") != "Google":
             return ""
         token = json.loads(answer.read(_MAX_BYTES)).get("access_token")

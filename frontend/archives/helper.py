@@ -1,11 +1,11 @@
-"""The program of a helper process, which does what foreign files decide the cost of.
+"""The program of a helper process, which does work whose cost untrusted files determine.
 
-It unpacks archives, reads manifests, settings and requirements, and copies local files; whoever
-waits for it can kill it at any time (`helper_process`). What memory it takes is limited, and so is
-its time on a processor for what is no unpacking.
+It unpacks archives, reads manifests, settings and requirements, and copies local files. Its memory
+is limited, and so is its processor time except for unpacking. The server can kill it at any time
+(`helper_process`).
 
-It reads one JSON object from stdin, the operation's name and arguments. It writes an empty line now
-and then while it gets on, and at last its answer: a line with one JSON object.
+It reads one JSON object from stdin: the operation's name and its arguments. It writes an empty line
+at most every second while it makes progress, then one line with a JSON object, the answer.
 """
 
 import json
@@ -30,7 +30,7 @@ from marserve.frontend.errors import ArchiveRefused, ServeError
 
 MAX_ANSWER_BYTES = 1 << 18
 _MAX_MEMORY_BYTES = 3 << 27
-_READING_SECONDS = 10  # on a processor; for files of at most a megabyte
+_READING_SECONDS = 10  # of processor time, for files of at most a megabyte
 _PROGRESS_SECONDS = 1.0
 _MAX_LOGGED = 20  # lines
 _MAX_LINE = 2000  # characters
@@ -39,7 +39,7 @@ _last_progress = time.monotonic()
 
 
 def main() -> None:
-    """Carry out the one operation that stdin asks for."""
+    """Perform the operation that stdin describes."""
     die_with_parent()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _limit(resource.RLIMIT_AS, _own_memory() + _MAX_MEMORY_BYTES)
@@ -60,15 +60,14 @@ def main() -> None:
         answer = {"failed": [error.errno, error.strerror or str(error), error.filename]}
     text = json.dumps(answer | {"log": records.lines}, default=str)
     if len(text) > MAX_ANSWER_BYTES:
-        text = json.dumps(
-            _refused(f"What the archive tells the server is longer than {MAX_ANSWER_BYTES} bytes.")
-        )
+        sentence = f"Manifest and settings of the archive exceed {MAX_ANSWER_BYTES} bytes."
+        text = json.dumps(_refused(sentence))
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
 
 
 def _open(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Make a model directory of a URL, or of the file that was downloaded from there; read it."""
+    """Open the archive of a model, perhaps a downloaded one, and read it."""
     directory = root = Path(request["root"])
     source = _source(request, find_model)
     if source.is_dir():
@@ -83,7 +82,7 @@ def _open(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _open_workflow(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Unpack the archive of a workflow, and read its manifest and its specification."""
+    """Unpack the archive of a workflow, and read it."""
     root, source = Path(request["root"]), _source(request, find_workflow)
     unpack(source, root, _limits(request), zip_suffix=".war")
     _limit_processor_time()
@@ -133,16 +132,16 @@ def _limit_processor_time() -> None:
 
 
 def _limit(what: int, wanted: int) -> None:
-    """Set a limit, unless that of the system is lower still."""
+    """Set a resource limit, unless the system's is lower."""
     _, hard = resource.getrlimit(what)
     if hard == resource.RLIM_INFINITY or wanted < hard:
         resource.setrlimit(what, (wanted, hard))
 
 
 def _own_memory() -> int:
-    """How many bytes of address space the interpreter has before anything foreign is read.
+    """Return the address space of the interpreter, in bytes.
 
-    It can be many: libraries that all processes of a container preload may reserve gigabytes.
+    Libraries that all processes of a container preload may reserve gigabytes.
     """
     pages = Path("/proc/self/statm").read_text().split()[0]
     return int(pages) * resource.getpagesize()
@@ -153,7 +152,7 @@ def _refused(sentence: str) -> dict[str, str]:
 
 
 class _Records(logging.Handler):
-    """Keeps what is logged, for the log of the server."""
+    """Collects log records for the log of the server."""
 
     def __init__(self) -> None:
         super().__init__()

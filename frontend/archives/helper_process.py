@@ -1,8 +1,6 @@
-"""Helper processes: what foreign files decide the cost of, done where it can be killed.
+"""Helper processes (`helper`), which are killed when they exceed a time or are not needed any more.
 
-See `helper` for what they do and their limits of memory and processor time. Here are those of time:
-for the whole operation, and for how long one may show no progress. One that exceeds them, or that
-nobody waits for any more, is killed.
+Two times are limited: that of the whole operation, and that without progress.
 """
 
 import asyncio
@@ -24,21 +22,20 @@ from marserve.frontend.process_group import ProcessGroup
 logger = logging.getLogger(__name__)
 
 _ENDS = {
-    -signal.SIGXCPU: "it took too much time on a processor",
-    -signal.SIGKILL: "it was killed, perhaps for want of memory",
+    -signal.SIGXCPU: "it took too much processor time",
+    -signal.SIGKILL: "it was killed, perhaps because memory was short",
 }
-_KILL_SECONDS = 5.0  # in which a process is gone after SIGKILL, unless a disk holds it
+_KILL_SECONDS = 5.0  # for which a killed process is waited for; a disk may hold it longer
 
 
 class HelperProcesses:
-    """Runs operations in processes of their own, so many at once.
+    """Runs each operation in a new process.
 
     Args:
-        slots: How many.
-        timeout: Seconds for each, its wait in line included.
-        stall: Seconds that one may show no progress. Many, because on some file systems one call
-            takes minutes: to fetch all of an archive when its first byte is read, to send all of a
-            file when it is closed.
+        slots: Limits the number of simultaneous operations.
+        timeout: Seconds of one operation, including its wait for a slot.
+        stall: Seconds without progress. Some file systems fetch a whole archive when its first byte
+            is read, or send a whole file when it is closed, which takes minutes.
     """
 
     def __init__(self, slots: Slots, timeout: float, stall: float = 600.0) -> None:
@@ -47,20 +44,20 @@ class HelperProcesses:
         self._stall = stall
 
     async def run(self, operation: str, **arguments: Any) -> Any:
-        """Have an operation of `helper` carried out; cancelled, its process is killed at once.
+        """Run an operation of `helper` and return its result; a cancellation kills the process.
 
-        What it has made by then is for the caller to remove.
+        The caller removes what a failed operation has written.
 
         Raises:
-            ServerBusy: There are too many already.
-            ServeError: As the operation; also where it takes too long, or too much memory.
-            OSError: As the operation, or no process could be started.
+            ServerBusy: Too many operations are running or waiting.
+            ServeError: Raised by the operation, or it took too long or too much memory.
+            OSError: Raised by the operation, or no process could be started.
         """
         has_begun = False
         try:
             async with asyncio.timeout(self._timeout), self._slots.taken():
                 has_begun = True
-                answer = await self._ask({"operation": operation, **arguments})
+                answer = await self._run({"operation": operation, **arguments})
         except TimeoutError as error:
             late = f"took more than {self._timeout:g} s (unpack_timeout)."
             if not has_begun:
@@ -75,21 +72,21 @@ class HelperProcesses:
             raise OSError(text) if number is None else OSError(number, text, file)
         return answer["result"]
 
-    async def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
+    async def _run(self, request: dict[str, Any]) -> dict[str, Any]:
         async with _process() as process:
             assert process.stdin is not None
             assert process.stdout is not None
-            with contextlib.suppress(ConnectionError):  # its status tells more
+            with contextlib.suppress(ConnectionError):  # the exit status says more
                 process.stdin.write(json.dumps(request).encode())
                 process.stdin.close()
             line = b"\n"
-            while line == b"\n":  # that it gets on
+            while line == b"\n":  # progress
                 try:
                     async with asyncio.timeout(self._stall):
                         line = await process.stdout.readline()
                 except TimeoutError as error:
                     raise ArchiveRefused(
-                        f"Reading the archive did not get on for {self._stall:g} s."
+                        f"Reading the archive made no progress for {self._stall:g} s."
                     ) from error
             if line:
                 answer: dict[str, Any] = json.loads(line)

@@ -1,7 +1,7 @@
-"""The HTTP client with which the server fetches what it serves.
+"""The HTTP client for archives and catalogs.
 
-Names are looked up in threads that nobody waits for, proxies are those of the environment, no
-cookie is kept, and nothing is decoded: a file is taken as it lies there.
+It looks names up in daemon threads, uses the proxies of the environment, keeps no cookies and
+decodes no content encoding.
 """
 
 import re
@@ -18,12 +18,12 @@ from marserve.frontend.logs.formats import excerpt
 
 _ERROR_BYTES = 4096
 _S3_ERROR_CODE = re.compile(rb"<Code>(\w+)</Code>")
-#: Of every request; also where a server could send a file compressed, it shall not.
+#: Headers of every request; they forbid compressed answers.
 HEADERS = {"Accept-Encoding": "identity", "User-Agent": "marserve"}
 
 
 def http_client(stall: float, *, read_bytes: int) -> aiohttp.ClientSession:
-    """A client that gives up on a peer silent for ``stall`` seconds, and decodes nothing."""
+    """Return a client that fails when the peer is silent for ``stall`` seconds."""
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(resolver=_Resolver(), force_close=True),
         timeout=aiohttp.ClientTimeout(
@@ -36,9 +36,9 @@ def http_client(stall: float, *, read_bytes: int) -> aiohttp.ClientSession:
 
 
 class _Resolver(AbstractResolver):
-    """Looks names up without anybody waiting for a name server that does not answer.
+    """Looks names up in daemon threads.
 
-    Those of asyncio and uvloop are waited for when the loop is closed, half a minute if need be.
+    asyncio and uvloop wait for their lookups when the loop is closed, up to half a minute.
     """
 
     async def resolve(
@@ -65,18 +65,18 @@ class _Resolver(AbstractResolver):
 
 
 def url_of(text: str) -> URL:
-    """A URL as it is spelt, where it is spelt by the rules: signatures and tokens depend on it.
+    """Parse a URL and keep its quoting, on which signatures depend.
 
     Raises:
-        ValueError: It is none.
+        ValueError: It is not a URL.
     """
     if not text.isprintable():
-        raise ValueError("a URL with characters that are none")
+        raise ValueError("a URL with unprintable characters")
     return URL(text, encoded=text.isascii() and " " not in text)
 
 
 def proxy_of(url: str) -> str | None:
-    """The proxy of the environment; aiohttp's own way would also send passwords of ~/.netrc."""
+    """Return the proxy of the environment; aiohttp's trust_env also sends passwords of ~/.netrc."""
     parts = urlsplit(url)
     if parts.hostname is None or urllib.request.proxy_bypass(parts.netloc):
         return None
@@ -85,17 +85,17 @@ def proxy_of(url: str) -> str | None:
 
 
 async def reason_of(response: aiohttp.ClientResponse) -> str:
-    """The status, with S3's error code and region."""
+    """Return the status of a failed response, with S3's error code and region."""
     reason = excerpt(f"HTTP Error {response.status}: {response.reason}")
     if code := _S3_ERROR_CODE.search(await response.content.read(_ERROR_BYTES)):
         reason += f", {code[1].decode()}"
     if region := response.headers.get("x-amz-bucket-region"):
-        reason += f"; the bucket lies in {excerpt(region)}"
+        reason += f"; the bucket is in {excerpt(region)}"
     return reason
 
 
 def failure_of(error: Exception) -> str:
-    """Why a request failed, without its URL and what came for an answer: they may have secrets."""
+    """Return why a request failed, without its URL and its answer, which may contain secrets."""
     if isinstance(error, aiohttp.ClientResponseError):
         return f"no usable answer ({type(error.__cause__ or error).__name__} {error.status})"
     if isinstance(error, ValueError) and not isinstance(error, OSError):

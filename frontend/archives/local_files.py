@@ -1,4 +1,4 @@
-"""Archives and model directories on this machine: find, link and copy them; all of it blocks."""
+"""Find, link and copy archives and model directories of this machine; all functions block."""
 
 import logging
 import os
@@ -17,17 +17,17 @@ _CHUNK_BYTES = 1 << 20
 
 
 class NoFile(OSError):
-    """A pipe, a device, a directory: where it is opened by name, somebody may wait for ever."""
+    """Not a regular file; opening a pipe or a device could block without end."""
 
     def __init__(self) -> None:
         super().__init__("is no file")
 
 
 def find_model(url: str, store: Path) -> Path:
-    """The file or directory that a URL without scheme means.
+    """Return the file or directory that a URL without scheme means.
 
     Raises:
-        ModelNotFound: There is none.
+        ModelNotFound: There is no such file or directory.
     """
     in_store, at_path = _absolute(store / url), _absolute(Path(url))
     by_name = _absolute(store / Path(url).name)
@@ -37,7 +37,7 @@ def find_model(url: str, store: Path) -> Path:
         found = next(filter(Path.is_file, inside), None) or next(
             filter(Path.is_dir, (at_path, in_store, by_name)), None
         )
-    except (OSError, ValueError):  # a name too long, or one that is no path at all
+    except (OSError, ValueError):  # too long, or a null byte
         found = None
     if found is None:
         raise ModelNotFound(f"Model not found at: {url}")
@@ -47,7 +47,7 @@ def find_model(url: str, store: Path) -> Path:
 
 
 def link_directory(source: Path, root: Path) -> Path:
-    """Make ``root`` with a link to the model in a directory; returns the link."""
+    """Make ``root`` with a link to the model in a directory; return the link."""
     model = _model_in(source)
     link = root / (model.name or "model")  # the root directory has no name
     root.mkdir(mode=0o700, parents=True)
@@ -60,18 +60,18 @@ def link_directory(source: Path, root: Path) -> Path:
 
 
 def has_manifest(directory: Path) -> bool:
-    """Whether there is a manifest where it is looked for when the directory is a model."""
+    """Whether the directory contains a model with a manifest."""
     try:
         return (_model_in(directory) / MANIFEST_PATH).is_file()
-    except OSError:  # it is not for us to read
+    except OSError:  # no permission
         return False
 
 
 def open_file(path: Path) -> IO[bytes]:
-    """Open a file, and nothing that could keep its reader waiting: no pipe, no device.
+    """Open a regular file for reading.
 
     Raises:
-        NoFile: It is none.
+        NoFile: It is something else, such as a pipe or a device.
         OSError: It cannot be read.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -82,11 +82,11 @@ def open_file(path: Path) -> IO[bytes]:
 
 
 def copy_file(source: Path, target: Path, limits: ArchiveLimits) -> None:
-    """Write a new file with the content of another.
+    """Copy a file to a new one.
 
     Raises:
-        DownloadFailed: It cannot be read, or is too large; the text is for the log.
-        OSError: It cannot be written.
+        DownloadFailed: The source cannot be read, or is too large; the text is for the log.
+        OSError: The target cannot be written.
     """
     room, copied = limits.room_in(target.parent), 0
     try:
@@ -103,12 +103,11 @@ def copy_file(source: Path, target: Path, limits: ArchiveLimits) -> None:
 
 
 def _absolute(path: Path) -> Path:
-    """Absolute and normalised by its text: a link in the store stays a path in the store."""
-    return Path(os.path.abspath(path))  # noqa: PTH100 # resolve() would follow the owner's links
+    return Path(os.path.abspath(path))  # noqa: PTH100 - resolve() would follow links in the store
 
 
 def _model_in(directory: Path) -> Path:
-    """The directory itself, or its only entry where that is one (the layout of SageMaker)."""
+    """Return the directory, or its only entry if that is a directory (SageMaker's layout)."""
     entries = list(directory.iterdir())
     if len(entries) == 1 and entries[0].is_dir() and entries[0].name != "MAR-INF":
         return entries[0]

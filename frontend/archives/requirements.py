@@ -1,15 +1,15 @@
-"""Installs the Python packages that a model requires, once for equal requirements.
+"""Install the Python packages that models require, once for equal requirements.
 
-An installation is in a directory named after a digest of everything that determines its content
-(`requirements_digest`), so equal requirements share a directory, also in the next registration or
-server. Simultaneous registrations wait for the first one, by a file lock. A directory is valid only
-when pip has succeeded and its mark was written; what a killed installation left is removed by the
-next one. Old installations are never removed: the cache may be deleted while no server uses it.
+An installation is a directory named after a digest of everything that determines its content
+(`requirements_digest`); equal requirements share it, also in the next server. A file lock makes
+simultaneous registrations wait for the first one. A directory is valid when it contains the mark
+that is written after pip has succeeded; the next installation clears an invalid one. Installations
+are never removed: the cache may be deleted while no server uses it.
 
-pip installs into a plain directory that the model's workers have on ``sys.path`` or, with
-``useVenv``, into a virtual environment that also sees the packages of the interpreter it was made
-from. It runs in the model's directory, so that requirements may name wheels in the archive, with
-the environment of a worker: the code it runs is no less foreign.
+pip installs into a directory on the ``sys.path`` of the model's workers or, with ``useVenv``, into
+a virtual environment that also sees the packages of its base interpreter. pip runs in the model's
+directory, because requirements may name wheels there, and in the environment of a worker, because
+the code that it runs is as untrusted.
 """
 
 import asyncio
@@ -37,13 +37,13 @@ model_log = logging.getLogger("MODEL_LOG")
 
 _MARK = "complete"
 _DISK_THREADS = 4
-_LOCK_SECONDS = 0.1  # between two tries to take a lock that another process holds
+_LOCK_SECONDS = 0.1  # between two attempts to lock
 _MAX_LINE_BYTES = 1 << 20
 # TorchServe's words for what failed.
 _NO_PACKAGES = "Custom pip package installation"
 _NO_VENV = "Virtual environment creation"
 _PIP_OPTIONS = ("--no-input", "--disable-pip-version-check", "--progress-bar=off", "--no-color")
-# What a virtual environment has to know of the interpreter it is made from.
+# Prints what determines a virtual environment of an interpreter.
 _ASK = f"""{NOTHING_FROM_HERE}
 import json, site, sys, sysconfig
 sites = site.getsitepackages() + [site.getusersitepackages()] * bool(site.ENABLE_USER_SITE)
@@ -53,27 +53,30 @@ print(json.dumps([sys.version, sysconfig.get_platform(), sys.executable, sites])
 
 @dataclass(frozen=True)
 class ModelEnvironment:
-    """What the workers of a model run in, where it is not the server's environment."""
+    """The Python environment of a model's workers; empty values mean the server's."""
 
-    python: str = ""  # interpreter of its virtual environment; empty without one
+    python: str = ""  # interpreter of its virtual environment
     packages: tuple[str, ...] = ()  # directories for sys.path
 
 
 @dataclass(frozen=True)
 class Requirements:
-    """What a model asks for."""
+    """The packages that a model requires."""
 
     model: str  # its name
-    directory: Path  # where its files lie
-    file: str  # in there, relative; empty for none
-    venv: bool  # whether it wants a virtual environment
+    directory: Path  # of its files
+    file: str  # requirements file, relative to the directory; empty for none
+    venv: bool  # whether it needs a virtual environment
 
 
 class DependencyStore:
-    """Keeps what was installed under ``root``, by default the user's cache directory.
+    """The installed packages of models.
 
-    ``python`` is the interpreter to install for, by default the server's; ``environment`` that of
-    pip, and of the code it runs. ``helpers`` read what a model asks for.
+    Args:
+        root: Directory of the installations; None for one in the user's cache directory.
+        python: Interpreter to install for; empty for the server's.
+        environment: Environment variables of pip.
+        helpers: Processes that read requirements files.
     """
 
     def __init__(
@@ -91,12 +94,12 @@ class DependencyStore:
         self._interpreter: list[str | list[str]] = []
 
     async def install(self, requirements: Requirements) -> ModelEnvironment:
-        """Find what a model asks for, or install it; cancelled, it leaves nothing half-done.
+        """Return the environment with a model's packages, which are installed if necessary.
 
-        There is no deadline: a large package over a slow line takes what it takes.
+        There is no deadline: a large package over a slow connection may take long.
 
         Raises:
-            DependenciesFailed: It cannot be installed; says why.
+            DependenciesFailed: A package cannot be installed.
         """
         if not requirements.file and not requirements.venv:
             return ModelEnvironment()
@@ -113,7 +116,7 @@ class DependencyStore:
         return ModelEnvironment(packages=(str(_packages_in(home)),))
 
     async def _home(self, requirements: Requirements) -> Path:
-        """The directory for just this; the one above it exists."""
+        """Return the directory for these requirements; its parent exists."""
         if not self._interpreter:
             self._interpreter = json.loads(
                 await self._run(requirements, ["-c", _ASK], is_logged=False)
@@ -148,9 +151,9 @@ class DependencyStore:
 
     @contextlib.asynccontextmanager
     async def _locked(self, path: Path) -> AsyncIterator[None]:
-        """Hold a lock against everybody else, in this process and in others."""
+        """Hold a file lock against this and other processes."""
         with await self._disk.run(path.open, "w") as file:
-            while True:  # no deadline: the other one is installing
+            while True:  # no deadline: the other process is installing
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     break
@@ -159,10 +162,10 @@ class DependencyStore:
             yield
 
     async def _make_venv(self, requirements: Requirements, home: Path) -> None:
-        """Make an environment that sees the interpreter's own packages behind its own.
+        """Make an environment that also sees the packages of its base interpreter.
 
-        ``--system-site-packages`` would show those of the system even where the interpreter is
-        itself in a virtual environment.
+        If that one is itself in a virtual environment, ``--system-site-packages`` would show the
+        system's packages instead.
         """
         venv = _python_in(home).parents[1]
         making = as_program("venv", "--without-pip", str(venv))
@@ -180,7 +183,7 @@ class DependencyStore:
             options = ["-U", "-t", str(_packages_in(home))]
             python = self._python
         installing = as_program("pip", "install", *_PIP_OPTIONS, *options, "-r", requirements.file)
-        # What it leaves behind when it is killed is removed with the directory.
+        # A killed pip leaves its temporary files; they are removed with the directory.
         scratch = home / "tmp"
         scratch.mkdir()
         await self._run(requirements, installing, python=python, TMPDIR=str(scratch))
@@ -196,7 +199,7 @@ class DependencyStore:
         is_logged: bool = True,
         **variables: str,
     ) -> str:
-        """Run an interpreter, by default the one to install for, to its end; its last line.
+        """Run an interpreter, by default the one to install for; return its last line of output.
 
         Raises:
             DependenciesFailed: It failed.

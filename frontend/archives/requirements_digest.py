@@ -1,4 +1,4 @@
-"""A name for what an installation of requirements would hold, made of all that decides it."""
+"""A digest of everything that determines the content of an installation."""
 
 import hashlib
 import os
@@ -13,12 +13,12 @@ _PIECE_BYTES = 1 << 20
 def requirements_digest(
     directory: Path, file: str, settings: str, on_progress: Callable[[], object] = lambda: None
 ) -> str:
-    """The name, of 32 characters, for a requirements file (or none) and further settings; blocks.
+    """Return 32 characters for a requirements file (may be empty) and further settings; blocks.
 
     ``on_progress`` is called for each piece of a file that is read.
 
     Raises:
-        OSError: A file that it depends on cannot be read.
+        OSError: The requirements file, or one that it names, cannot be read.
     """
     digest = hashlib.sha256(settings.encode())
     if file:
@@ -30,18 +30,18 @@ def requirements_digest(
 
 
 def _files_behind(requirements: Path, directory: Path, seen: set[Path]) -> Iterator[Path]:
-    """A requirements file and every local file that its words name, over others it includes."""
+    """Yield a requirements file and every local file that its words name, recursively."""
     yield requirements
     seen.add(requirements)
     for word in _words(requirements):
         for base in (directory, requirements.parent):  # pip's two ways of being relative
             path = base / word
-            if path in seen or not os.path.exists(path):  # noqa: PTH110 - no word is too long for it
+            if path in seen or not os.path.exists(path):  # noqa: PTH110 - Path.exists raises for long words
                 continue
             seen.add(path)
             if path.is_dir():
                 yield from _files_in(path)
-            elif path.is_fifo():  # pip would wait for its writer
+            elif path.is_fifo():  # opening it would block
                 raise OSError(f"{word} is a pipe")
             elif path.suffix in (".txt", ".in"):
                 yield from _files_behind(path, directory, seen)
@@ -58,7 +58,7 @@ def _words(requirements: Path) -> Iterator[str]:
 
 
 def _files_in(directory: Path) -> Iterator[Path]:
-    """What pip would read: all of a source tree, else the archives in it."""
+    """Yield the files that pip would read: all of a source tree, else the archives in it."""
     is_source = any((directory / name).exists() for name in ("pyproject.toml", "setup.py"))
     paths = directory.rglob("*") if is_source else directory.iterdir()
     for path in sorted(paths):
@@ -67,17 +67,17 @@ def _files_in(directory: Path) -> Iterator[Path]:
 
 
 def _name(path: Path, directory: Path) -> Path:
-    """Relative to the model's directory, which is another for each registration."""
+    """Return a path relative to the model's directory, which differs for each registration."""
     return path.relative_to(directory) if path.is_relative_to(directory) else path
 
 
 def _fingerprint(path: Path, directory: Path, on_progress: Callable[[], object]) -> bytes:
-    """The content of the model's own files; of others, which may be a mirror, size and time."""
+    """Return a digest of a file of the model; of others, such as a mirror's, size and time."""
     on_progress()
     if path.resolve().is_relative_to(directory.resolve()):
         content = hashlib.sha256()
         with path.open("rb") as file:
-            while piece := file.read(_PIECE_BYTES):  # weights may lie beside a package's source
+            while piece := file.read(_PIECE_BYTES):  # a package's folder may contain weights
                 content.update(piece)
                 on_progress()
         return content.digest()

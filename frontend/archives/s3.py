@@ -1,13 +1,11 @@
-"""Archives in S3: a URL to a signed request.
+"""Sign requests for objects in S3.
 
-A signed request is an ordinary GET with some headers more, so it is fetched like every other
-download, within the same limits. botocore (``pip install marserve[s3]``) signs it, with credentials
-from wherever AWS's programs look for them: the environment, profiles, roles of machines and
-containers.
+A signed request is an ordinary GET with more headers, so it is downloaded like any other, within
+the same limits. botocore (``pip install marserve[s3]``) signs it with the credentials that AWS's
+programs use: of the environment, profiles, and roles of machines and containers.
 
-Regions are not guessed: ``AWS_REGION`` or ``AWS_DEFAULT_REGION``, else that of the profile, else
-us-east-1. ``AWS_ENDPOINT_URL_S3`` or ``AWS_ENDPOINT_URL`` leads ``s3://`` to another server that
-speaks the protocol.
+The region is ``AWS_REGION`` or ``AWS_DEFAULT_REGION``, else that of the profile, else us-east-1.
+``AWS_ENDPOINT_URL_S3`` or ``AWS_ENDPOINT_URL`` is the address of another server for ``s3://``.
 """
 
 import os
@@ -24,7 +22,7 @@ _BUCKET = re.compile(r"[\w.-]+", re.ASCII)
 
 
 class Signer:
-    """Signs requests as this machine; roles that it is lent are asked for once, and renewed."""
+    """Signs requests with this machine's credentials, which it keeps and renews."""
 
     def __init__(self) -> None:
         self._session: Any = None  # botocore's
@@ -34,11 +32,12 @@ class Signer:
     ) -> tuple[str, Mapping[str, str]]:
         """Sign a request for an object by its s3 or http(s) URL; blocks.
 
-        Returns the URL as it was signed, and headers for it alone, with those that were given: not
-        for where a redirect leads.
+        Returns:
+            The URL that was signed, and all headers of the request; they are valid for this URL
+            only, not for the target of a redirect.
 
         Raises:
-            DownloadFailed: There are no credentials, or no botocore.
+            DownloadFailed: There are no credentials, or botocore is not installed.
             ModelNotFound: The URL names no object.
         """
         failed = f"Failed to download archive from: {url}: no AWS credentials;"
@@ -58,7 +57,7 @@ class Signer:
             credentials = session.get_credentials()
             region = (
                 os.environ.get("AWS_REGION")
-                or session.get_config_variable("region")  # knows AWS_DEFAULT_REGION
+                or session.get_config_variable("region")  # reads AWS_DEFAULT_REGION
                 or _DEFAULT_REGION
             )
             if credentials is None:
@@ -74,10 +73,10 @@ class Signer:
 
 
 def object_url(url: str, region: str, environ: Mapping[str, str] = os.environ) -> str:
-    """The https URL of ``s3://bucket/key``.
+    """Return the https URL of ``s3://bucket/key``.
 
     Raises:
-        ModelNotFound: There is no bucket or no key in it.
+        ModelNotFound: The URL has no bucket or no key.
     """
     parts = urlsplit(url)
     bucket, key = parts.netloc, parts.path.removeprefix("/")
@@ -88,13 +87,13 @@ def object_url(url: str, region: str, environ: Mapping[str, str] = os.environ) -
         place = f"{endpoint.rstrip('/')}/{bucket}"
     else:
         host = f"s3.{region}.amazonaws.com" + (".cn" if region.startswith("cn-") else "")
-        # No certificate covers a name with more dots than it has itself.
+        # The wildcard certificate of S3 does not cover bucket names with dots.
         place = f"https://{host}/{bucket}" if "." in bucket else f"https://{bucket}.{host}"
     return f"{place}/{key}" + (f"?{parts.query}" if parts.query else "")
 
 
 def _canonical(url: str) -> str:
-    """A URL spelt as signatures want it; botocore takes the spelling of S3's URLs as it is."""
+    """Return a URL with canonical quoting, which botocore leaves to the caller for S3."""
     parts = urlsplit(url)
     path = quote(unquote(parts.path), safe="/-_.~") or "/"
     pairs = sorted(parse_qsl(parts.query, keep_blank_values=True))

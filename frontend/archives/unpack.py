@@ -1,22 +1,19 @@
-"""Untrusted archive file → directory, or a refusal that leaves nothing behind.
+"""Unpack an untrusted archive into a directory, or refuse it and leave nothing behind.
 
-Two formats exist: a zip when the file's name ends as its kind's do (``.mar`` of models, ``.war`` of
-workflows), a gzipped tar under any other name (of its members the first path component is cut off).
-What makes unpacking safe:
+A file with the suffix of its kind (``.mar`` of models, ``.war`` of workflows) is a zip, any other a
+gzipped tar, of whose members the first path component is removed. Threats and measures:
 
-* Only plain files and directories are ever created, in a fresh directory that nobody else knows,
-  and every file is opened with ``x``. So no link can lead outside, and of two members with one
-  name, or names that the file system takes for one, the second is refused instead of winning.
-* Names are judged as they stand in the archive, before anything is cut off or normalised.
-* Nothing a header declares is believed: bytes are counted as they are written.
-
-Bombs. A fixed size limit would be wrong, models may be tens of gigabytes. Three limits together
-bound the damage: the disk (never more than `ArchiveLimits.disk_share` of what is free), the
-compression ratio (trained weights hardly compress, text does tenfold, 200 is no model; judged per
-zip member and over all, which also catches members that overlap), and the number of entries,
-which costs inodes. Memory is guarded apart: both libraries read index and extended headers in one
-piece, as long as the archive says, so the streams under them refuse such reads (`ShortReads`,
-`HeaderGuard`).
+* Writing outside the directory: only regular files and directories are created, in a new private
+  directory, and every file is opened with ``x``, so that no link is ever followed. Of two members
+  with one name, or with names that are equal for the file system, the second is refused. Names are
+  checked as the archive contains them, before a component is removed or the name normalised.
+* Wrong headers: bytes are counted as they are written; declared sizes are not used.
+* Bombs: models may be tens of gigabytes, so a fixed size limit would be wrong. Three limits apply:
+  a share of the free disk space; the compression ratio, per zip member and in total, which also
+  covers overlapping members (weights hardly compress, text tenfold, 200 is no model); and the
+  number of entries, which cost inodes.
+* Memory: both libraries read an index or extended header in one piece of the size that the archive
+  declares, so the streams below them refuse such reads (`ShortReads`, `HeaderGuard`).
 """
 
 import contextlib
@@ -41,15 +38,14 @@ from marserve.frontend.errors import ArchiveRefused
 _CHUNK_BYTES = 1 << 20
 _TAR_BLOCK_BYTES = 64 << 10
 _MAX_INDEX_BYTES = 64 << 20  # a zip's central directory: 100,000 members of 600 bytes
-MAX_HEADER_BYTES = 256 << 10  # all that may stand between the data of two tar members
+MAX_HEADER_BYTES = 256 << 10  # between the data of two tar members
 _MAX_NAME_BYTES = 1024
 _MAX_COMPONENT_BYTES = 255  # NAME_MAX of every file system in use
 _MAX_DEPTH = 64
 _FIRST_WORDS = re.compile(r"[A-Za-z ,.]*(CRC-32|CRC)?[A-Za-z ,.]*")
 _DRIVE = re.compile(r"[A-Za-z]:")
 
-# What the two libraries raise at bytes that are no archive. ValueError covers names that are no
-# UTF-8 and offsets below zero.
+# What the two libraries raise for invalid archives; ValueError for invalid UTF-8 and offsets.
 _UNREADABLE = (
     zipfile.BadZipFile,
     tarfile.TarError,
@@ -66,36 +62,35 @@ _UNREADABLE = (
 
 @dataclass(frozen=True)
 class ArchiveLimits:
-    """How much an archive may cost; generous, but finite."""
+    """The limits of one archive."""
 
-    max_bytes: int | None = None  # of a download, and of what it unpacks to; None: as the disk has
-    disk_share: float = 0.9  # of the free disk space, for one archive, whatever max_bytes
-    max_entries: int = 100_000  # files and directories together
+    max_bytes: int | None = None  # of a download, and of the unpacked files
+    disk_share: float = 0.9  # of the free disk space
+    max_entries: int = 100_000  # files and directories
     max_ratio: int = 200  # unpacked bytes per packed byte
-    ratio_floor_bytes: int = 256 << 20  # up to this size the ratio does not matter
-    download_seconds: float = 6 * 3600.0  # a whole download
-    stall_seconds: float = 60.0  # connecting, and each wait for more bytes
-    on_progress: Callable[[], object] = lambda: None  # called between two chunks, and for each file
+    ratio_floor_bytes: int = 256 << 20  # up to this size the ratio is not checked
+    download_seconds: float = 6 * 3600.0  # of a whole download
+    stall_seconds: float = 60.0  # of connecting, and of each wait for more bytes
+    on_progress: Callable[[], object] = lambda: None  # called for each chunk and file
 
     def as_json(self) -> dict[str, float | None]:
-        """The limits for another process, which has its own ``on_progress``."""
+        """Return the limits for another process, without ``on_progress``."""
         return {name: value for name, value in vars(self).items() if name != "on_progress"}
 
     def room_in(self, directory: Path) -> int:
-        """How many bytes one archive may occupy on the disk of an existing directory."""
+        """Return the bytes that one archive may occupy on the disk of an existing directory."""
         room = int(shutil.disk_usage(directory).free * self.disk_share)
         return room if self.max_bytes is None else min(room, self.max_bytes)
 
 
 def unpack(archive: Path, target: Path, limits: ArchiveLimits, zip_suffix: str = ".mar") -> None:
-    """Unpack an archive file into a directory that does not exist yet; blocks.
+    """Unpack an archive file into a new directory; blocks.
 
-    On any failure, an interrupt included, ``target`` is gone again. A file whose name ends in
-    ``zip_suffix`` is a zip.
+    A failure, also an interrupt, removes ``target`` again. A file with ``zip_suffix`` is a zip.
 
     Raises:
         ArchiveRefused: The archive is unreadable, unsafe, encrypted or beyond the limits.
-        OSError: The disk failed, not the archive.
+        OSError: The disk failed.
     """
     target.mkdir(mode=0o700, parents=True)
     try:
@@ -114,17 +109,17 @@ def _refuse_unreadable(name: str, *, is_zip: bool) -> Iterator[None]:
     try:
         yield
     except (*_UNREADABLE, OSError) as error:
-        # BadGzipFile is an OSError without a number; EINVAL comes from offsets that lie.
+        # BadGzipFile is an OSError without a number; wrong offsets raise EINVAL.
         if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
             raise
         raise ArchiveRefused(f"{name} is not a readable {kind}: {_reason(error)}") from error
 
 
 def _reason(error: Exception) -> str:
-    """The first words of an error: others may quote the file, which need be no archive at all."""
+    """Return the first words of an error: the rest may quote a file that is no archive."""
     text = str(error)
     if isinstance(error, zlib.error):
-        return text  # its words are all its own
+        return text  # it quotes nothing
     words = _FIRST_WORDS.match(text)
     return (words[0].strip() if words else "") or type(error).__name__
 
@@ -134,7 +129,7 @@ def _printable(text: str) -> str:
 
 
 class _Target:
-    """The directory that is unpacked into, empty and private, and what may still go there."""
+    """The private directory that an archive is unpacked into, with its limits."""
 
     def __init__(self, root: Path, packed_bytes: int, limits: ArchiveLimits) -> None:
         self._limits = limits
@@ -146,14 +141,14 @@ class _Target:
         self._max_bytes = self._ratio_cap(packed_bytes)
 
     def add_folder(self, parts: tuple[str, ...]) -> None:
-        """Create a directory and those above it; one that exists is left alone."""
+        """Create a directory and those above it, if they do not exist."""
         with _refuse_duplicates(parts):
             self._make(self._root.joinpath(*parts))
 
     def add_file(
         self, parts: tuple[str, ...], source: IO[bytes], packed_bytes: int | None = None
     ) -> int:
-        """Write a new file of ``packed_bytes`` (where known) in the archive; the bytes it got."""
+        """Write a new file, of ``packed_bytes`` in the archive if known; return its size."""
         if not parts:
             raise ArchiveRefused("Archive holds a file without a name.")
         path = self._root.joinpath(*parts)
@@ -213,10 +208,10 @@ def _refuse_duplicates(parts: tuple[str, ...]) -> Iterator[None]:
 
 
 def member_parts(name: str) -> tuple[str, ...]:
-    """The components of a member's name.
+    """Return the components of a member's name.
 
     Raises:
-        ArchiveRefused: It would not stay below a directory, or no file can have it.
+        ArchiveRefused: The name leads out of the directory, or is not valid.
     """
     parts = tuple(part for part in name.split("/") if part not in ("", "."))
     if name.startswith("/") or ".." in parts or _DRIVE.match(name):
@@ -234,10 +229,10 @@ def member_parts(name: str) -> tuple[str, ...]:
 
 
 class ShortReads(io.FileIO):
-    """A file that refuses to be read in one enormous piece, as zipfile reads an index."""
+    """A file that refuses long reads: zipfile reads the index of an archive in one piece."""
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """Up to ``size`` bytes."""
+        """Return up to ``size`` bytes."""
         if size is not None and size > _MAX_INDEX_BYTES:
             raise ArchiveRefused(f"Archive has an index of more than {_MAX_INDEX_BYTES} bytes.")
         return super().read(size) or b""
@@ -246,7 +241,7 @@ class ShortReads(io.FileIO):
 def _unpack_zip(path: Path, target: _Target) -> None:
     with ShortReads(path) as file, zipfile.ZipFile(file) as archive:
         for member in archive.infolist():
-            # orig_filename: the library's own `filename` is already cut off at a NUL.
+            # zipfile cuts off `filename` at a NUL.
             parts = member_parts(member.orig_filename)
             check_zip_member(member)
             if member.is_dir():
@@ -259,7 +254,7 @@ def _unpack_zip(path: Path, target: _Target) -> None:
 
 
 def check_zip_member(member: zipfile.ZipInfo) -> None:
-    """Raise ArchiveRefused for a member that is no plain file, or packed in an unsafe way."""
+    """Raise ArchiveRefused for a link or device, or an unsupported compression."""
     name = _printable(member.filename)
     if member.flag_bits & 0x41:
         raise ArchiveRefused(f"Archive member is encrypted: {name}")
@@ -274,12 +269,12 @@ def check_zip_member(member: zipfile.ZipInfo) -> None:
 
 
 class HeaderGuard(gzip.GzipFile):
-    """The stream under a tar reader; between two members it runs dry before memory does."""
+    """The stream of a tar reader, which limits the bytes between two members."""
 
-    left: float = MAX_HEADER_BYTES  # bytes that may be read before the guard objects
+    left: float = MAX_HEADER_BYTES  # bytes that may still be read
 
     def read(self, size: int | None = -1) -> bytes:
-        """Up to ``size`` decompressed bytes."""
+        """Return up to ``size`` decompressed bytes."""
         data = super().read(size)
         self.left -= len(data)
         if self.left < 0:
@@ -302,7 +297,7 @@ def _unpack_tar(path: Path, target: _Target) -> None:
 def _unpack_tar_member(archive: tarfile.TarFile, member: tarfile.TarInfo, target: _Target) -> None:
     parts = member_parts(_without_first_component(member.name))
     if member.isdir() and "/" not in member.name:
-        return  # the folder around everything: its name is cut off everywhere
+        return  # the folder around all members
     if member.isdir():
         target.add_folder(parts)
     elif member.isreg() and not member.issparse():
@@ -317,15 +312,15 @@ def _unpack_tar_member(archive: tarfile.TarFile, member: tarfile.TarInfo, target
 
 
 def _without_first_component(name: str) -> str:
-    """What follows the first slash, once the name is known to be harmless."""
+    """Return what follows the first slash of a valid name."""
     member_parts(name)
     return name.partition("/")[2].lstrip("/") if "/" in name else name
 
 
 def _check_tar_end(archive: tarfile.TarFile) -> None:
-    """Read on to the end, which makes gzip compare its checksum.
+    """Read to the end, where gzip compares its checksum.
 
-    tarfile takes a broken header for the end of the archive; then what follows is not zeros.
+    tarfile takes an invalid header for the end of the archive; then the rest is not zeros.
     """
     assert archive.fileobj is not None
     while trailer := archive.fileobj.read(_TAR_BLOCK_BYTES):

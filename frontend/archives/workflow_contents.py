@@ -1,7 +1,6 @@
-"""What the server has to know of a workflow's files: its manifest, and what its YAML says.
+"""Read the manifest and the specification of a workflow's files, in a helper process (`helper`).
 
-All of it is foreign, and read in a process of its own (`helper`). What the values mean is found out
-in `marserve.frontend.workflows.specification`.
+`marserve.frontend.workflows.specification` interprets the values.
 """
 
 import logging
@@ -20,38 +19,38 @@ from marserve.frontend.logs.formats import one_line
 
 logger = logging.getLogger(__name__)
 
-_MAX_BITS = 64  # of a number; no key of a specification takes larger ones
+_MAX_BITS = 64  # of an integer; no key of a specification takes larger ones
 
 
 @dataclass(frozen=True)
 class WorkflowContents:
-    """A workflow's manifest, and the values of its specification as JSON has them."""
+    """The manifest and the specification of a workflow, in the types of JSON."""
 
     manifest: WorkflowManifest
     specification: Any
-    has_handler: bool  # whether the file is there that the manifest names
+    has_handler: bool  # whether the manifest's handler file exists
 
     def as_json(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return a JSON object."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, members: Mapping[str, Any]) -> "WorkflowContents":
-        """The reverse of `as_json`."""
+        """Return the contents that `as_json` has described."""
         manifest = WorkflowManifest(**members["manifest"])
         return cls(manifest, members["specification"], members["has_handler"])
 
 
 def find_workflow(url: str, store: Path) -> Path:
-    """The file in the store whose name is the last part of a URL without scheme.
+    """Return the file in the store whose name is the last part of a URL without scheme.
 
     Raises:
-        WorkflowNotFound: There is none.
+        WorkflowNotFound: There is no such file.
     """
     path = store / Path(url).name
     try:
         is_there, is_file = path.exists(), path.is_file()
-    except (OSError, ValueError):  # a name too long, or one that is no path at all
+    except (OSError, ValueError):  # too long, or a null byte
         is_there = is_file = False
     if not is_there:
         raise WorkflowNotFound(f"Workflow not found in workflow store: {url}")
@@ -61,10 +60,10 @@ def find_workflow(url: str, store: Path) -> Path:
 
 
 def read_workflow_contents(directory: Path) -> WorkflowContents:
-    """Read what the server has to know of a workflow's directory; blocks.
+    """Read manifest and specification of a workflow's directory; blocks.
 
     Raises:
-        WorkflowRefused: It cannot be read, or a part of it is missing.
+        WorkflowRefused: One of them cannot be read.
     """
     try:
         manifest = WorkflowManifest.read(directory)
@@ -91,7 +90,7 @@ def _read_specification(path: Path) -> Any:
         raise WorkflowRefused(f"{path.name} {error}.") from error
     except WorkflowRefused:
         raise
-    except Exception as error:  # the user's file meets the parser's every corner
+    except Exception as error:  # the parser may raise anything for untrusted text
         logger.info("Cannot read %s: %s", path.name, one_line(error))
         raise WorkflowRefused("Failed to parse yaml.") from error
 

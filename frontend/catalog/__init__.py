@@ -1,1 +1,1 @@
-"""The model catalog: which models several servers are to serve, and how each brings that about."""
+"""The model catalog: the wanted models of several servers, and how each server applies it."""

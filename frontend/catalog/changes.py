@@ -1,10 +1,10 @@
-"""What clients change of models where these are those of a catalog.
+"""Changes of the models of a catalog by clients.
 
-The same operations as those of `ModelManager`. A registration is carried out here first, so that an
-archive that cannot be served never gets into the catalog; any other change is written first. Either
-way this server is as the catalog wants it before the client has an answer, and others follow.
+A registration is carried out on this server first, so that an archive that cannot be served is
+never written to the catalog; any other change is written first. The client is answered when this
+server has applied the change; the others follow.
 
-Nodes of workflows are not in the catalog: they are this server's own, and changed here.
+Nodes of workflows are not in the catalog, and are changed on this server only.
 """
 
 from collections.abc import Coroutine
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 class CatalogChanges(ModelChanges):
-    """Changes the catalog, and waits until this server has followed."""
+    """Writes changes to the catalog, and applies them to this server."""
 
     def __init__(
         self, synchroniser: Synchroniser, manager: ModelManager, registry: ModelRegistry
@@ -55,33 +55,33 @@ class CatalogChanges(ModelChanges):
         *,
         synchronous: bool,
     ) -> ModelVersion:
-        """Write the numbers of workers to the catalog, and follow it."""
+        """Write the numbers of workers to the catalog, and apply them."""
         if self._is_own(name):
             return await self._manager.scale(
                 name, version, min_workers, max_workers, synchronous=synchronous
             )
         edit = with_workers(name, version, min_workers, max_workers)
         await self._to_its_end(self._synchroniser.change(edit))
-        following = self._synchroniser.start(self._follow(name, version))
+        applied = self._synchroniser.start(self._apply(name, version))
         if synchronous:
-            await outcome_of(following)
+            await outcome_of(applied)
         return self._registry.find(name, version)
 
     async def reconfigure(self, name: str, version: str | None, changes: Fields) -> ModelVersion:
-        """Write changed settings to the catalog, and follow it."""
+        """Write changed settings to the catalog, and apply them."""
         if self._is_own(name):
             return await self._manager.reconfigure(name, version, changes)
         return await self._to_its_end(self._reconfigure(name, version, changes))
 
     async def set_default(self, name: str, version: str) -> None:
-        """Write the default version to the catalog, and follow it."""
+        """Write the default version to the catalog, and apply it."""
         if self._is_own(name):
             await self._manager.set_default(name, version)
         else:
             await self._to_its_end(self._change(name, version, with_default(name, version)))
 
     async def unregister(self, name: str, version: str | None = None) -> None:
-        """Remove a version from the catalog, and follow it."""
+        """Remove a version from the catalog, and unregister it."""
         if self._is_own(name):
             await self._manager.unregister(name, version)
         else:
@@ -113,7 +113,7 @@ class CatalogChanges(ModelChanges):
         return model
 
     async def _hand_over(self, model: ModelVersion, entry: CatalogEntry) -> None:
-        """Leave a registered model to the catalog; unregister it if it did not get there."""
+        """Make a version one of the catalog; unregister it if it was not written there."""
         wanted = self._synchroniser.wanted(model.name)
         if wanted is not None and model.version in wanted.versions:
             await self._synchroniser.adopt(model, entry)
@@ -124,7 +124,7 @@ class CatalogChanges(ModelChanges):
         model = self._registry.find(name, version)
         settings = changed_settings(model, changes)
         before = chosen_settings(model.settings)
-        # What follows from the changes, too: another server may start from other settings.
+        # Dependent settings too: another server may start from other settings.
         chosen = {
             attribute: value
             for attribute, value in chosen_settings(settings).items()
@@ -135,10 +135,10 @@ class CatalogChanges(ModelChanges):
 
     async def _change(self, name: str, version: str | None, edit: Edit) -> None:
         await self._synchroniser.change(edit)
-        await self._follow(name, version)
+        await self._apply(name, version)
 
-    async def _follow(self, name: str, version: str | None) -> None:
-        """Bring this server to what the catalog has; raises what of the version failed."""
+    async def _apply(self, name: str, version: str | None) -> None:
+        """Make a model as the catalog wants it; raises the error of a step for the version."""
         wanted = self._synchroniser.wanted(name)
         version = version or (wanted.default if wanted else None)
         for failure in await self._synchroniser.converge(name):

@@ -1,8 +1,8 @@
-"""Brings the models that are registered to those that a catalog wants, name by name.
+"""Make the registered models those that a catalog wants, name by name.
 
 Only versions that were registered from the catalog, or adopted, are changed: nodes of workflows and
-versions that a client is just registering are not. What fails is tried again
-after a while, or as soon as the catalog wants something else for the model.
+versions that a client is registering are not. A step that fails is repeated after a pause, or as
+soon as the catalog wants something else for the model.
 """
 
 import asyncio
@@ -20,6 +20,7 @@ from marserve.frontend.aio.long_work import Steps
 from marserve.frontend.catalog.document import Catalog, CatalogEntry, CatalogModel
 from marserve.frontend.catalog.failures import Failure, Failures
 from marserve.frontend.catalog.plan import (
+    EntryStep,
     Reconfigure,
     Register,
     Replace,
@@ -40,16 +41,16 @@ from marserve.frontend.serving.registry import FailedLoad, ModelRegistry
 logger = logging.getLogger(__name__)
 
 _MAX_LISTED = 5  # names or reasons in a line
-_PAUSE_SECONDS = 1.0  # before the next try, where it is not known what failed
+_PAUSE_SECONDS = 1.0  # before the next attempt, if no step has failed
 
 
 class Convergence:
     """Applies a catalog to a server.
 
     Attributes:
-        wanted: The catalog; None until it is known, and then nothing is done.
-        wrong: Models whose text cannot be applied, and why.
-        failures: What of it could not be brought about.
+        wanted: The catalog; None until it has been read, and then nothing is changed.
+        wrong: Models whose text cannot be applied, with the reasons.
+        failures: Steps that failed.
     """
 
     def __init__(
@@ -63,24 +64,24 @@ class Convergence:
         self._registry = registry
         self._on_failure = on_failure
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        #: What is being registered now, by name.
+        #: Registrations that are in progress, by name.
         self._registering: dict[str, Register] = {}
-        #: Models that are not as wanted, and when each is due; infinite while it is converged.
+        #: Models that are not as wanted, with the moment of the next attempt; infinite during one.
         self._due_at: dict[str, float] = {}
         self._schedule: list[tuple[float, str]] = []  # a heap; entries may be obsolete
-        #: The catalog's versions that are registered, and what they were registered as.
+        #: The registered versions of the catalog, with the entries that they were registered as.
         self._entries: WeakKeyDictionary[ModelVersion, CatalogEntry] = WeakKeyDictionary()
         manager.await_catalog(None)
 
     def want(self, catalog: Catalog, background: BackgroundTasks) -> Steps[None]:
-        """Take another catalog, one at a time; the caller starts what is `due` then."""
+        """Set another catalog; one call at a time. The caller then converges what is `due`."""
         before, wanted, wrong = self.wanted or {}, dict(catalog), dict[str, str]()
         changed = [*(before.keys() - catalog.keys())]
         for name, model in catalog.items():
             old = before.get(name)
             if model.wrong:
                 wrong[name] = model.wrong
-                if old is not None:  # what was read of it before stays
+                if old is not None:  # the earlier entry stays
                     wanted[name] = replace(model, default=old.default, versions=old.versions)
             if wanted[name] != old:
                 changed.append(name)
@@ -90,7 +91,7 @@ class Convergence:
         self.wanted, self.wrong = wanted, wrong
         if newly_wrong := [wrong[name] for name in changed if name in wrong]:
             logger.warning(
-                "The catalog: %d models cannot be read (what was read of them before stays): %s",
+                "The catalog: %d models cannot be read (their earlier entries stay): %s",
                 len(newly_wrong),
                 "; ".join(newly_wrong[:_MAX_LISTED]),
             )
@@ -103,7 +104,7 @@ class Convergence:
             yield
 
     def due(self, now: float, most: int = sys.maxsize) -> list[str]:
-        """Take names of models that are to be converged now; the caller converges them."""
+        """Return the names of models that the caller must converge now, at most ``most``."""
         found: list[str] = []
         while len(found) < most and self.next_due() <= now:
             moment, name = heapq.heappop(self._schedule)
@@ -112,7 +113,7 @@ class Convergence:
         return found
 
     def next_due(self) -> float:
-        """Return the next moment at which a model may be due; infinite for none."""
+        """Return the next moment at which a model may be due, or infinity."""
         return self._schedule[0][0] if self._schedule else math.inf
 
     def unconverged(self) -> set[str]:
@@ -120,11 +121,11 @@ class Convergence:
         return self._due_at.keys() | self.wrong.keys()
 
     def adopt(self, model: ModelVersion, entry: CatalogEntry) -> None:
-        """Take over a version that a client has registered as the catalog wants it."""
+        """Record that a version, which a client has registered, is that of an entry."""
         self._entries[model] = entry
 
     async def converge(self, name: str) -> list[Failure]:
-        """Bring a model to what is wanted; returns what of it failed."""
+        """Make a model as wanted; return the steps that failed."""
         async with self._locks.setdefault(name, asyncio.Lock()):
             self._due_at[name] = math.inf
             try:
@@ -132,8 +133,8 @@ class Convergence:
                 while not is_whole:
                     wanted = (self.wanted or {}).get(name)
                     steps = plan(wanted, self.registered(name))
-                    # What needs no step any more, a client has brought about.
-                    self.failures.forget(name, but={step.version for step in steps})
+                    # A version that needs no step any more was changed by a client.
+                    self.failures.forget(name, keep={step.version for step in steps})
                     is_whole = await self._apply(name, wanted, steps)
                 return self.failures.of(name)
             finally:
@@ -141,58 +142,59 @@ class Convergence:
                 self._report(name, max(retries, default=self._clock() + _PAUSE_SECONDS))
 
     async def _apply(self, name: str, wanted: CatalogModel | None, steps: list[Step]) -> bool:
-        """Take the steps as far as possible; False where something else is wanted meanwhile."""
+        """Carry out the steps that are possible; return False if the catalog changes meanwhile."""
         failed: set[str] = set()
         for step in steps:
             if (self.wanted or {}).get(name) != wanted:
                 return False
-            # What serves is kept while what is to take its place fails.
-            keeps_old = isinstance(step, SetDefault | Unregister)
-            if step.version in failed or (keeps_old and wanted and wanted.default in failed):
+            # A version that serves is kept while its successor fails.
+            ends_old = not isinstance(step, EntryStep)
+            if step.version in failed or (ends_old and wanted and wanted.default in failed):
                 continue
             try:
-                await self._take(name, step)
+                await self._carry_out(name, step)
             except ServerStopping:
                 raise
-            except Exception as error:  # noqa: BLE001 - archives are foreign; logged below
+            except Exception as error:  # noqa: BLE001 - archives are untrusted; it is logged
                 if (self.wanted or {}).get(name) != wanted:
                     return False
                 failed.add(step.version)
                 self._note_failure(name, step, error)
             else:
                 others = self.failures.get(name, {}).keys() - {step.version}
-                self.failures.forget(name, but=others)
+                self.failures.forget(name, keep=others)
         return (self.wanted or {}).get(name) == wanted
 
-    async def _take(self, name: str, step: Step) -> None:
-        manager = self._manager
+    async def _carry_out(self, name: str, step: Step) -> None:
+        manager, version = self._manager, step.version
         match step:
-            case Register(version, entry):
-                if self._registry.has(name, version):
-                    raise VersionConflict("A client is registering it here.")
-                self._registering[name] = step
-                try:
-                    model = await manager.register(registration_of(name, version, entry))
-                finally:
-                    del self._registering[name]
-                self._entries[model] = entry
-            case Replace(version, entry):
+            case SetDefault():
+                await manager.set_default(name, version)
+            case Unregister():
+                await manager.unregister(name, version)
+            case Register(_, entry):
+                self._entries[await self._register(name, step)] = entry
+            case Replace(_, entry):
                 old = self._registry.find(name, version)
                 model = await manager.replace(old, registration_of(name, version, entry))
                 self._entries[model] = entry
-            case Reconfigure(version, changes, entry):
-                model = await manager.reconfigure(name, version, changes)
-                self._entries[model] = entry
-            case Scale(version, workers, entry):
-                model = await self._scale(name, version, *workers)
-                self._entries[model] = entry
-            case SetDefault(version):
-                await manager.set_default(name, version)
-            case Unregister(version):
-                await manager.unregister(name, version)
+            case Reconfigure(_, entry, changes):
+                self._entries[await manager.reconfigure(name, version, changes)] = entry
+            case Scale(_, entry):
+                assert entry.workers is not None
+                self._entries[await self._scale(name, version, *entry.workers)] = entry
+
+    async def _register(self, name: str, step: Register) -> ModelVersion:
+        if self._registry.has(name, step.version):
+            raise VersionConflict("A client is registering it here.")
+        self._registering[name] = step
+        try:
+            return await self._manager.register(registration_of(name, step.version, step.entry))
+        finally:
+            del self._registering[name]
 
     async def _scale(self, name: str, version: str, low: int, high: int) -> ModelVersion:
-        """Scale a version; its minimum rises only when the workers are there.
+        """Scale a version; raise its minimum only when the workers are ready.
 
         Below its minimum a server is not ready, and all replicas scale at the same time.
         """
@@ -200,16 +202,16 @@ class Convergence:
         before = model.workers.min_workers
         if before < low:
             await self._manager.scale(name, version, before, high, synchronous=True)
-            # Those that were added for the load stay.
+            # Keep workers that autoscaling has added.
             await self._manager.set_current_workers(model, max(low, len(model.workers)))
         return await self._manager.scale(name, version, low, high, synchronous=True)
 
     def _supersede(self, wanted: Catalog, background: BackgroundTasks) -> None:
-        """End registrations that are not wanted any more, if their workers are being waited for."""
+        """Unregister versions whose workers are loading and that are not wanted any more."""
         for name, step in self._registering.items():
             model = wanted.get(name)
             entry = model.versions.get(step.version) if model else None
-            # What can be changed afterwards is no reason to load it once more.
+            # A setting that can be changed while the version is served needs no new load.
             if entry is None or not can_become(step.entry, entry):
                 background.start(self._manager.unregister(name, step.version), _note)
 
@@ -238,7 +240,7 @@ class Convergence:
         )
 
     def _report(self, name: str, due: float) -> None:
-        """Schedule a model that is not as wanted, and update its entries in the registry."""
+        """Schedule a model that is not as wanted, and report it to the manager."""
         wanted, registered = (self.wanted or {}).get(name), self.registered(name)
         if not plan(wanted, registered):
             self._due_at.pop(name, None)
@@ -252,7 +254,7 @@ class Convergence:
             if not self._registry.has(name, each.version)
         ]
         if name in self.wrong and registered is None:
-            shown = name.encode("utf-8", "backslashreplace").decode()  # lone surrogates
+            shown = name.encode("utf-8", "backslashreplace").decode()  # may contain lone surrogates
             loads.append(FailedLoad(shown, "", self.wrong[name], is_awaited=False))
         names = ", ".join(dict.fromkeys(islice(chain(self.wrong, self.failures), _MAX_LISTED)))
         more = ", ..." if len(self.wrong) + len(self.failures) > _MAX_LISTED else ""
@@ -262,7 +264,7 @@ class Convergence:
 
 
 def registration_of(name: str, version: str, entry: CatalogEntry) -> Registration:
-    """What is to be registered for an entry."""
+    """Return the registration of an entry."""
     return Registration(
         url=entry.url,
         model_name=name,
@@ -276,4 +278,4 @@ def registration_of(name: str, version: str, entry: CatalogEntry) -> Registratio
 
 
 def _note(error: Exception) -> None:
-    logger.info("What the catalog no longer wants: %s", one_line(error))
+    logger.info("Unregistering what the catalog no longer wants: %s", one_line(error))

@@ -1,12 +1,11 @@
-"""A catalog as text: the models that are wanted, with their versions and settings.
+"""Read and write the text of a catalog: the wanted models with their versions and settings.
 
     {"models": {NAME: {VERSION: {"url": "digits.mar", "defaultVersion": true, "minWorkers": 2}}}}
 
-JSON, because half a file of JSON is no JSON, while half a file of YAML is a catalog with fewer
-models, whose others would be unregistered. The words are those of the ``models`` key and of
-snapshots. Whoever applies a catalog must not guess: a model of which something is not known, or
-cannot be, is passed over as a whole, and what was read of it before stays wanted. The others are
-applied; so a word that only newer servers know stops no older one.
+The format is JSON because a part of a JSON file is not valid, while a part of a YAML file may be a
+catalog with fewer models. The keys are those of ``models`` in config.properties and of snapshots. A
+model with an unknown key or a wrong value is skipped as a whole, and its earlier entry stays; the
+other models are applied. So a key that only newer servers know does not stop older ones.
 """
 
 import json
@@ -28,10 +27,10 @@ from marserve.frontend.configuration.setting_kinds import AUTOMATIC, is_whole
 from marserve.frontend.configuration.unread_keys import advice_for_model
 from marserve.frontend.logs.formats import excerpt
 
-#: The longest document that is read.
+#: Of a document.
 MAX_BYTES = 4 << 20
 WORKERS = ("minWorkers", "maxWorkers")
-#: The rows of settings that an entry may have; its workers are told apart.
+#: The settings that an entry may have, except for its workers.
 ROWS = tuple(row for row in SETTINGS if "models" in row.sources and row.key not in WORKERS)
 _SPELLINGS = {
     name: row
@@ -42,28 +41,28 @@ _TEXTS = ("url", "handler", "runtimeType")
 _FLAGS = ("defaultVersion", "s3SseKms")
 _OWN = (*_TEXTS, *_FLAGS, *WORKERS)
 _USUAL = [*_OWN, *(key for key, row in BY_KEY.items() if "models" in row.sources)]
-#: The search for a similar name takes 0.2 ms; usually all models have the same unknown word.
+#: The search for a similar name takes 0.2 ms; usually all models have the same unknown key.
 _advice = lru_cache(maxsize=256)(partial(advice_for_model, known=_USUAL))
 
 
 class WrongCatalog(ValueError):
-    """A text that is no catalog; a sentence for the operator."""
+    """A text that is not a catalog; the sentence is for the operator."""
 
 
 @dataclass(frozen=True)
 class CatalogEntry:
-    """One version of a model, as it is wanted."""
+    """The wanted state of one version of a model."""
 
     url: str
-    handler: str = ""  # instead of the manifest's
+    handler: str = ""  # replaces the manifest's
     runtime: str = ""
     s3_sse_kms: bool = False
-    workers: tuple[int, int] | None = None  # at least and at most; None: as configured
-    settings: Fields = field(default_factory=dict)  # by attribute, as `model_schema` has them
+    workers: tuple[int, int] | None = None  # minimum and maximum; None: as configured
+    settings: Fields = field(default_factory=dict)  # by attribute of `model_schema`
 
     @property
     def all_settings(self) -> Fields:
-        """The settings, those about workers with the others."""
+        """The settings including the workers."""
         if self.workers is None:
             return self.settings
         return {**self.settings, "min_workers": self.workers[0], "max_workers": self.workers[1]}
@@ -71,13 +70,15 @@ class CatalogEntry:
 
 @dataclass(frozen=True)
 class CatalogModel:
-    """The versions of a model, and which serves those who name none.
+    """The wanted versions of a model.
 
     Attributes:
-        wrong: Why its text cannot be applied; empty if it can. There are no versions then, or
+        default: Version that serves requests without a version.
+        versions: Entries by version.
+        wrong: Why its text cannot be applied; empty if it can. Then the versions are empty, or
             those that were wanted before.
-        text: What is wrong, as JSON has it; a server that writes the catalog keeps it. It is not
-            compared: it may be nested deeper than a comparison can follow.
+        text: A wrong text in the types of JSON; a server that writes the catalog keeps it. It is
+            not compared, because it may be nested too deeply for that.
     """
 
     default: str
@@ -91,10 +92,10 @@ Catalog = Mapping[str, CatalogModel]
 
 
 def read_catalog(text: bytes) -> Catalog:
-    """The models of a document; those that cannot be applied say why.
+    """Return the models of a document; `CatalogModel.wrong` tells which cannot be applied.
 
     Raises:
-        WrongCatalog: It is none.
+        WrongCatalog: It is not a catalog.
     """
     if len(text) > MAX_BYTES:
         raise WrongCatalog(f"it is longer than {MAX_BYTES} bytes.")
@@ -103,16 +104,16 @@ def read_catalog(text: bytes) -> Catalog:
     except WrongCatalog:
         raise
     except (ValueError, RecursionError) as error:
-        raise WrongCatalog(f"it is no JSON, or not all of it: {error}") from error
+        raise WrongCatalog(f"it is not valid JSON: {error}") from error
     members = _object(document, "the document")
     if [*members] != ["models"]:
-        raise WrongCatalog('it has to be {"models": {...}}, with nothing beside "models".')
+        raise WrongCatalog('it must be {"models": {...}}, with no other key beside "models".')
     models = _object(members["models"], "models")
     return {name: _model(name, text) for name, text in models.items()}
 
 
 def catalog_text(catalog: Catalog) -> bytes:
-    """A catalog as a document, which `read_catalog` reads."""
+    """Return the document of a catalog, which `read_catalog` reads."""
     models = {name: _model_text(model) for name, model in catalog.items()}
     try:
         text = json.dumps({"models": models}, indent=2, ensure_ascii=False)
@@ -123,7 +124,7 @@ def catalog_text(catalog: Catalog) -> bytes:
 
 
 def as_read(entry: CatalogEntry) -> CatalogEntry:
-    """An entry as those find it who read what is written of it."""
+    """Return an entry in the form in which it is read after it was written."""
     return _read_entry(json.loads(json.dumps(_members(entry, is_default=True))))
 
 
@@ -131,7 +132,7 @@ def _without_repetition(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in pairs:
         if name in found:
-            raise WrongCatalog(f"{name[:80]!r} stands there twice.")
+            raise WrongCatalog(f"{name[:80]!r} appears twice in an object.")
         found[name] = value
     return found
 
@@ -141,7 +142,7 @@ def _model(name: str, text: object) -> CatalogModel:
         json.dumps([name, text], ensure_ascii=False).encode()
         return _read_model(name, text)
     except UnicodeEncodeError:
-        reason = f"{name}: it has half a surrogate pair, which is no character."
+        reason = f"{name}: it contains a lone surrogate, which is not a character."
     except (WrongCatalog, RecursionError) as error:
         reason = str(error)
     return CatalogModel("", {}, wrong=excerpt(reason), text=text)
@@ -169,13 +170,13 @@ def _read_model(name: str, versions: object) -> CatalogModel:
         if members.get("defaultVersion"):
             defaults.append(version)
     if not name or not all(entries):
-        raise WrongCatalog("a model without a name, or without a version.")
+        raise WrongCatalog("a model has an empty name or version.")
     if not entries:
-        raise WrongCatalog(f"{name} has no versions; leave it out to have it unregistered.")
+        raise WrongCatalog(f"{name} has no versions; leave it out to unregister it.")
     defaults = defaults or ([*entries] if len(entries) == 1 else [])
     if len(defaults) != 1:
         raise WrongCatalog(
-            f"{name} has {len(entries)} versions, of which one has to say defaultVersion: true."
+            f"{name} has {len(entries)} versions; exactly one needs defaultVersion: true."
         )
     return CatalogModel(defaults[0], entries)
 
@@ -183,18 +184,18 @@ def _read_model(name: str, versions: object) -> CatalogModel:
 def _read_entry(members: Mapping[str, Any]) -> CatalogEntry:
     for key, value in members.items():
         if key not in _OWN and key not in _SPELLINGS:
-            raise ValueError(f"{key[:80]!r} is not known here{_advice(key)}")
+            raise ValueError(f"{key[:80]!r} is unknown{_advice(key)}")
         if key in _TEXTS and not (isinstance(value, str) and value and value.isprintable()):
             raise ValueError(wrong_value(key, value, "a text"))
         if key in _FLAGS and not isinstance(value, bool):
             raise ValueError(wrong_value(key, value, "true or false"))
     if "url" not in members:
-        raise ValueError("it has no url, the name of an archive in the model store or where it is.")
+        raise ValueError("url is missing: the name of an archive in the model store, or a URL.")
     if members.get("runtimeType", RUNTIMES[0]) not in RUNTIMES:
         raise ValueError(wrong_value("runtimeType", members["runtimeType"], " or ".join(RUNTIMES)))
     values = {key: value for key, value in members.items() if key in _SPELLINGS}
     if None in values.values():
-        raise ValueError("null is no value of a setting; leave it out.")
+        raise ValueError("null is not a value of a setting; leave it out.")
     rows = {_SPELLINGS[key].key: _SPELLINGS[key] for key in values}
     return CatalogEntry(
         url=members["url"],
@@ -244,4 +245,4 @@ def _members(entry: CatalogEntry, *, is_default: bool) -> dict[str, Any]:
 def _object(value: object, what: str) -> dict[str, Any]:
     if isinstance(value, dict):
         return value
-    raise WrongCatalog(f"{what} has to be a JSON object.")
+    raise WrongCatalog(f"{what} must be a JSON object.")

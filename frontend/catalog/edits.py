@@ -1,4 +1,4 @@
-"""Changes of a catalog that management calls ask for: pure functions of a catalog."""
+"""The changes of a catalog by management requests, as pure functions of a catalog."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -21,18 +21,18 @@ from marserve.frontend.errors import (
 )
 from marserve.frontend.settings.model_settings import CATALOG, ModelSettings
 
-#: Makes another catalog of one, or raises the ServeError for the client, or WrongCatalog.
+#: Returns a changed catalog, or raises the ServeError for the client, or WrongCatalog.
 Edit = Callable[[Catalog], Catalog]
 
-# The attributes that a setting decides, where they are more than its own.
+# The attributes of settings that determine more than one.
 _TOGETHER = {"size": ("size", "is_automatic"), "queue_size": ("queue_size", "is_queue_bounded")}
 
 
 def added(name: str, version: str, entry: CatalogEntry) -> Edit:
-    """Add a version, the default one where it is the first; VersionConflict if it is there."""
+    """Add a version, which becomes the default if it is the first; VersionConflict if it exists."""
 
     def edit(catalog: Catalog) -> Catalog:
-        model = _right(catalog.get(name)) or CatalogModel(version, {})
+        model = _readable(catalog.get(name)) or CatalogModel(version, {})
         if version in model.versions:
             raise VersionConflict(
                 f"Model version {version} is already registered for model {name}: "
@@ -44,12 +44,12 @@ def added(name: str, version: str, entry: CatalogEntry) -> Edit:
 
 
 def with_workers(name: str, version: str | None, low: int, high: int) -> Edit:
-    """Set the number of workers of a version, by default of the default one."""
+    """Set the number of workers of a version; None: the default version."""
     return partial(_changed, name, version, lambda entry: replace(entry, workers=(low, high)))
 
 
 def with_settings(name: str, version: str | None, changes: Fields) -> Edit:
-    """Change settings of a version, by default of the default one."""
+    """Change settings of a version; None: the default version."""
 
     def change(entry: CatalogEntry) -> CatalogEntry:
         return replace(entry, settings={**entry.settings, **changes})
@@ -58,11 +58,11 @@ def with_settings(name: str, version: str | None, changes: Fields) -> Edit:
 
 
 def with_default(name: str, version: str) -> Edit:
-    """Make a version the default one."""
+    """Make a version the default version."""
 
     def edit(catalog: Catalog) -> Catalog:
         model, _ = find(catalog, name, None)
-        if version not in model.versions:  # in the words of `ModelRegistry.set_default`
+        if version not in model.versions:  # as `ModelRegistry.set_default`
             raise VersionNotFound(f"Model version {version} does not exist for model {name}")
         return {**catalog, name: replace(model, default=version)}
 
@@ -70,7 +70,7 @@ def with_default(name: str, version: str) -> Edit:
 
 
 def without(name: str, version: str | None) -> Edit:
-    """Remove a version, by default the default one, which has to be the last."""
+    """Remove a version; None: the default version, which must be the last one."""
 
     def edit(catalog: Catalog) -> Catalog:
         model, found = find(catalog, name, version)
@@ -84,13 +84,13 @@ def without(name: str, version: str | None) -> Edit:
 
 
 def find(catalog: Catalog, name: str, version: str | None) -> tuple[CatalogModel, str]:
-    """A model and a version of it, by default the default one.
+    """Return a model and one of its versions; None: the default version.
 
     Raises:
-        ModelNotFound, VersionNotFound: The catalog has none.
-        WrongCatalog: What it has cannot be read.
+        ModelNotFound, VersionNotFound: The catalog does not contain it.
+        WrongCatalog: The model cannot be read.
     """
-    model = _right(catalog.get(name))
+    model = _readable(catalog.get(name))
     if model is None:
         raise ModelNotFound(f"Model not found: {name}")
     version = model.default if version is None else version
@@ -100,7 +100,7 @@ def find(catalog: Catalog, name: str, version: str | None) -> tuple[CatalogModel
 
 
 def chosen_settings(settings: ModelSettings) -> Fields:
-    """What was chosen for a model by requests or a catalog, by attribute."""
+    """Return the settings of a model that requests or a catalog have set, by attribute."""
     values, origins = settings.values, settings.origins
     chosen = (row for row in ROWS if origins.get(row.name) in ("request", CATALOG))
     return {name: values[name] for name in _attributes(chosen)}
@@ -111,8 +111,8 @@ def _attributes(rows: Iterable[Setting]) -> Iterator[str]:
         yield from _TOGETHER.get(row.attribute, (row.attribute,))
 
 
-def _right(model: CatalogModel | None) -> CatalogModel | None:
-    """A model that can be changed: nobody knows what a wrong one was meant to be."""
+def _readable(model: CatalogModel | None) -> CatalogModel | None:
+    """Return a model; raises WrongCatalog if its text could not be read."""
     if model is not None and model.wrong:
         raise WrongCatalog(model.wrong)
     return model

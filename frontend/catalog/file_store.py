@@ -1,16 +1,14 @@
 """A catalog in a file, perhaps on a disk that several machines share.
 
-It is read as a whole at each look: it is small, and neither its time nor its size tells for sure
-that it has changed. The revision is a digest of its text. inotify is told of nothing that another
-machine writes.
+Each read reads the whole file, which is small: its time and size do not always change with it, and
+inotify does not report what another machine writes. The revision is a digest of the text.
 
-Writers lock a file beside it (``flock``, which network file systems have, too), compare, and rename
-a new file over the old one: whoever reads meets the one or the other, also when a writer is killed.
+Writers lock a file beside it (``flock``, which network file systems support), compare the revision,
+and rename a new file over the old one, so that readers never see an incomplete file, even if a
+writer is killed.
 
-A directory stands for the ``catalog.json`` in it: one file can be changed at once, and a file that
-is missing from several would look like a model that is not wanted any more. A ConfigMap of
-Kubernetes is such a directory, in which ``..data`` is a link to the files in force; it cannot be
-written, even where the file system would let us.
+The path of a directory means ``catalog.json`` in it. A ConfigMap of Kubernetes is such a directory,
+with a link ``..data`` to the current files; it must not be written.
 """
 
 import asyncio
@@ -36,30 +34,30 @@ _LOCK_PAUSE = 0.02  # seconds
 
 
 class FileStore:
-    """A catalog at a path; a writer waits for others for ``lock_seconds``."""
+    """A catalog at a path; a writer waits up to ``lock_seconds`` for others."""
 
     def __init__(self, path: Path, lock_seconds: float) -> None:
         self.place = str(path)
         self._path = path
         self._lock_seconds = lock_seconds
-        # Two, so that a writer who waits for others does not keep readers from looking.
+        # Two threads, so that reads do not wait for a write.
         self._disk = DaemonThreads("the model catalog", 2, max_waiting=4)
 
     async def why_read_only(self) -> str:
-        """See `CatalogStore`."""
+        """Return a reason for a mounted ConfigMap, or a directory without write permission."""
         return await self._run(self._why_read_only)
 
     async def read(self, known: str = "") -> Document | None:
-        """See `CatalogStore`."""
+        """Read the file; its digest is the revision."""
         document = await self._run(self._read)
         return None if document.revision == known else document
 
     async def write(self, text: bytes, revision: str) -> str:
-        """See `CatalogStore`."""
+        """Replace the file under its lock."""
         return await self._run(self._write, text, revision)
 
     async def _run(self, function: Callable[..., T], *arguments: object) -> T:
-        """Have a thread do it; one that hangs at a disk is neither waited for nor followed."""
+        """Call a function in a daemon thread, because the disk may hang."""
         try:
             return await asyncio.wrap_future(self._disk.submit(function, *arguments))
         except OSError as error:
@@ -77,7 +75,7 @@ class FileStore:
             return "it is a mounted ConfigMap or Secret"
         directory = file.resolve().parent
         if not directory.is_dir():
-            return ""  # nobody knows what will be there
+            return ""  # it may be created later
         return "" if os.access(directory, os.W_OK) else f"{directory} cannot be written"
 
     def _read(self) -> Document:
@@ -90,7 +88,7 @@ class FileStore:
         with self._locked(file):
             if self._read().revision != revision:
                 raise StoreConflict
-            new = file.with_name(f".{file.name}.new")  # of one that was killed: overwritten
+            new = file.with_name(f".{file.name}.new")  # a killed writer may have left it
             mode = file.stat().st_mode & 0o7777
             try:
                 with new.open("wb") as opened:
@@ -99,7 +97,7 @@ class FileStore:
                     opened.flush()
                     os.fsync(opened.fileno())
                 new.replace(file)
-            except OSError:  # a full disk is not made fuller
+            except OSError:  # the disk may be full
                 new.unlink(missing_ok=True)
                 raise
             _sync_directory(file.parent)
@@ -107,7 +105,7 @@ class FileStore:
 
     @contextlib.contextmanager
     def _locked(self, file: Path) -> Iterator[None]:
-        """Hold the lock of the writers; it goes with the process if that is killed."""
+        """Hold the writers' lock, which the kernel releases when the process ends."""
         descriptor = os.open(file.with_name(f".{file.name}.lock"), os.O_RDWR | os.O_CREAT, 0o666)
         try:
             deadline = time.monotonic() + self._lock_seconds

@@ -1,12 +1,9 @@
-"""A catalog behind a URL: of a web server, or of S3 and what speaks its protocol.
+"""A catalog at a URL of a web server, of S3, or of a server with S3's protocol.
 
-The revision is the ETag. A look asks for the catalog only if it has another one; a write says which
-one it replaces (``If-Match``), so that of two writers one is told of the other. S3 has that since
-2024, and so have its kin, such as MinIO; a web server has to offer it, so that writing there is off
-unless it is asked for. Redirects are not followed: the operator has named this place.
-
-One URL is one object, which S3 replaces as a whole. What its clients may read and write is for the
-bucket's policy to say; that they may not is told in S3's words.
+The revision is the ETag. Reads are conditional (``If-None-Match``), and so are writes
+(``If-Match``), so that one of two simultaneous writers gets an error. S3 supports that since 2024,
+and so does MinIO; few web servers do, so that writing to one must be configured. Redirects are not
+followed.
 """
 
 import contextlib
@@ -31,15 +28,18 @@ from marserve.frontend.errors import ServeError
 from marserve.frontend.logs.formats import one_line
 
 _READ_BYTES = 1 << 16
-# S3 says 409 where two conditional writes meet, else 412 as HTTP does.
+# S3 answers 409 to one of two simultaneous conditional writes, otherwise 412.
 _CONFLICTS = (HTTPStatus.CONFLICT, HTTPStatus.PRECONDITION_FAILED)
 _WRITTEN = (HTTPStatus.OK, HTTPStatus.CREATED, HTTPStatus.NO_CONTENT)
 
 
 class HttpStore:
-    """A catalog behind an ``http``, ``https`` or ``s3`` URL.
+    """A catalog at an ``http``, ``https`` or ``s3`` URL.
 
-    The server may be silent for ``timeout`` seconds. ``may_write``: the configuration demands it.
+    Args:
+        url: Its address.
+        timeout: Seconds for which the server may be silent.
+        may_write: Whether the configuration allows writing to a web server.
     """
 
     def __init__(self, url: str, timeout: float, *, may_write: bool) -> None:
@@ -51,13 +51,13 @@ class HttpStore:
         self.place = one_line(url)
 
     async def why_read_only(self) -> str:
-        """See `CatalogStore`."""
+        """Return a reason for a web server that is not configured for writing."""
         if self._may_write or self._is_s3:
             return ""
         return "model_catalog_mode=read-write is not set, and few web servers take PUT requests"
 
     async def read(self, known: str = "") -> Document | None:
-        """See `CatalogStore`."""
+        """Send a conditional GET request."""
         headers = {"If-None-Match": known} if known else {}
         async with self._answer("GET", b"", headers) as response:
             if response.status == HTTPStatus.NOT_MODIFIED and known:
@@ -71,7 +71,7 @@ class HttpStore:
         return Document(text, revision)
 
     async def write(self, text: bytes, revision: str) -> str:
-        """See `CatalogStore`."""
+        """Send a conditional PUT request."""
         if revision.startswith("W/"):
             raise StoreFailed("the server's ETag is a weak one, which no write can refer to")
         headers = {"If-Match": revision, "Content-Type": "application/json"}
@@ -100,7 +100,7 @@ class HttpStore:
     ) -> aiohttp.ClientResponse:
         url, sent = self._url, {**HEADERS, **headers}
         if self._is_s3:
-            try:  # botocore may ask the machine for its role, which can take its time
+            try:  # in a thread: botocore may send a request for credentials
                 url, signature = await in_abandonable_thread(
                     self._signer.sign, url, method, body, headers
                 )
@@ -118,7 +118,7 @@ class HttpStore:
 
 
 async def _whole(response: aiohttp.ClientResponse) -> bytes:
-    """A body, of which no more is kept than a catalog may have."""
+    """Read a body; raises StoreFailed if it is longer than a catalog may be."""
     pieces, length = [], 0
     async for piece in response.content.iter_chunked(_READ_BYTES):
         pieces.append(piece)

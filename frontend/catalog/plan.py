@@ -1,7 +1,7 @@
-"""The difference between the models that are wanted and those that are registered, as steps.
+"""Compare the wanted versions of a model with the registered ones, and plan the steps between them.
 
-New versions come first, then the default moves, and only then old versions go: at no moment a model
-that is wanted and served is without a version that answers.
+New versions come first, then the default version changes, and then old versions are unregistered:
+a model that is served and still wanted always has a version that answers.
 """
 
 from collections.abc import Iterator
@@ -13,109 +13,100 @@ from marserve.frontend.configuration.setting import Fields
 
 
 @dataclass(frozen=True)
-class Register:
-    """Register a version."""
-
-    version: str
-    entry: CatalogEntry
-
-
-@dataclass(frozen=True)
-class Replace:
-    """Register a version anew beside the one that is served, which it then replaces."""
-
-    version: str
-    entry: CatalogEntry
-
-
-@dataclass(frozen=True)
-class Reconfigure:
-    """Change settings of a version while it is served."""
-
-    version: str
-    changes: Fields
-    entry: CatalogEntry  # what it is as registered from then on
-
-
-@dataclass(frozen=True)
-class Scale:
-    """Change how many workers a version has."""
-
-    version: str
-    workers: tuple[int, int]
-    entry: CatalogEntry  # what it is as registered from then on
-
-
-@dataclass(frozen=True)
-class SetDefault:
-    """Make a version the default one."""
+class Step:
+    """A change of one version of a model."""
 
     version: str
 
 
-@dataclass(frozen=True)
-class Unregister:
+class SetDefault(Step):
+    """Make a version the default version."""
+
+
+class Unregister(Step):
     """Unregister a version."""
 
-    version: str
+
+@dataclass(frozen=True)
+class EntryStep(Step):
+    """A change after which the version is registered as ``entry``."""
+
+    entry: CatalogEntry
 
 
-Step = Register | Replace | Reconfigure | Scale | SetDefault | Unregister
+class Register(EntryStep):
+    """Register a version."""
+
+
+class Replace(EntryStep):
+    """Load a version again beside the one that is served, which it then replaces."""
+
+
+class Scale(EntryStep):
+    """Change the number of workers of a version."""
+
+
+@dataclass(frozen=True)
+class Reconfigure(EntryStep):
+    """Change settings of a version while it is served."""
+
+    changes: Fields
 
 
 def plan(wanted: CatalogModel | None, registered: CatalogModel | None) -> list[Step]:
-    """What to do about one model, in order; None where it is not wanted, or not registered."""
-    there = registered.versions if registered else {}
+    """Return the steps for one model, in order; None means not wanted, or not registered."""
+    present = registered.versions if registered else {}
+    default = registered.default if registered else ""
     if wanted is None:
-        default = registered.default if registered else ""
-        return [Unregister(version) for version in sorted(there, key=lambda each: each == default)]
-    # The default one first, which most wait for; and what takes a moment before what takes long.
+        return [
+            Unregister(version) for version in sorted(present, key=lambda each: each == default)
+        ]
+    # The default version first, which serves most requests; and quick steps before loads.
     versions = sorted(wanted.versions, key=lambda each: each != wanted.default)
     steps = [
         step
         for version in versions
-        for step in _steps_of(version, there.get(version), wanted.versions[version])
+        for step in _steps_of(version, present.get(version), wanted.versions[version])
     ]
     steps.sort(key=lambda step: isinstance(step, Register | Replace))
-    # The first version that is registered of a name becomes its default by itself.
-    default = registered.default if registered else wanted.default
-    if default != wanted.default:
+    # The first version of a name that is registered becomes its default version.
+    if registered and default != wanted.default:
         steps.append(SetDefault(wanted.default))
-    return steps + [Unregister(version) for version in there if version not in wanted.versions]
+    return steps + [Unregister(version) for version in present if version not in wanted.versions]
 
 
-def _steps_of(version: str, there: CatalogEntry | None, wanted: CatalogEntry) -> Iterator[Step]:
-    if there is None:
+def _steps_of(version: str, present: CatalogEntry | None, wanted: CatalogEntry) -> Iterator[Step]:
+    if present is None:
         yield Register(version, wanted)
-    elif not can_become(there, wanted):
+    elif not can_become(present, wanted):
         yield Replace(version, wanted)
     else:
-        if changes := _changes(there, wanted):
-            there = replace(there, settings=wanted.settings)
-            yield Reconfigure(version, changes, there)
-        if wanted.workers is not None and wanted.workers != there.workers:
-            yield Scale(version, wanted.workers, wanted)
+        if changes := _changes(present, wanted):
+            present = replace(present, settings=wanted.settings)
+            yield Reconfigure(version, present, changes)
+        if wanted.workers is not None and wanted.workers != present.workers:
+            yield Scale(version, wanted)
 
 
-def can_become(there: CatalogEntry, wanted: CatalogEntry) -> bool:
-    """Whether one entry can become the other while the model is served.
+def can_become(present: CatalogEntry, wanted: CatalogEntry) -> bool:
+    """Return whether a version can change from one entry to another while it is served.
 
-    What an entry no longer sets can only be found anew from the archive and the configuration.
+    The value of a setting that is no longer set comes from the archive or the configuration, which
+    only a new registration reads.
     """
-    is_same = replace(there, workers=wanted.workers, settings=wanted.settings) == wanted
-    if not is_same or (there.workers is not None and wanted.workers is None):
+    is_same = replace(present, workers=wanted.workers, settings=wanted.settings) == wanted
+    if not is_same or (present.workers is not None and wanted.workers is None):
         return False
-    dropped = there.settings.keys() - wanted.settings.keys()
+    dropped = present.settings.keys() - wanted.settings.keys()
     if wanted.settings.get("is_automatic"):
-        dropped -= {"size"}  # it is found by measuring from now on
-    return not dropped and _changes(there, wanted).keys() <= LIVE_ATTRIBUTES
+        dropped -= {"size"}  # measured from now on
+    return not dropped and _changes(present, wanted).keys() <= LIVE_ATTRIBUTES
 
 
-def _changes(there: CatalogEntry, wanted: CatalogEntry) -> Fields:
-    """The settings that one entry has otherwise than the other, or has alone."""
+def _changes(present: CatalogEntry, wanted: CatalogEntry) -> Fields:
     missing = object()
     return {
         name: value
         for name, value in wanted.settings.items()
-        if there.settings.get(name, missing) != value
+        if present.settings.get(name, missing) != value
     }

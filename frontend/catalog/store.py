@@ -1,45 +1,49 @@
-"""Where a catalog lies: what the stores of all kinds offer, and how one is chosen."""
+"""The interface of the stores that contain a catalog."""
 
 from typing import NamedTuple, Protocol
 
 
 class Document(NamedTuple):
-    """A catalog as it lies there."""
+    """The text of a catalog."""
 
     text: bytes
-    revision: str  # of this text; another text has another
+    revision: str  # differs for every text
 
 
 class StoreFailed(Exception):
-    """A catalog cannot be read or written; a sentence for the operator."""
+    """A catalog cannot be read or written; the text is for the operator."""
 
 
 class StoreConflict(Exception):
-    """The catalog is not of the revision any more that was to be replaced."""
+    """The catalog has changed since it was read."""
 
 
 class CatalogStore(Protocol):
-    """A place where a catalog lies; whoever calls it sets a deadline."""
+    """A file or URL that contains a catalog; callers set deadlines.
 
-    #: How it is told to people, without secrets.
+    Attributes:
+        place: Its name for logs, without secrets.
+    """
+
     place: str
 
     async def why_read_only(self) -> str:
-        """Why it cannot be written, as far as that can be told without writing; else empty."""
+        """Return why it cannot be written, without trying; empty if it perhaps can."""
 
     async def read(self, known: str = "") -> Document | None:
-        """The catalog; or None where it is still of the revision ``known``.
+        """Return the catalog, or None if it still has the revision ``known``.
 
         Raises:
-            StoreFailed: It is not there, or cannot be read.
+            StoreFailed: It does not exist, or cannot be read.
         """
 
     async def write(self, text: bytes, revision: str) -> str:
-        """Replace the catalog of a revision, as a whole or not at all.
+        """Replace the catalog of a revision atomically.
 
-        Returns the new revision; empty where it is not told, and found by the next look.
+        Returns:
+            The new revision; empty if only the next `read` can determine it.
 
         Raises:
-            StoreConflict: Another revision lies there.
+            StoreConflict: The catalog has another revision.
             StoreFailed: It cannot be written, or it is not known whether it was.
         """

@@ -1,8 +1,7 @@
-"""Keeps a server to a catalog: looks at it again and again, and writes what clients change.
+"""Read a catalog periodically and apply it, and write the changes of clients to it.
 
-Nothing is unregistered for a catalog that is missing, cannot be reached or is broken: the last one
-that could be read stays in force. Nothing is written over such a one, either, and no catalog is
-made where there is none: it might be the one that others still serve.
+While a catalog is missing, unreachable or invalid, the last one that could be read stays in force,
+and nothing is written: other servers may still serve it.
 """
 
 import asyncio
@@ -14,6 +13,7 @@ import random
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
 from itertools import chain, islice
+from pathlib import Path
 from typing import Any, TypeVar
 
 from marserve.frontend.aio.background import BackgroundTasks, in_abandonable_thread
@@ -29,12 +29,15 @@ from marserve.frontend.catalog.document import (
 )
 from marserve.frontend.catalog.edits import Edit
 from marserve.frontend.catalog.failures import Failure
+from marserve.frontend.catalog.file_store import FileStore
+from marserve.frontend.catalog.http_store import HttpStore
 from marserve.frontend.catalog.store import (
     CatalogStore,
     Document,
     StoreConflict,
     StoreFailed,
 )
+from marserve.frontend.configuration.config import Config
 from marserve.frontend.errors import (
     CatalogConflict,
     CatalogReadOnly,
@@ -42,39 +45,42 @@ from marserve.frontend.errors import (
     ServeError,
 )
 from marserve.frontend.logs.formats import one_line
+from marserve.frontend.registration.manager import ModelManager
 from marserve.frontend.serving.model_version import ModelVersion
+from marserve.frontend.serving.registry import ModelRegistry
 from marserve.frontend.telemetry.catalog_metrics import CatalogMetrics
+from marserve.frontend.telemetry.metrics import Metrics
 
 T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
 READ_ONLY, READ_WRITE = MODES = ("read-only", "read-write")
-# Replicas that were started together shall not ask all at once.
+# Spreads the reads of replicas that were started together.
 _JITTER = 0.2
-_TRIES = 20
-# How often a client waits for the store's timeout while others have their turn.
+_ATTEMPTS = 20
+# Multiple of the store's timeout for which a change waits for its turn.
 _TURNS = 3
-# Models that are brought to what is wanted at a time: archives are unpacked by fewer processes, and
-# more than a hundred that wait for one would be refused.
+# Models that converge at the same time: fewer processes unpack archives, and more than a hundred
+# that wait for one would be refused.
 _MAX_CONVERGING = 32
 _MAX_LISTED = 100  # models in each list of a description
-# Longer documents are read in a thread: a model that cannot be read takes up to 0.3 ms.
+# Longer documents are parsed in a thread: a model that cannot be read takes up to 0.3 ms.
 _SHORT_BYTES = 4096
 _CONFLICT_PAUSE_SECONDS = 0.05
 
 
 @dataclass(frozen=True)
 class CatalogOptions:
-    """How a catalog is watched; times in seconds."""
+    """How a catalog is read and written; times in seconds."""
 
-    mode: str | None  # of `MODES`; None: as the store allows
-    interval: float
-    timeout: float  # of every wait for the store
+    mode: str | None  # of `MODES`; None: as the store permits
+    interval: float  # between two reads
+    timeout: float  # of every call of the store
 
 
 class Synchroniser:
-    """Watches a catalog and has it applied."""
+    """Reads, applies and changes a catalog."""
 
     def __init__(
         self,
@@ -88,11 +94,11 @@ class Synchroniser:
         self._options = options
         self._metrics = metrics
         self._revision = ""
-        self._read_at: dt.datetime | None = None  # when it was last known to be up to date
+        self._read_at: dt.datetime | None = None  # last time that it was known to be up to date
         self._trouble = ""  # why it cannot be read now
         self._why_read_only = ""
         self._wake = asyncio.Event()
-        # Looks and changes follow each other, so that what is wanted never goes back.
+        # Reads and changes are sequential, so that an older catalog never replaces a newer one.
         self._turn = asyncio.Lock()
         self._background = BackgroundTasks()
         self._long_work = LongWork()
@@ -100,28 +106,28 @@ class Synchroniser:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Keep to the catalog within the block; it is looked at once before.
+        """Read the catalog, then apply and refresh it within the block.
 
         Raises:
-            OSError: It shall be written, and cannot be.
+            OSError: It is configured to be written, and cannot be.
         """
         async with self._background:
             await self._decide_mode()
-            await self._look()
+            await self._refresh()
             self._background.keep_running("The catalog", self._run)
             yield
 
     async def change(self, edit: Edit) -> None:
-        """Write a change of the catalog, and want what is written.
+        """Write a change to the catalog, and make it the wanted one.
 
         Raises:
-            CatalogReadOnly: It is not for this server to write.
+            CatalogReadOnly: This server must not write it.
             CatalogUnavailable: It cannot be read or written now.
-            CatalogConflict: Others were faster at every try.
-            ServeError: The edit cannot be made.
+            CatalogConflict: Others changed it at every attempt.
+            ServeError: The edit is not possible.
         """
         self.check_writable()
-        for attempt in range(_TRIES):
+        for attempt in range(_ATTEMPTS):
             if attempt:
                 await asyncio.sleep(random.uniform(0, 2 * _CONFLICT_PAUSE_SECONDS * attempt))  # noqa: S311 - no secret
             try:
@@ -135,31 +141,31 @@ class Synchroniser:
                 what = f"The catalog {self._store.place} cannot be changed now: {error}"
                 raise CatalogUnavailable(what) from error
         raise CatalogConflict(
-            f"The catalog {self._store.place} was changed by others at each of {_TRIES} tries to "
-            "change it. Try again later."
+            f"The catalog {self._store.place} was changed by others at each of {_ATTEMPTS} "
+            "attempts to change it. Try again later."
         )
 
     async def converge(self, name: str) -> list[Failure]:
-        """Bring a model to what is wanted; returns what of it failed."""
+        """Make a model as wanted; return the steps that failed."""
         failures = await self._convergence.converge(name)
         self._wake.set()  # for the next retry
         return failures
 
     async def adopt(self, model: ModelVersion, entry: CatalogEntry) -> None:
-        """Leave a registered version to the catalog, and bring its model to what is wanted."""
+        """Make a registered version one of the catalog, and its model as wanted."""
         self._convergence.adopt(model, entry)
         await self.converge(model.name)
 
     def start(self, work: Coroutine[Any, Any, T]) -> "asyncio.Future[T]":
-        """Run something to its end, even if nobody waits for it any more.
+        """Run a coroutine to its end, even if its caller is cancelled.
 
         Raises:
-            ServerStopping: It is too late for that.
+            ServerStopping: The server is stopping.
         """
         return self._background.start(work, _note)
 
     def wanted(self, name: str) -> CatalogModel | None:
-        """What the catalog, as far as it is known, has of a model."""
+        """Return the catalog's entry of a model; None if it has none, or was not read yet."""
         return (self._convergence.wanted or {}).get(name)
 
     def check_writable(self) -> None:
@@ -168,7 +174,7 @@ class Synchroniser:
             raise CatalogReadOnly(self._store.place, self._why_read_only)
 
     def describe(self) -> dict[str, Any]:
-        """What is known of the catalog and of how far it is applied, for operators."""
+        """Return the state of the catalog and of its application, for operators."""
         now = asyncio.get_running_loop().time()
         failures, wrong = self._convergence.failures, self._convergence.wrong
         unconverged = self._convergence.unconverged()
@@ -191,21 +197,21 @@ class Synchroniser:
 
     async def _decide_mode(self) -> None:
         why = ""
-        with contextlib.suppress(StoreFailed):  # then the first change will fail
+        with contextlib.suppress(StoreFailed):  # the first change will fail
             why = await self._in_time(self._store.why_read_only())
         if self._options.mode == READ_WRITE and why:
             raise OSError(f"model_catalog_mode=read-write, and {self._store.place}: {why}.")
-        changes = "what clients change of models is written there"
+        changes = "changes of clients are written to it"
         if self._options.mode == READ_ONLY:
             why = f"model_catalog_mode={READ_ONLY}"
         if why:
-            changes = f"it is only read ({why}), so that clients cannot change models here"
+            changes = f"it is read-only ({why}), so that clients cannot change models here"
         self._why_read_only = why
         logger.info("The models are those of the catalog %s; %s.", self._store.place, changes)
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
-        next_look = loop.time() + self._pause()
+        next_read = loop.time() + self._pause()
         while True:
             now = loop.time()
             for name in self._convergence.due(now, _MAX_CONVERGING - self._converging):
@@ -214,12 +220,12 @@ class Synchroniser:
             is_full = self._converging == _MAX_CONVERGING  # then one that ends wakes this loop
             next_due = math.inf if is_full else self._convergence.next_due()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout_at(min(next_look, next_due)):
+                async with asyncio.timeout_at(min(next_read, next_due)):
                     await self._wake.wait()
             self._wake.clear()
-            if loop.time() >= next_look:
-                await self._look()
-                next_look = loop.time() + self._pause()
+            if loop.time() >= next_read:
+                await self._refresh()
+                next_read = loop.time() + self._pause()
 
     async def _converge_counted(self, name: str) -> None:
         try:
@@ -231,13 +237,13 @@ class Synchroniser:
     def _pause(self) -> float:
         return self._options.interval * random.uniform(1 - _JITTER, 1 + _JITTER)  # noqa: S311 - no secret
 
-    async def _look(self) -> None:
-        """Read the catalog if it is another one; what cannot be read changes nothing."""
+    async def _refresh(self) -> None:
+        """Read the catalog, and apply it if it has changed."""
         async with self._turn:
             try:
                 document = await self._in_time(self._store.read(self._revision))
                 if document is not None:
-                    catalog = await _aside(document, read_catalog, document.text)
+                    catalog = await _parse(document, read_catalog, document.text)
             except (StoreFailed, WrongCatalog) as error:
                 self._metrics.read_failures.update(1)
                 reason = one_line(error)
@@ -247,18 +253,18 @@ class Synchroniser:
                 self._trouble = reason
             else:
                 if document is not None:
-                    await self._take(catalog, document.revision)
+                    await self._apply(catalog, document.revision)
                 self._has_been_read()
 
     @contextlib.asynccontextmanager
     async def _turn_in_time(self) -> AsyncIterator[None]:
-        """A turn; where the store is silent, each of those before takes all the time it has."""
+        """Take a turn; if the store is silent, each one before takes its whole timeout."""
         patience = _TURNS * self._options.timeout
         try:
             async with asyncio.timeout(patience):
                 await self._turn.acquire()
         except TimeoutError as error:
-            raise StoreFailed(f"others have waited for it for {patience:g} s") from error
+            raise StoreFailed(f"earlier changes took {patience:g} s") from error
         try:
             yield
         finally:
@@ -267,17 +273,17 @@ class Synchroniser:
     async def _edit(self, edit: Edit) -> None:
         document = await self._in_time(self._store.read())
         assert document is not None, "no revision is empty"
-        catalog, edited, text = await _aside(document, _edited, document.text, edit)
+        catalog, edited, text = await _parse(document, _edited, document.text, edit)
         revision = document.revision
         if edited != catalog:
             revision = await self._write(text, revision)
-        await self._take(edited, revision)
+        await self._apply(edited, revision)
         self._has_been_read()
 
     async def _write(self, text: bytes, revision: str) -> str:
         try:
             return await self._in_time(self._store.write(text, revision))
-        except StoreFailed:  # or only the answer was lost
+        except StoreFailed:  # perhaps only its answer was lost
             with contextlib.suppress(StoreFailed):
                 document = await self._in_time(self._store.read())
                 if document is not None and document.text == text:
@@ -291,16 +297,16 @@ class Synchroniser:
         except TimeoutError as error:
             raise StoreFailed(f"no answer within {self._options.timeout:g} s") from error
 
-    async def _take(self, catalog: Catalog, revision: str) -> None:
+    async def _apply(self, catalog: Catalog, revision: str) -> None:
         if revision != self._revision:
             logger.info(
-                "The catalog %s is of revision %s: %d models.",
+                "The catalog %s has revision %s: %d models.",
                 self._store.place,
                 one_line(revision),
                 len(catalog),
             )
         await self._long_work.run(self._convergence.want(catalog, self._background))
-        self._revision = revision  # last: what fails before is tried again
+        self._revision = revision  # last: a failure above is repeated
         self._wake.set()
 
     def _has_been_read(self) -> None:
@@ -311,15 +317,15 @@ class Synchroniser:
         self._metrics.was_read(self._read_at.timestamp())
 
 
-async def _aside(document: Document, work: Callable[..., T], *arguments: object) -> T:
-    """Call a function of a document, in a thread where that may take long."""
+async def _parse(document: Document, work: Callable[..., T], *arguments: object) -> T:
+    """Call a function of a document, in a thread if the document is long."""
     if len(document.text) <= _SHORT_BYTES:
         return work(*arguments)
     return await in_abandonable_thread(work, *arguments)
 
 
 def _edited(text: bytes, edit: Edit) -> tuple[Catalog, Catalog, bytes]:
-    """Return a catalog, the edited one as all will read it, and its text; raises WrongCatalog."""
+    """Return a catalog, the edited one as it will be read, and its text; raises WrongCatalog."""
     catalog = read_catalog(text)
     text = catalog_text(edit(catalog))
     edited = read_catalog(text)
@@ -331,4 +337,25 @@ def _edited(text: bytes, edit: Edit) -> tuple[Catalog, Catalog, bytes]:
 
 def _note(error: Exception) -> None:
     if not isinstance(error, ServeError):
-        logger.error("Keeping to the catalog failed: %s", one_line(error), exc_info=error)
+        logger.error("Applying the catalog failed: %s", one_line(error), exc_info=error)
+
+
+def make_synchroniser(
+    config: Config, manager: ModelManager, registry: ModelRegistry, metrics: Metrics
+) -> Synchroniser | None:
+    """Return the synchroniser for ``model_catalog``; None if it is not set."""
+    place = config.model_catalog
+    if place is None:
+        return None
+    options = CatalogOptions(
+        config.model_catalog_mode, config.model_catalog_interval, config.model_catalog_timeout
+    )
+    counted = CatalogMetrics(metrics)
+    convergence = Convergence(manager, registry, counted.failed)
+    counted.watch_pending(lambda: len(convergence.unconverged()))
+    store: CatalogStore
+    if "://" in place:
+        store = HttpStore(place, options.timeout, may_write=options.mode == READ_WRITE)
+    else:
+        store = FileStore(Path(place), options.timeout)
+    return Synchroniser(store, convergence, options, counted)

@@ -315,8 +315,8 @@ def test_a_catalog_that_is_broken_or_gone_unregisters_nothing(replicas, wait_for
             catalog.write_bytes(content)
 
     for content, reason in (
-        (b"", "no JSON"),
-        (whole[: len(whole) // 2], "no JSON"),
+        (b"", "not valid JSON"),
+        (whole[: len(whole) // 2], "not valid JSON"),
         (b'{"models": [], "version": 2}', "nothing beside"),
         (None, "No such file"),
     ):
@@ -356,7 +356,7 @@ def test_a_model_that_cannot_be_read_stops_no_other(replicas, wait_for):
     all_one.wait_served(wait_for, "other", "other 1.0")
     assert server.predict("m").text == "m 1.0"
     (pending,) = status(server)["pending"]
-    assert pending["reason"] == "m 1.0: 'batchSise' is not known here; did you mean batchSize?"
+    assert pending["reason"] == "m 1.0: 'batchSise' is unknown; did you mean batchSize?"
     assert not status(server)["converged"]
     assert server.inference("GET", "/ready").status_code == 200
     assert server.metrics("marserve_catalog_pending_models").popitem()[1] == 1
@@ -433,7 +433,7 @@ def test_a_catalog_that_is_only_read_refuses_changes(replicas, wait_for):
     assert status(server)["mode"] == "read-only"
     assert all_one.catalog.read_bytes() == before
     assert server.predict("m").text == "m 1.0"
-    server.wait_logged("ts_log.log", "it is only read (model_catalog_mode=read-only)")
+    server.wait_logged("ts_log.log", "it is read-only (model_catalog_mode=read-only)")
     server.stop()
 
 
@@ -502,7 +502,7 @@ def test_thousands_of_models_that_cannot_be_read_do_not_freeze_the_server(
     described = status(server)
     assert (described["unconverged"], len(described["pending"])) == (20_000, 100)
     text = server.console_text()
-    assert text.count("models cannot be read (what was read of them before stays)") == 2
+    assert text.count("models cannot be read (their earlier entries stay)") == 2
     assert text.count("newWord") < 40
     assert read(all_one.catalog)["m0"] == unread["m0"]
     server.stop()

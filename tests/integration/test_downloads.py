@@ -197,7 +197,7 @@ def test_archives_in_s3(with_s3, s3):
         (
             "bucket/my%20model.mar",
             {},
-            "403: Forbidden, AccessDenied; the bucket lies in eu-north-1",
+            "403: Forbidden, AccessDenied; the bucket is in eu-north-1",
         ),
         ("bucket/gone.mar", {"s3_sse_kms": "true"}, "404: Not Found, NoSuchKey"),
         # Where a redirect leads, the signature does not go.
@@ -217,7 +217,7 @@ def test_a_store_that_refuses(with_s3, s3, path, query, reason):
     ("settings", "reason"),
     [
         ({"secret": "wrong"}, "SignatureDoesNotMatch"),
-        ({"region": "us-west-2"}, "AuthorizationHeaderMalformed; the bucket lies in eu-north-1"),
+        ({"region": "us-west-2"}, "AuthorizationHeaderMalformed; the bucket is in eu-north-1"),
     ],
 )
 def test_wrong_credentials(with_s3, settings, reason):

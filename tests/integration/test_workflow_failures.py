@@ -408,7 +408,7 @@ WORKFLOW = MANIFEST["workflow"]
         (zipped("{1: 2}"), "has a name that is no text"),
         (zipped("{models: 2020-01-01}"), "holds a value of no use there"),
         (zipped(MANY), "The workflow has more than 100 nodes."),
-        (zipped(LONG), "What the archive tells the server is longer than"),
+        (zipped(LONG), "Manifest and settings of the archive exceed"),
         (zipped("models: {}\ndag: {pre: [pre]}"), "Self loop exception"),
         (zipped("models: {}\ndag: {s: [a], a: [b], b: [a]}"), "Not a valid DAG"),
         (zipped(**{"../evil.py": "x"}), "Detected Zip Slip vulnerability: ../evil.py"),

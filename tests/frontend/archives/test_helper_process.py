@@ -86,12 +86,12 @@ def test_a_yaml_that_cannot_be_read_is_logged_and_counts_as_absent(
     [
         ({"c.yaml": "[" * 10_000}, {"configFile": "c.yaml"}, r"^c.yaml is nested more than"),
         ({}, {"configFile": "../../x"}, "points outside the archive"),
-        ({}, {"modelName": "n" * 500_000}, "longer than 262144 bytes"),
+        ({}, {"modelName": "n" * 500_000}, "exceed 262144 bytes"),
         ({"c.yaml": "device: " + "x" * 500_000}, {"configFile": "c.yaml"}, None),
         (
             {"c.yaml": "deviceType: " + "x" * 500_000},
             {"configFile": "c.yaml"},
-            "longer than 262144 bytes",
+            "exceed 262144 bytes",
         ),
         ({"MAR-INF": ""}, {}, "more than one member"),
     ],
@@ -161,7 +161,7 @@ def arguments(tmp_path: Path) -> dict[str, Any]:
     ("limits", "reason"),
     [
         ({"timeout": 0.02}, r"took more than 0.02 s \(unpack_timeout\)"),
-        ({"timeout": 60, "stall": 0.0}, "did not get on for 0 s"),
+        ({"timeout": 60, "stall": 0.0}, "made no progress for 0 s"),
     ],
 )
 def test_one_that_takes_too_long_is_killed(

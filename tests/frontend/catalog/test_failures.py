@@ -17,7 +17,7 @@ def test_failures_of_other_versions_are_kept() -> None:
     for version in ("1", "2", "2"):
         failures.note("m", Unregister(version), ValueError())
     assert [each.retry_at for each in failures.of("m")] == [1, 2]
-    failures.forget("m", but={"1"})
+    failures.forget("m", keep={"1"})
     assert [each.version for each in failures.of("m")] == ["1"]
     failures.forget("m")
     assert failures == {}

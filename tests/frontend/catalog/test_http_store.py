@@ -173,7 +173,7 @@ def test_a_gzip_bomb_is_not_decoded(raw: list, monkeypatch: pytest.MonkeyPatch) 
         document = asyncio.run(store.read())
         assert document is not None
         assert document.text == bomb
-        with pytest.raises(WrongCatalog, match="no JSON"):
+        with pytest.raises(WrongCatalog, match="not valid JSON"):
             read_catalog(document.text)
         assert tracemalloc.get_traced_memory()[1] < 16 << 20
     finally:

@@ -64,13 +64,14 @@ class Registry:
             case Replace(version, entry):
                 assert version in self.versions
                 self.versions[version] = entry
-            case Reconfigure(version, changes, entry):
+            case Reconfigure(version, entry, changes):
                 assert changes.keys() <= {"size", "delay"}
                 before = self.versions[version]
                 assert entry == replace(before, settings={**before.settings, **changes})
                 self.versions[version] = entry
-            case Scale(version, workers, entry):
-                assert entry == replace(self.versions[version], workers=workers)
+            case Scale(version, entry):
+                assert entry.workers != self.versions[version].workers
+                assert entry == replace(self.versions[version], workers=entry.workers)
                 self.versions[version] = entry
             case SetDefault(version):
                 assert version in self.versions

@@ -104,7 +104,7 @@ def test_it_is_looked_at_again_and_again_and_not_by_all_at_once(run: Call) -> No
             assert convergence.wanted == {}
             place.text = catalog_text({})[:-3]  # cut short
             await asyncio.sleep(30)
-            assert "no JSON" in synchroniser.describe()["failure"]
+            assert "not valid JSON" in synchroniser.describe()["failure"]
             place.text = None
             await asyncio.sleep(30)
             assert synchroniser.describe()["failure"] == "nothing there"
@@ -243,13 +243,13 @@ def test_a_model_that_cannot_be_read_is_written_as_it_is(run: Call) -> None:
         synchroniser, _ = watch(place)
         async with synchroniser.running():
             (pending,) = synchroniser.describe()["pending"]
-            assert pending == {"modelName": "odd", "reason": "odd 1: 'newWord' is not known here."}
+            assert pending == {"modelName": "odd", "reason": "odd 1: 'newWord' is unknown."}
             await synchroniser.change(added("m", "1", ENTRY))
             assert place.text is not None
             written = json.loads(place.text)["models"]
             assert written["odd"] == {"1": {"url": "m.mar", "newWord": 3}}
             assert written["m"]["1"]["url"] == "m.mar"
-            with pytest.raises(CatalogUnavailable, match="'newWord' is not known"):
+            with pytest.raises(CatalogUnavailable, match="'newWord' is unknown"):
                 await synchroniser.change(without("odd", None))
 
     run(scenario())
