@@ -1,11 +1,11 @@
-"""Background work: tasks that end with their owner, and threads that are awaited or abandoned.
+"""Background tasks that end with their owner, and daemon threads.
 
-Each purpose has threads of its own, so many: where those of one all hang, as at a disk that does
-not answer, the work of another goes on. They are daemon threads, which the interpreter's end does
-not wait for; `asyncio.to_thread` and `concurrent.futures` offer neither.
+A task that fails is logged; unlike in an `asyncio.TaskGroup`, the other tasks continue, and the
+block does not raise.
 
-A failure is logged. It ends neither the other tasks nor fails the owner's end, as it would in a
-bare `asyncio.TaskGroup`.
+Each purpose has its threads, in limited number: if they all hang, for example at a disk, threads of
+other purposes continue. The interpreter does not wait for daemon threads at its end.
+`asyncio.to_thread` and `concurrent.futures` offer neither.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 _FIRST_PAUSE_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 60.0
-# How long work that was cancelled may go on in its thread before it is left behind.
+# For which a cancelled call waits for its thread.
 _CANCELLED_SECONDS = 5.0
 
 
@@ -35,7 +35,7 @@ def _log(error: Exception) -> None:
 
 
 class BackgroundTasks:
-    """Tasks that are cancelled, and waited for, where the ``async with`` block ends."""
+    """Tasks that are cancelled and awaited when the ``async with`` block ends."""
 
     def __init__(self) -> None:
         self._group = asyncio.TaskGroup()
@@ -47,7 +47,7 @@ class BackgroundTasks:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        # Without the block's exception, which the group would wrap into another.
+        # Without the block's exception, which the group would wrap.
         self._is_over = True
         self.cancel()
         await self._group.__aexit__(None, None, None)
@@ -60,10 +60,11 @@ class BackgroundTasks:
     def start(
         self, work: Coroutine[Any, Any, T], on_failure: Callable[[Exception], None] = _log
     ) -> "asyncio.Future[T]":
-        """Run something to its end, even if nobody waits for it any more.
+        """Run a coroutine to its end, even if its outcome is cancelled.
 
-        Returns its outcome, which is cancelled when the block ends first; to cancel the outcome
-        does not end the work. ``on_failure`` gets the exception that the outcome has, too.
+        Returns:
+            Its outcome, which is cancelled when the block ends first. ``on_failure`` is called with
+            its exception.
 
         Raises:
             ServerStopping: The block has ended.
@@ -76,11 +77,11 @@ class BackgroundTasks:
         async def run() -> None:
             try:
                 result = await work
-            except Exception as error:  # noqa: BLE001 - passed on to whoever waits
+            except Exception as error:  # noqa: BLE001 - it is the outcome
                 on_failure(error)
                 if not outcome.done():
                     outcome.set_exception(error)
-                    outcome.exception()  # so that asyncio does not complain where nobody asks
+                    outcome.exception()  # marks it as retrieved: asyncio logs it otherwise
             else:
                 if not outcome.done():
                     outcome.set_result(result)
@@ -93,7 +94,7 @@ class BackgroundTasks:
         return outcome
 
     def keep_running(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run what ``work`` returns, and after an exception again; the log calls it ``name``."""
+        """Run ``work()``, and again after each exception; ``name`` is for the log."""
         self._add(_keep_running(name, work))
 
     def _add(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
@@ -111,33 +112,30 @@ async def _keep_running(name: str, work: Callable[[], Coroutine[Any, Any, None]]
             await work()
             return
         except Exception:
-            # It may also fail while it is being cancelled, which then must not be forgotten.
+            # A failure during a cancellation must not end the cancellation.
             if task is not None and task.cancelling():
                 logger.exception("%s failed at its end.", name)
                 return
             has_recovered = loop.time() - began > _LONGEST_PAUSE_SECONDS
             doubled = 0.0 if has_recovered else min(2 * pause, _LONGEST_PAUSE_SECONDS)
             pause = doubled or _FIRST_PAUSE_SECONDS
-            logger.exception("%s failed; it goes on in %g s.", name, pause)
+            logger.exception("%s failed; it restarts in %g s.", name, pause)
         await asyncio.sleep(pause)
 
 
 async def outcome_of(outcome: "asyncio.Future[T]") -> T:
-    """Wait for a change; raises ServerStopping where the stop of the server cancelled it."""
+    """Wait for an outcome; raises ServerStopping if the end of its block cancelled it."""
     try:
         return await outcome
     except asyncio.CancelledError:
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             raise
-        raise ServerStopping from None  # the change was cancelled by the stop, not by the caller
+        raise ServerStopping from None
 
 
 async def unless(event: asyncio.Event, work: Coroutine[Any, Any, object]) -> bool:
-    """Do something in the present task, but cancel it when an event comes first.
-
-    Returns whether it was done.
-    """
+    """Await a coroutine in this task, but cancel it when an event is set; return if it ended."""
     loop = asyncio.get_running_loop()
 
     async def end() -> None:
@@ -160,9 +158,9 @@ async def unless(event: asyncio.Event, work: Coroutine[Any, Any, object]) -> boo
 
 
 class Slots:
-    """At most ``count`` of something at once; so many more wait in line, the rest is refused.
+    """Limits something to ``count`` at once; up to ``max_waiting`` more wait for a slot.
 
-    ``under_way`` says what, as in "archives are being downloaded (max_downloads)".
+    ``under_way`` is for the refusal, as in "archives are being downloaded (max_downloads)".
     """
 
     def __init__(self, count: int, under_way: str, max_waiting: int = 100) -> None:
@@ -173,10 +171,10 @@ class Slots:
 
     @contextlib.asynccontextmanager
     async def taken(self) -> AsyncIterator[None]:
-        """Hold one within the block, once there is one; the caller has a deadline for that.
+        """Hold a slot within the block; the caller has a deadline for the wait.
 
         Raises:
-            ServerBusy: The line is full.
+            ServerBusy: Too many wait.
         """
         if self._free.locked() and self._waiting >= self._max_waiting:
             raise ServerBusy(self._refusal)
@@ -192,10 +190,7 @@ class Slots:
 
 
 class DaemonThreads:
-    """Threads for one purpose: up to ``count``, and up to ``max_waiting`` calls that wait for one.
-
-    Calls begin in the order of their coming.
-    """
+    """Up to ``count`` threads for one purpose, with a queue of up to ``max_waiting`` calls."""
 
     def __init__(self, purpose: str, count: int, max_waiting: int = 100) -> None:
         self._purpose = purpose
@@ -204,10 +199,10 @@ class DaemonThreads:
         self._max_waiting = max_waiting
         self._lock = threading.Lock()
         self._started = 0
-        self._idle = 0  # threads that wait for a call, less the calls that wait for them
+        self._idle = 0  # threads that wait for a call, minus calls that wait for a thread
 
     def submit(self, function: Callable[..., T], *arguments: Any) -> concurrent.futures.Future[T]:
-        """Have a function called; returns its outcome, which may be cancelled until it begins.
+        """Call a function in a thread; return its outcome, which can be cancelled until it begins.
 
         Raises:
             ServerBusy: Too many calls wait.
@@ -228,9 +223,10 @@ class DaemonThreads:
         return outcome
 
     async def run(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Call a function; a cancellation comes into force when it has ended, or hangs.
+        """Call a function in a thread and wait for it.
 
-        A thread cannot be cancelled, and cleaning up while it still runs would be a race.
+        A cancellation first waits some seconds for the end of the call: cleaning up during the call
+        would be a race.
 
         Raises:
             ServerBusy: Too many calls wait.
@@ -243,7 +239,7 @@ class DaemonThreads:
             raise
 
     def _run(self, call: Callable[[], None]) -> None:
-        while True:  # no deadline: it is a thread for this, and ends with the process
+        while True:  # no deadline: a daemon thread ends with the process
             call()
             with self._lock:
                 self._idle += 1
@@ -251,17 +247,14 @@ class DaemonThreads:
 
 
 async def in_abandonable_thread(function: Callable[..., T], *arguments: Any) -> T:
-    """Run a function that may hang for ever in a thread that neither we nor our end wait for."""
+    """Call a function that may hang in a new daemon thread."""
     return await asyncio.wrap_future(_in_thread(function, *arguments))
 
 
 async def start_in_thread(
     start: Callable[..., T], *arguments: Any, discard: Callable[[T], object]
 ) -> T:
-    """Start something in a thread, as `in_abandonable_thread` does.
-
-    ``discard`` gets what was started when nobody waits for it any more.
-    """
+    """Call ``start`` in a daemon thread; after a cancellation ``discard`` its result."""
     outcome = _in_thread(start, *arguments)
     try:
         return await asyncio.wrap_future(outcome)
@@ -289,7 +282,7 @@ def _call_into(
         return
     try:
         result = function(*arguments)
-    except BaseException as error:  # noqa: BLE001 - passed on to whoever waits
+    except BaseException as error:  # noqa: BLE001 - it is the outcome
         outcome.set_exception(error)
     else:
         outcome.set_result(result)

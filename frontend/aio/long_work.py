@@ -1,8 +1,7 @@
-"""Does long work on the event loop without keeping it from anything else.
+"""Run long work on the event loop in slices, between which the loop serves other tasks.
 
-A body may take seconds to parse. In a thread that would not help: threads share the interpreter's
-lock, and each turn of the loop would wait for it. So such work is written as a generator that
-yields after each small step, and is done in slices between which the loop sees to everybody else.
+A body may take seconds to parse. A thread would not help, because the event loop would wait for the
+interpreter's lock in each turn. Such work is a generator that yields after each small step.
 """
 
 import asyncio
@@ -13,21 +12,21 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-#: Work in small steps; what it returns is its result.
+#: Work in small steps; it returns its result.
 Steps = Generator[None, None, T]
 
-#: Seconds; what is done sooner is not interrupted, and a step should take less.
+#: Seconds; shorter work is not interrupted, and a step should take less.
 _SLICE = 0.002
 
 
 class LongWork:
-    """Takes turns between all pieces of long work: each turn of the loop has one slice of one."""
+    """Runs pieces of long work in turn: one slice of one piece in each turn of the loop."""
 
     def __init__(self) -> None:
-        self._turn = asyncio.Lock()  # is fair: whoever waits longest is next
+        self._turn = asyncio.Lock()  # first come, first served
 
     async def run(self, steps: Steps[T]) -> T:
-        """Do the work to its end, and return its result; raises what it raises."""
+        """Return the result of the work, or raise its exception."""
         with contextlib.closing(steps):
             try:
                 _run_slice(steps)
@@ -41,7 +40,7 @@ class LongWork:
 
 
 def _run_slice(steps: Steps[T]) -> None:
-    """Go on for a while; raises StopIteration, with the result, at the end."""
+    """Run some steps; raises StopIteration, with the result, at the end."""
     end = time.perf_counter() + _SLICE
     while time.perf_counter() < end:
         next(steps)

@@ -1,8 +1,7 @@
-"""Keys that an operator gives: files of a directory, such as a Secret that Kubernetes mounts.
+"""Keys in files of a directory, such as a mounted Secret of Kubernetes.
 
-They are read again when they have changed. That is looked at when a key is asked for, at most every
-few seconds, and not by a task: nobody waits for keys that nobody shows. A mounted Secret lies in
-memory, so that reading it holds nothing up.
+A request that needs a key reads changed files again, at most every few seconds. A mounted Secret is
+in memory, so that reading it does not block.
 """
 
 import logging
@@ -16,13 +15,13 @@ from marserve.frontend.security.tokens import KINDS, REFUSED, Kind, holds
 logger = logging.getLogger(__name__)
 
 _SECONDS = 5.0
-_LEAST = 8  # characters, as many as those have that the server makes up
+_MIN_LENGTH = 8  # characters, the length of the keys that the server makes
 
 
 class GivenTokens:
-    """The keys in ``directory``: its files ``inference`` and ``management``, a key on each line.
+    """The keys in the files ``inference`` and ``management`` of a directory, one a line.
 
-    The first reading raises OSError or ValueError; where a later one fails, the old keys stay.
+    The constructor raises OSError or ValueError. If a later read fails, the old keys stay valid.
     """
 
     def __init__(self, directory: Path, clock: Callable[[], float] = time.monotonic) -> None:
@@ -32,27 +31,27 @@ class GivenTokens:
         self._keys: Mapping[Kind, tuple[str, ...]] = {}
         self._problem = ""
         self._read()
-        self._next_look = clock() + _SECONDS
+        self._next_read = clock() + _SECONDS
 
     def authorize(self, kind: Kind, authorization: str | None) -> None:
         """Raise InvalidToken unless an ``Authorization`` header has one of this kind's keys."""
-        if self._clock() >= self._next_look:
-            self._look_again()
+        if self._clock() >= self._next_read:
+            self._refresh()
         if not any(holds(authorization, key) for key in self._keys[kind]):
             raise InvalidToken(REFUSED)
 
-    def renew(self, kind: str | None, authorization: str | None) -> None:  # noqa: ARG002 - nobody may
+    def renew(self, kind: str | None, authorization: str | None) -> None:  # noqa: ARG002 - it always raises
         """Raise InvalidToken: only the files change the keys."""
         raise InvalidToken("The keys are those of token_directory, which requests do not renew.")
 
-    def _look_again(self) -> None:
-        self._next_look = self._clock() + _SECONDS
+    def _refresh(self) -> None:
+        self._next_read = self._clock() + _SECONDS
         try:
             self._read()
         except (OSError, ValueError) as error:
             if str(error) != self._problem:
                 self._problem = str(error)
-                logger.error("token_directory: %s; the old keys stay.", error)  # noqa: TRY400 - all there is to say
+                logger.error("token_directory: %s; the old keys stay.", error)  # noqa: TRY400 - no traceback
             return
         self._problem = ""
 
@@ -62,12 +61,12 @@ class GivenTokens:
             return
         keys = {kind: tuple(text.split()) for kind, text in texts.items()}
         for kind, found in keys.items():
-            if not found or min(map(len, found)) < _LEAST:
+            if not found or min(map(len, found)) < _MIN_LENGTH:
                 raise ValueError(
-                    f"{self._directory / kind} needs keys of {_LEAST} characters or more"
+                    f"{self._directory / kind} needs keys of {_MIN_LENGTH} characters or more"
                 )
         if set(keys["inference"]) & set(keys["management"]):
-            raise ValueError(f"a key of {self._directory} would be good for both kinds")
+            raise ValueError(f"a key of {self._directory} is in both files")
         if self._texts:
             logger.info("The keys in %s have changed.", self._directory)
         self._texts, self._keys = texts, keys

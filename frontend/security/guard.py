@@ -1,16 +1,9 @@
-"""Which requests may use a guarded route.
-
-docs/security.md has the rule as a table, by setting and address ("which requests need a key"):
-
-* ``key``: a request needs the key of its kind.
-* ``local``: a request needs no key if it comes from a program on this machine. A ``Bearer`` key
-  that a management request contains must be right, and then nothing else is checked.
-* ``open``: nothing is checked.
+"""The check of requests to guarded routes; docs/security.md has its rules as a table.
 
 Requests from this machine are not always made by its user. A web page in a browser can post a form
-to 127.0.0.1, or resolve a host name of its own to it (DNS rebinding): browsers then send a foreign
-``Origin`` or ``Host``. A proxy on this machine passes on requests of other machines: most can add
-headers that say so.
+to 127.0.0.1, or resolve its host name to it (DNS rebinding): browsers then send a foreign
+``Origin`` or ``Host``. A proxy on this machine forwards requests of other machines: most proxies
+can add headers that show it.
 """
 
 import ipaddress
@@ -29,8 +22,9 @@ class Guard:
     """Checks requests to guarded routes.
 
     Args:
-        tokens: Checks keys; None where there are none.
-        keyless: Whether requests need no key although there are keys.
+        tokens: Checks keys; None without keys.
+        keyless: Whether requests need no key. A ``Bearer`` key of a management request must be
+            correct all the same, and then nothing else is checked.
         local: Kinds of routes that without a key are for programs on this machine only.
         browsers: Whether web pages can send requests to the listener.
     """
@@ -56,14 +50,14 @@ class Guard:
         return cls(tokens, keyless=keyless, local=local, browsers=browsers)
 
     def checks(self, kind: Kind | None) -> bool:
-        """Whether `admit` checks anything of a request to a route of this kind."""
+        """Return whether `admit` checks anything for a route of this kind."""
         return kind is not None and (
             kind in self._local
             or (self._tokens is not None and (not self._keyless or kind == "management"))
         )
 
     def admit(self, kind: Kind | None, headers: Mapping[str, str]) -> None:
-        """Check a request to a route by its headers, which are looked up in lower case.
+        """Check a request to a route by its headers, whose names are in lower case.
 
         Raises:
             InvalidToken: It does not have the key of this kind.
@@ -72,7 +66,7 @@ class Guard:
         if kind is None:
             return
         if self._tokens is not None and (
-            # On other routes the header may be for the handler.
+            # On other routes without keys the header may be for the handler.
             not self._keyless or (kind == "management" and _has_bearer(headers))
         ):
             self._tokens.authorize(kind, headers.get("authorization"))

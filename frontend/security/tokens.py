@@ -1,11 +1,11 @@
-"""The keys that clients show: who may predict, and who may manage.
+"""The keys of clients, for inference and for management.
 
 By default the rules are TorchServe's: three keys, new at every start, in ``key_file.json``. The
 inference and the management key expire; the API key, which renews them, does not. Unlike
-TorchServe, the server removes the key file when it stops, since its keys are no longer valid.
+TorchServe, the server removes the key file when it stops.
 
-With ``token_directory`` the keys are somebody else's (`frontend.given_tokens`): several servers
-behind one address must take the same.
+With ``token_directory`` the operator sets the keys (`given_tokens`), because several servers behind
+one address must accept the same.
 """
 
 import hmac
@@ -24,7 +24,7 @@ from marserve.frontend.errors import InvalidToken
 Kind = Literal["inference", "management"]
 KINDS: Final[tuple[Kind, ...]] = ("management", "inference")
 
-_LAST_DATE = 253402300799.0  # the end of the year 9999: datetime knows no later one
+_LAST_DATE = 253402300799.0  # the end of the year 9999, the last of datetime
 
 _BEARER = re.compile(r"Bearer\s+(\S+)", re.ASCII)
 REFUSED = "Token Authorization failed. Token either incorrect, expired, or not provided correctly"
@@ -47,10 +47,10 @@ class _Token(NamedTuple):
 
 
 class TokenStore:
-    """The keys of a running server, in memory and in the key file ``path``.
+    """New keys of a running server, in memory and in the key file ``path``.
 
-    Making the store makes the keys and writes the file, or raises OSError; `close` removes it.
-    ``lifetime`` is in seconds; the clock is the wall clock, since people read the file.
+    The constructor writes the file, or raises OSError; `close` removes it. ``lifetime`` is in
+    seconds of the wall clock, whose time the file contains.
     """
 
     def __init__(self, path: Path, lifetime: float, clock: Callable[[], float] = time.time) -> None:
@@ -69,10 +69,10 @@ class TokenStore:
             raise InvalidToken(REFUSED)
 
     def renew(self, kind: str | None, authorization: str | None) -> None:
-        """Replace the key of a kind, as the client wrote it, and its expiry.
+        """Replace the key of a kind, and its expiry.
 
         Raises:
-            InvalidToken: There is no such kind, or the header does not have the API key.
+            InvalidToken: The kind is unknown, or the header does not have the API key.
             OSError: The key file cannot be written; the old key stays valid.
         """
         for known in KINDS:
@@ -98,15 +98,15 @@ class TokenStore:
 
 
 def _new_key() -> str:
-    key = secrets.token_urlsafe(6)  # eight characters, as clients of TorchServe know them
-    # One that begins with a dash would be an option where it is given on a command line.
+    key = secrets.token_urlsafe(6)  # eight characters, as TorchServe's
+    # On a command line a key that begins with a dash would be an option.
     return _new_key() if key.startswith("-") else key
 
 
 def holds(authorization: str | None, key: str) -> bool:
-    """Whether an ``Authorization`` header has a key; takes as long for any wrong one."""
+    """Return whether an ``Authorization`` header has a key, in constant time."""
     match = _BEARER.fullmatch(authorization or "")
-    # Bytes, because compare_digest refuses text beyond ASCII, and a header may hold anything.
+    # Bytes: compare_digest refuses text beyond ASCII.
     return match is not None and hmac.compare_digest(
         match[1].encode("utf-8", "replace"), key.encode()
     )
@@ -126,8 +126,7 @@ def _utc(epoch: float) -> str:
 
 
 def _write_privately(path: Path, text: str) -> None:
-    """Replace a file atomically, by one that only its owner may read."""
-    # Temporary files are made with mode 0600.
+    """Replace a file atomically, by one that only its owner may read (mode 0600)."""
     with tempfile.NamedTemporaryFile(
         "w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False
     ) as file:

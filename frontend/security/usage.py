@@ -1,12 +1,11 @@
-"""What the clients of a listener use: connections, and memory for bytes in flight.
+"""The connections and the bytes in flight of the clients of a listener.
 
-In flight are the bytes of requests that are being received or wait for their answer, of answers
-that wait for their clients to read them, and of what an answer is made of (`Holding`). An answer is
-never refused; but where too much is in flight, further requests are, and requests whose answers
-are being made fail. Not counted are up to 64 KiB per connection, so that the usual request costs no
-counting.
+Bytes in flight are those of requests that are received or unanswered, of answers that their clients
+have not read, and of intermediate results (`Holding`). An answer is never refused; but while too
+many bytes are in flight, further requests are, and requests that need more memory fail. Up to
+64 KiB per connection are not counted, so that the usual request costs no counting.
 
-Clients at unix sockets have no address, and share no limit of one.
+Clients of unix sockets have no address, and no limit per address applies to them.
 """
 
 from collections.abc import Callable
@@ -22,7 +21,7 @@ _UNCOUNTED_BYTES = 1 << 16
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class ClientUsage:
-    """What the connections from one address use; the address is empty at a unix socket."""
+    """The use of the connections from one address, which is empty for a unix socket."""
 
     address: str
     connections: int = 0
@@ -31,15 +30,15 @@ class ClientUsage:
 
 @dataclass(eq=False)
 class Usage:
-    """What all clients of a listener use.
+    """The use of all clients of a listener.
 
     Attributes:
-        max_bytes: In flight, of all clients; 0 for any number.
-        max_client_bytes: In flight, from one address; 0 for any number.
+        max_bytes: Limit of the bytes in flight of all clients; 0 for no limit.
+        max_client_bytes: Limit for one address; 0 for no limit.
         on_limit: Called with the name of a limit and a sentence for the log.
         bytes: In flight now.
-        uncounted_bytes: Requests that are not longer need not be counted while they wait for their
-            answer; none while more is in flight than allowed, as answers may be.
+        uncounted_bytes: Length up to which requests are not counted while they wait for their
+            answer; 0 while answers exceed the limit.
     """
 
     max_bytes: int = 0
@@ -53,16 +52,16 @@ class Usage:
 
     @property
     def is_full(self) -> bool:
-        """Whether more is in flight than allowed."""
+        """Whether the bytes in flight exceed the limit."""
         return 0 < self.max_bytes < self.bytes
 
     def share(self, client: ClientUsage) -> float:
-        """The share of the bytes in flight that this client may add to which are there now."""
+        """Return the share of a client's limits that is used."""
         limits = (self.bytes, self.max_bytes), (client.bytes, self.max_client_bytes)
         return max((used / limit for used, limit in limits if limit), default=0.0)
 
     def client(self, address: str) -> ClientUsage:
-        """What one client uses, as long as it is referred to; the caller counts its connections."""
+        """Return the use of one address; the caller keeps it, and counts the connections."""
         client = self._clients.get(address) or ClientUsage(address)
         if address:
             self._clients[address] = client
@@ -72,7 +71,7 @@ class Usage:
         """Count bytes of a request.
 
         Raises:
-            TooMuchInFlight: There would be more than allowed; then they are not counted.
+            TooMuchInFlight: They would exceed a limit; then they are not counted.
         """
         if limit := self.limit_of(client, count):
             origin = f" from {client.address}" if limit != "max_bytes_in_flight" else ""
@@ -81,7 +80,7 @@ class Usage:
         self.add(client, count)
 
     def limit_of(self, client: ClientUsage, count: int) -> str:
-        """The name of the limit that so many bytes more would exceed; empty for none."""
+        """Return the name of the limit that further bytes would exceed; empty for none."""
         if 0 < self.max_bytes < self.bytes + count:
             return "max_bytes_in_flight"
         if client.address and 0 < self.max_client_bytes < client.bytes + count:
@@ -89,7 +88,7 @@ class Usage:
         return ""
 
     def add(self, client: ClientUsage, count: int) -> None:
-        """Count bytes, whatever there are; less, if it is negative."""
+        """Count bytes without a check; a negative number releases them."""
         client.bytes += count
         self.bytes += count
         self.uncounted_bytes = 0 if self.is_full else _UNCOUNTED_BYTES
@@ -97,9 +96,9 @@ class Usage:
 
 @dataclass(slots=True, eq=False)
 class Holding(AbstractContextManager["Holding"]):
-    """What is in memory for one request beside its body and its answer, such as outputs of nodes.
+    """The memory for one request beside its body and its answer, such as outputs of nodes.
 
-    At the end of a ``with`` block all is released.
+    The end of a ``with`` block releases it.
     """
 
     usage: Usage = field(default_factory=Usage)

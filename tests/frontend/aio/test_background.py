@@ -113,8 +113,8 @@ def test_what_keeps_running_is_logged_and_started_again(
         return starts
 
     assert run(work()) == 3
-    assert "The probe failed; it goes on in 1 s." in caplog.text
-    assert "The probe failed; it goes on in 2 s." in caplog.text
+    assert "The probe failed; it restarts in 1 s." in caplog.text
+    assert "The probe failed; it restarts in 2 s." in caplog.text
     assert "failure 2" in caplog.text
 
 

@@ -72,7 +72,7 @@ def test_files_that_break_leave_the_old_keys_and_one_line(
 
 def test_a_key_for_both_would_let_everybody_manage(directory: Path) -> None:
     (directory / "inference").write_text("management-1")
-    with pytest.raises(ValueError, match="both kinds"):
+    with pytest.raises(ValueError, match="both files"):
         GivenTokens(directory)
 
 
