@@ -1,1 +1,1 @@
-"""TorchServe's Python API beside its handlers, for code that imports it by the names of `ts`."""
+"""TorchServe's Python API apart from handlers, for code that imports it from `ts`."""

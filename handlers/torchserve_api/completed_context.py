@@ -1,7 +1,7 @@
-"""Contexts that authors of handlers made by hand for their tests, with only what TorchServe needed.
+"""Contexts of tests, completed to our interface.
 
-The best known is TorchServe's own MockContext, of which there are many copies: a dict or two,
-`metrics`, and a `get_request_header`. Ours asks for more here and there.
+Many projects have copies of TorchServe's MockContext: a dict or two, ``metrics`` and a
+``get_request_header``.
 """
 
 from typing import Any
@@ -10,17 +10,17 @@ from marserve.backend.context import Context, RequestProcessor
 
 
 class EndlessRequests(list[RequestProcessor]):
-    """As many requests as are asked for: those missing up to a place are made."""
+    """A list that creates missing requests up to the index that is read."""
 
-    def __getitem__(self, place: Any) -> Any:
-        """Return the request at a place, or a slice."""
-        if isinstance(place, int):
-            self.extend(RequestProcessor({}) for _ in range(len(self), place + 1))
-        return super().__getitem__(place)
+    def __getitem__(self, index: Any) -> Any:
+        """Return the request at an index, or a slice."""
+        if isinstance(index, int):
+            self.extend(RequestProcessor({}) for _ in range(len(self), index + 1))
+        return super().__getitem__(index)
 
 
 class CompletedContext:
-    """Somebody's context, with what it lacks taken from an empty one of ours."""
+    """A context whose missing attributes are those of an empty `Context`."""
 
     def __init__(self, own: Any) -> None:
         empty = Context("", "", None, 1, None, "")

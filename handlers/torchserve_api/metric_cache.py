@@ -1,8 +1,7 @@
-"""The metrics that a metrics.yaml declares for handlers, without a server.
+"""``ts.metrics.metric_cache_yaml_impl``: metrics of a metrics.yaml, without a server.
 
-In a worker, ``context.metrics`` has them already. Tests of handlers, and programs that run handlers
-by themselves, make such a cache and give it to the context. Nobody ships its samples anywhere, so
-each is logged at once, as the line that TorchServe's worker wrote; our server reads it, too.
+Tests and programs that run handlers by themselves pass such a cache to the context. Each sample is
+logged at once, in the format of TorchServe's worker, which our server reads, too.
 """
 
 import abc
@@ -22,24 +21,13 @@ from marserve.backend.errors import (
 )
 from marserve.backend.metrics import CachingMetric, MetricsStore, MetricTypes, Row
 
-__all__ = [
-    "GeneralMetricsCacheError",
-    "MetricCacheAbstract",
-    "MetricsCacheIOError",
-    "MetricsCacheKeyError",
-    "MetricsCachePyYamlError",
-    "MetricsCacheTypeError",
-    "MetricsCacheValueError",
-    "MetricsCacheYamlImpl",
-]
-
 logger = logging.getLogger(__name__)
 
 _SECTION = "model_metrics"
 
 
 class GeneralMetricsCacheError(Exception):
-    """Anything else."""
+    """Another failure; nothing here raises it."""
 
 
 class MetricsCacheIOError(OSError):
@@ -50,36 +38,34 @@ class MetricsCachePyYamlError(yaml.YAMLError):
     """The file is not YAML."""
 
 
-class _Logged(list[Row]):
-    """Takes samples, and keeps none."""
+class _LoggedRows(list[Row]):
+    """Logs the samples that are appended, and stays empty."""
 
     def append(self, row: Row) -> None:
-        """Log a sample."""
         kind, name, unit, value, pairs, ids = row
         number = int(value) if value.is_integer() else value
-        described = ",".join(f"{key}:{text}" for key, text in pairs)
-        when = ",".join([str(int(time.time())), *ids])
-        host = socket.gethostname()
+        dimensions = ",".join(f"{key}:{text}" for key, text in pairs)
+        end = ",".join([socket.gethostname(), str(int(time.time())), *ids])
         logger.info(
-            "[METRICS]%s.%s:%s|#%s|#type:%s|#hostname:%s,%s",
-            *(name, unit, number, described, kind.upper(), host, when),
+            "[METRICS]%s.%s:%s|#%s|#type:%s|#hostname:%s",
+            *(name, unit, number, dimensions, kind.upper(), end),
         )
 
 
 class MetricCacheAbstract(MetricsStore, abc.ABC):
-    """Metrics that are declared in a file; subclasses read it."""
+    """Metrics that are declared in a file, which subclasses read."""
 
     def __init__(self, config_file_path: str) -> None:
-        super().__init__(rows=_Logged())
+        super().__init__(rows=_LoggedRows())
         self.config_file_path = config_file_path
 
     @abc.abstractmethod
     def initialize_cache(self) -> None:
-        """Make the metrics that the file declares."""
+        """Create the metrics that the file declares."""
 
 
 class MetricsCacheYamlImpl(MetricCacheAbstract):
-    """Metrics that a metrics.yaml declares; it is read at once.
+    """Metrics of a metrics.yaml, which the constructor reads.
 
     Raises:
         MetricsCacheTypeError, MetricsCacheIOError, MetricsCachePyYamlError: No file is named, it
@@ -94,19 +80,18 @@ class MetricsCacheYamlImpl(MetricCacheAbstract):
             with Path(config_file_path).open(encoding="utf-8") as file:
                 self._parsed_file: Any = yaml.safe_load(file)
         except yaml.YAMLError as error:
-            raise MetricsCachePyYamlError(
-                f"Error parsing file {config_file_path}: {error}"
-            ) from error
+            message = f"Error parsing file {config_file_path}: {error}"
+            raise MetricsCachePyYamlError(message) from error
         except OSError as error:
             raise MetricsCacheIOError(f"Error reading file {config_file_path}: {error}") from error
 
     def initialize_cache(self) -> None:
-        """Make the metrics under ``model_metrics``.
+        """Create the metrics of the section ``model_metrics``.
 
         Raises:
-            MetricsCacheKeyError: The section, or a key in it, is missing; or a type is unknown.
+            MetricsCacheKeyError: The section or a key is missing, or a type is unknown.
             MetricsCacheValueError: The section is empty.
-            MetricsCacheTypeError: A value is of the wrong kind.
+            MetricsCacheTypeError: A value has the wrong type.
         """
         if not isinstance(self._parsed_file, dict) or _SECTION not in self._parsed_file:
             raise MetricsCacheKeyError(f"{_SECTION!r} key not found in yaml file")
@@ -128,8 +113,7 @@ class MetricsCacheYamlImpl(MetricCacheAbstract):
     def get_metric(
         self, metric_name: str, metric_type: MetricTypes = MetricTypes.COUNTER
     ) -> CachingMetric:
-        """Return a metric that was declared, added or reported before."""
-        _check(metric_name, str, "metric_name")
+        """Return an existing metric; raises MetricsCacheTypeError if the type is none."""
         _check(metric_type, MetricTypes, "metric_type")
         return super().get_metric(metric_name, metric_type)
 
@@ -140,7 +124,7 @@ class MetricsCacheYamlImpl(MetricCacheAbstract):
         dimension_names: Sequence[str] | None = (),
         metric_type: MetricTypes = MetricTypes.COUNTER,
     ) -> CachingMetric:
-        """Make a metric; replaces one of the same name."""
+        """Create a metric, replacing one of that name; raises MetricsCacheTypeError."""
         _check(unit, str, "unit")
         _check(dimension_names or (), (list, tuple), "dimension_names")
         return super().add_metric_to_cache(metric_name, unit, dimension_names, metric_type)

@@ -1,6 +1,6 @@
-"""The program that TorchServe ran to measure the host: ``python -m ts.metrics.metric_collector``.
+"""``python -m ts.metrics.metric_collector``: TorchServe's program that measures the host.
 
-It prints the host's metrics, then the memory of the processes whose ids it reads from its input.
+It prints the host's metrics, then the memory of the processes whose ids are in its input.
 """
 
 import argparse
@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 def get_cpu_usage(pid: str | int) -> int:
-    """Return the resident bytes of a process, 0 where there is none of that id."""
+    """Return the resident bytes of a process, or 0 if it does not exist."""
     try:
         return int(psutil.Process(int(pid)).memory_info().rss)
     except (psutil.Error, ValueError):
@@ -25,13 +25,13 @@ def get_cpu_usage(pid: str | int) -> int:
 
 
 def check_process_mem_usage(stdin: TextIO) -> None:
-    """Log ``id:bytes`` of each process whose id is in the next line, joined by commas."""
+    """Log ``id:bytes`` for each process id of the next line, which commas separate."""
     for pid in filter(None, stdin.readline().strip().split(",")):
         logger.info("%s:%d", pid, get_cpu_usage(pid))
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the program; its exit status."""
+    """Run the program and return its exit status."""
     parser = argparse.ArgumentParser(prog="metric_collector", description=__doc__)
     parser.add_argument("--gpu", type=int, default=0, help="number of GPUs")
     arguments = parser.parse_args(argv)

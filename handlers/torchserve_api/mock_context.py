@@ -1,4 +1,4 @@
-"""For the tests of a handler's author: a context without a server, and files of models."""
+"""For tests of handlers: a context without a server, and files of models."""
 
 import os
 import shutil
@@ -18,10 +18,9 @@ from marserve.handlers.utils import get_yaml_config
 
 
 class MockContext(Context):
-    """The context of a model in a directory, with a batch at hand.
+    """The context of a model in a directory, with a request for each index that is read.
 
-    The batch has as many requests as the test gives the handler: there is one for each index. The
-    ``gpu_id`` counts only where there are GPUs. A test sets ``explain`` to ask for an explanation.
+    ``gpu_id`` is ignored without a GPU. Setting `explain` requests an explanation.
     """
 
     def __init__(
@@ -48,22 +47,22 @@ class MockContext(Context):
             model_yaml_config=get_yaml_config(Path(model_dir, yaml)) if yaml else None,
         )
         self.explain = False
-        self.request_ids = {place: str(uuid.uuid4()) for place in range(requests)}
+        self.request_ids = {index: str(uuid.uuid4()) for index in range(requests)}
         self.request_processor = EndlessRequests(RequestProcessor({}) for _ in range(requests))
 
     def get_request_id(self, idx: int = 0) -> str | None:
-        """Return the id of a request."""
+        """Return the id of a request; create a missing one."""
         return (self.request_ids or {}).setdefault(idx, str(uuid.uuid4()))
 
     def get_request_header(self, idx: int, key: str) -> Any:
-        """Return a header of the request; ``explain`` is there while `explain` is true."""
+        """Return a header of a request; ``explain`` is ``True`` while `explain` is set."""
         if key == "explain":
             return "True" if self.explain else None
         return super().get_request_header(idx, key)
 
 
 def download_model(model_url: str, model_dir: Path) -> None:
-    """Put a file from the web into a directory as ``model.pt``; it is fetched once only."""
+    """Copy a file from the web to ``model.pt`` in a directory; it is downloaded once."""
     caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     cached = caches / "marserve" / "models" / Path(urlparse(model_url).path).name
     if not cached.exists():
@@ -76,6 +75,6 @@ def download_model(model_url: str, model_dir: Path) -> None:
 
 
 def copy_files(src_dir: Path, dst_dir: Path, files: Mapping[str, str]) -> None:
-    """Copy files from one directory to another; from name there to name here."""
+    """Copy files to another directory; ``files`` maps old names to new names."""
     for source, target in files.items():
         shutil.copyfile(Path(src_dir, source), Path(dst_dir, target))

@@ -1,7 +1,7 @@
-"""The base classes of TorchServe's ancestor, from the days of MXNet.
+"""``ts.model_service.model_service``: base classes of the time of MXNet.
 
-A model there had a *signature*, a JSON file that the manifest names (``Model``, ``Signature``): how
-its inputs are called, and of which type they are.
+The manifest names a *signature* (``Model``, ``Signature``), a JSON file with names and types of the
+model's inputs:
 
     {"input_type": "application/json", "inputs": [{"data_name": "data"}]}
 """
@@ -16,22 +16,18 @@ from marserve.backend.context import Context
 
 
 class ModelService(ABC):
-    """A handler that answers one request at a time, in the terms of a signature."""
+    """A handler that answers one request at a time."""
 
     def __init__(
         self, model_name: str, model_dir: str, manifest: Any, gpu: int | None = None
     ) -> None:
-        del model_name, model_dir, manifest, gpu  # initialize has them from the context
+        del model_name, model_dir, manifest, gpu  # initialize reads them from the context
         self.ctx: Any = None
         self._context: Any = None
         self._signature: Any = None
 
     def initialize(self, context: Context) -> None:
-        """Read the signature.
-
-        Raises:
-            ValueError: There is none.
-        """
+        """Read the signature; ValueError if the file is missing."""
         self._context = context
         name = ((context.manifest or {}).get("Model") or {}).get("Signature")
         path = Path(str(context.system_properties["model_dir"]), name or "signature.json")
@@ -41,23 +37,30 @@ class ModelService(ABC):
 
     @abstractmethod
     def inference(self, data: Any) -> Any:
-        """Answer a list with one input: a list with one element, or that element."""
+        """Return the answer to a list with one input: a list with one element, or the element."""
 
     @abstractmethod
     def ping(self) -> Any:
-        """Tell whether the model works."""
+        """Return whether the model works."""
 
     def signature(self) -> Any:
         """Return the signature."""
         return self._signature
 
     def handle(self, data: Any, context: Context) -> list[Any]:
-        """Answer the first request, its input under the signature's name, ``body`` or ``data``."""
+        """Answer the first request; its input is under the signature's name, ``body`` or ``data``.
+
+        Bytes are parsed as JSON, or as the Python literals that clients of these models sent.
+        """
         del context
         names = (self._signature["inputs"][0]["data_name"], "body", "data")
         value = next((data[0][name] for name in names if data[0].get(name) is not None), None)
-        if self._signature["input_type"] == "application/json":
-            value = _parsed(value)
+        is_json = self._signature["input_type"] == "application/json"
+        if is_json and isinstance(value, bytes | bytearray):
+            try:
+                value = json.loads(value)
+            except ValueError:
+                value = ast.literal_eval(value.decode())
         answer = self.inference([value])
         return answer if isinstance(answer, list) else [answer]
 
@@ -70,23 +73,10 @@ class SingleNodeService(ModelService):
         return self._postprocess(self._inference(self._preprocess(data)))
 
     @abstractmethod
-    def _inference(self, data: Any) -> Any:
-        """Run the model."""
+    def _inference(self, data: Any) -> Any: ...
 
     def _preprocess(self, data: Any) -> Any:
-        """Prepare the input; by default as it is."""
         return data
 
     def _postprocess(self, data: Any) -> Any:
-        """Make the answer; by default as it is."""
         return data
-
-
-def _parsed(value: Any) -> Any:
-    """Parse JSON, or the Python literals that these models' clients sent."""
-    if not isinstance(value, bytes | bytearray):
-        return value
-    try:
-        return json.loads(value)
-    except ValueError:
-        return ast.literal_eval(value.decode())

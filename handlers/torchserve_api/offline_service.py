@@ -1,14 +1,12 @@
-"""A handler without a server: TorchServe's ``ts.service`` and ``ts.model_loader``.
-
-Other programs load handlers that way, and measure or serve them by themselves:
+"""``ts.service`` and ``ts.model_loader``: handlers without a server.
 
     service = ModelLoaderFactory.get_model_loader().load("kitten", folder, "handler.py")
     headers, rows, ids = Service.retrieve_data_for_inference(batch)
     service.context.request_ids, service.context.request_processor = ids, headers
     answers = service._entry_point(rows, service.context)
 
-What is loaded has to be importable, as under TorchServe: whoever loads puts the folder on
-``sys.path``. In our own workers `marserve.backend.service` is the service.
+The folder must be on ``sys.path``, as under TorchServe. The service of our workers is
+`marserve.backend.service`.
 """
 
 import abc
@@ -49,8 +47,8 @@ logger = logging.getLogger(__name__)
 class Service:
     """A handler and its context; reads the model-config.yaml that the manifest names.
 
-    ``manifest`` is MANIFEST.json as it stands in ``model_dir``, ``entry_point`` the handler's
-    ``handle(data, context)``, ``gpu`` the ordinal of a GPU or None.
+    ``manifest`` is the parsed MANIFEST.json, ``entry_point`` the handler's ``handle(data,
+    context)``, ``gpu`` the index of a GPU or None.
     """
 
     def __init__(
@@ -81,35 +79,32 @@ class Service:
 
     @property
     def context(self) -> Context:
-        """The one context, given to the handler with every batch."""
+        """The context of all batches."""
         return self._context
 
     def set_cl_socket(self, cl_socket: Any) -> None:
-        """Set what the handler finds as ``context.cl_socket``."""
+        """Set ``context.cl_socket``."""
         self.context.cl_socket = cl_socket
 
     @staticmethod
     def retrieve_data_for_inference(
         batch: Iterable[Mapping[str, Any]] | None,
     ) -> tuple[list[RequestProcessor], list[dict[str, Any]], dict[int, str]]:
-        """Take a batch apart, into the context's requests, the handler's data and the request ids.
+        """Return the context's requests, the handler's data and the request ids of a batch.
 
         Args:
-            batch: Of each request ``{"requestId": bytes, "parameters": [{"name": str, "value": any,
-                "contentType": str}], "headers": [{"name": bytes, "value": bytes}]}``, the headers
-                being optional.
-
-        Raises:
-            ValueError: There is no batch.
+            batch: For each request ``{"requestId": bytes, "parameters": [{"name": str, "value":
+                any, "contentType": str}], "headers": [{"name": bytes, "value": bytes}]}``; headers
+                are optional. None is a ValueError.
         """
         if batch is None:
             raise ValueError("Received invalid inputs")
         processors: list[RequestProcessor] = []
         rows: list[dict[str, Any]] = []
         ids: dict[int, str] = {}
-        for place, request in enumerate(batch):
+        for index, request in enumerate(batch):
             parameters = request["parameters"]
-            ids[place] = _text(request["requestId"])
+            ids[index] = _text(request["requestId"])
             rows.append({each["name"]: each["value"] for each in parameters})
             headers: dict[str, Any] = {
                 each["name"]: {"content-type": each["contentType"]} for each in parameters
@@ -120,7 +115,7 @@ class Service:
         return processors, rows, ids
 
     def predict(self, batch: Iterable[Mapping[str, Any]] | None) -> Any:
-        """Run the handler over a batch; returns what `create_predict_response` makes of it."""
+        """Run the handler over a batch and return the result of `create_predict_response`."""
         context = self.context
         processors, rows, ids = self.retrieve_data_for_inference(batch)
         context.request_ids, context.request_processor = ids, processors
@@ -142,7 +137,7 @@ class Service:
 
 
 class ModelLoader(abc.ABC):
-    """What loads a handler; programs in the wild have loaders of their own."""
+    """The base class of loaders."""
 
     @abc.abstractmethod
     def load(self, *args: Any, **kwargs: Any) -> Any:
@@ -163,13 +158,13 @@ class TsModelLoader(ModelLoader):
         limit_max_image_pixels: bool | None = True,
         metrics_cache: Any = None,
     ) -> Service:
-        """Import a handler and initialise it; whatever it raises is the caller's.
+        """Import and initialise a handler; its exceptions are raised unchanged.
 
-        ``handler`` is as in the manifest (``file.py``, ``file:function``, the name of a built-in
-        one), ``envelope`` the name of a request envelope around it.
+        ``handler`` is as in the manifest (``file.py``, ``file:function``, a built-in name),
+        ``envelope`` the name of a request envelope.
 
         Raises:
-            ImportError, HandlerUnusable: There is no such handler, or it is none; it says why.
+            ImportError, HandlerUnusable: The handler does not exist or cannot be used.
         """
         if metrics_cache is not None:
             metrics_cache.set_request_ids(str(uuid.uuid4()))
@@ -193,7 +188,7 @@ class TsModelLoader(ModelLoader):
 
 
 class ModelLoaderFactory:
-    """Where TorchServe's users get their loader."""
+    """Returns the loader."""
 
     @staticmethod
     def get_model_loader() -> TsModelLoader:

@@ -1,14 +1,13 @@
-"""Answers to a batch as TorchServe's worker sent them: ``ts.protocol.otf_message_handler``.
+"""``ts.protocol.otf_message_handler``: a batch's answers in the format of TorchServe's worker.
 
-Our workers speak another protocol. But code in the wild makes such messages, to send the pieces of
-an answer (``context.cl_socket.sendall``) or to read what a service answered that it runs without a
-server. All integers are signed, of 32 bits, the highest byte first:
+Our workers have another protocol. Handlers create such messages to send pieces of an answer
+(``context.cl_socket.sendall``), other programs read them from `Service.predict`. Integers are
+signed, 32 bits, big-endian; a text is its length in bytes and its bytes; headers are their number,
+then name and value of each:
 
     code, text message
     of each request: text id, text content type, code, text reason, headers, text body
     -1
-
-A text is its length in bytes and its bytes; headers are their number and then name and value.
 """
 
 import logging
@@ -25,10 +24,9 @@ logger = logging.getLogger(__name__)
 
 
 class PredictResponse(bytearray):
-    """The message."""
+    """The message, and the arguments of `Context.send_intermediate` that it was made of."""
 
     arguments: tuple[Any, Mapping[int, str], str, int]
-    """What `Context.send_intermediate` takes: results, ids, message, code."""
 
 
 def send_intermediate_predict_response(
@@ -38,11 +36,11 @@ def send_intermediate_predict_response(
     code: int,
     context: Any = None,
 ) -> None:
-    """Send what is there so far of a batch's answers; the function in utils took its place.
+    """Send pieces of a batch's answers, as `handlers.utils.send_intermediate_predict_response`.
 
     Raises:
-        RuntimeError: The context belongs to no batch.
-        ValueError: The results do not fit the requests, or there is no context.
+        RuntimeError: The context has no batch.
+        ValueError: The number of results is wrong, or the context is missing.
     """
     warnings.warn(
         "Import send_intermediate_predict_response from ts.handler_utils.utils",
@@ -56,7 +54,7 @@ def send_intermediate_predict_response(
 
 
 def is_first_rank() -> bool:
-    """Whether this process answers for all over which the model is spread."""
+    """Return whether this process answers for all ranks of a distributed model."""
     return os.environ.get("LOCAL_RANK", "0") == "0"
 
 
@@ -68,22 +66,22 @@ def create_predict_response(
     context: Any = None,
     ts_stream_next: bool = False,
 ) -> PredictResponse | None:
-    """Make the message; None on other ranks than 0.
+    """Return the message; None on ranks other than 0.
 
     ``ret`` has one result per request, or is None for a failure. ``message`` and ``code`` are the
-    batch's; the context has status and headers of each answer. ``ts_stream_next``: more is to come.
+    batch's; the context has status and headers of each answer. With ``ts_stream_next`` more pieces
+    follow.
     """
     if not is_first_rank():
         return None
-    response = PredictResponse(_integer(code) + _text(message.encode()))
+    response = PredictResponse(_integer(code) + _text(message))
     response.arguments = ret, req_id_map, message, code
     try:
-        for place, id_ in req_id_map.items():
+        for index, id_ in req_id_map.items():
             if context is not None and ret is not None:
-                _mark_stream(context, place, ret[place], more=ts_stream_next)
-            response += _text(id_.encode())
-            response += _head(context, place, code)
-            response += _text(b"error" if ret is None else encode_result(ret[place]))
+                _mark_stream(context, index, ret[index], more=ts_stream_next)
+            response += _text(id_) + _head(context, index, code)
+            response += _text("error" if ret is None else encode_result(ret[index]))
     except TypeError:
         logger.warning("A result cannot be sent.", exc_info=True)
         return create_predict_response(None, req_id_map, "Unsupported model output data type.", 503)
@@ -91,31 +89,28 @@ def create_predict_response(
     return response
 
 
-def _mark_stream(context: Any, place: int, result: Any, *, more: bool) -> None:
-    """Say in the headers whether more is to come."""
+def _mark_stream(context: Any, index: int, result: Any, *, more: bool) -> None:
+    """Set the header that states whether more pieces follow."""
     criteria = context.stopping_criteria
     if more:
-        context.set_response_header(place, STREAM_NEXT, "true")
+        context.set_response_header(index, STREAM_NEXT, "true")
     elif criteria:
-        stops = criteria[place](result)
+        stops = criteria[index](result)
         if stops is not None:
-            context.set_response_header(place, STREAM_NEXT, "false" if stops else "true")
-    elif context.get_response_headers(place).get(STREAM_NEXT) == "true":
-        context.set_response_header(place, STREAM_NEXT, "false")
+            context.set_response_header(index, STREAM_NEXT, "false" if stops else "true")
+    elif context.get_response_headers(index).get(STREAM_NEXT) == "true":
+        context.set_response_header(index, STREAM_NEXT, "false")
 
 
-def _head(context: Any, place: int, code: int) -> bytes:
-    """Content type, status, reason and headers of one answer."""
+def _head(context: Any, index: int, code: int) -> bytes:
+    """Encode content type, status, reason and headers of one answer."""
     if context is None:
-        return _text(b"") + _integer(code) + _text(b"") + _integer(0)
-    status, reason = context.get_response_status(place)
-    headers = context.get_response_headers(place)
-    content_type = context.get_response_content_type(place) or ""
-    head = _text(content_type.encode()) + _integer(status or 200) + _text((reason or "").encode())
-    head += _integer(len(headers))
-    for name, value in headers.items():
-        head += _text(name.encode()) + _text(value.encode())
-    return head
+        return _text("") + _integer(code) + _text("") + _integer(0)
+    status, reason = context.get_response_status(index)
+    headers = context.get_response_headers(index)
+    head = _text(context.get_response_content_type(index) or "") + _integer(status or 200)
+    head += _text(reason or "") + _integer(len(headers))
+    return head + b"".join(_text(name) + _text(value) for name, value in headers.items())
 
 
 def _integer(value: int) -> bytes:
@@ -123,4 +118,5 @@ def _integer(value: int) -> bytes:
 
 
 def _text(value: Any) -> bytes:
-    return _integer(len(value)) + bytes(value)
+    encoded = value.encode() if isinstance(value, str) else value
+    return _integer(len(encoded)) + bytes(encoded)

@@ -1,8 +1,7 @@
-"""The host's metrics, measured now: TorchServe's ``ts.metrics.system_metrics``.
+"""``ts.metrics.system_metrics``: measurements of the host.
 
-The server measures the host by itself. These are for handlers that report the load while they run,
-and for a ``system_metrics_cmd`` of one's own, whose module `collect_all` is given: it calls every
-function that the module has.
+The server has its own. These are for handlers, and for modules of a ``system_metrics_cmd``, whose
+functions `collect_all` calls.
 """
 
 import importlib
@@ -17,7 +16,7 @@ from marserve.backend.metrics import Dimension, Metric
 
 logger = logging.getLogger(__name__)
 
-system_metrics: list[Metric] = []  # what was measured, the newest last
+system_metrics: list[Metric] = []  # the measurements, the latest last
 dimension = [Dimension("Level", "Host")]
 
 _MIB, _GIB = 2**20, 2**30
@@ -30,41 +29,36 @@ def _measurement(name: str, unit: str, read: Callable[[], float]) -> Callable[[]
     return measure
 
 
-cpu_utilization = _measurement("CPUUtilization", "percent", psutil.cpu_percent)  # since last asked
-memory_used = _measurement("MemoryUsed", "MB", lambda: psutil.virtual_memory().used / _MIB)
-memory_available = _measurement(
-    "MemoryAvailable", "MB", lambda: psutil.virtual_memory().available / _MIB
-)
-memory_utilization = _measurement(
-    "MemoryUtilization", "percent", lambda: psutil.virtual_memory().percent
-)
-disk_used = _measurement("DiskUsage", "GB", lambda: psutil.disk_usage("/").used / _GIB)
-disk_available = _measurement("DiskAvailable", "GB", lambda: psutil.disk_usage("/").free / _GIB)
-disk_utilization = _measurement(
-    "DiskUtilization", "percent", lambda: psutil.disk_usage("/").percent
-)
+_memory, _disk = psutil.virtual_memory, psutil.disk_usage
+cpu_utilization = _measurement("CPUUtilization", "percent", psutil.cpu_percent)  # since last call
+memory_used = _measurement("MemoryUsed", "MB", lambda: _memory().used / _MIB)
+memory_available = _measurement("MemoryAvailable", "MB", lambda: _memory().available / _MIB)
+memory_utilization = _measurement("MemoryUtilization", "percent", lambda: _memory().percent)
+disk_used = _measurement("DiskUsage", "GB", lambda: _disk("/").used / _GIB)
+disk_available = _measurement("DiskAvailable", "GB", lambda: _disk("/").free / _GIB)
+disk_utilization = _measurement("DiskUtilization", "percent", lambda: _disk("/").percent)
 
 
 def collect_gpu_metrics(num_of_gpus: int | None) -> None:
-    """Measure memory and load of the first so many GPUs, as torch tells them."""
+    """Measure memory and load of the first ``num_of_gpus`` GPUs with torch."""
     for index in range(num_of_gpus or 0):
-        cuda = importlib.import_module("torch").cuda  # only here: importing it takes seconds
+        cuda = importlib.import_module("torch").cuda  # importing torch takes seconds
         free, total = cuda.mem_get_info(index)
-        described = [*dimension, Dimension("device_id", index)]
+        dimensions = [*dimension, Dimension("device_id", index)]
         system_metrics.extend(
             (
-                Metric("GPUMemoryUtilization", cuda.memory_usage(index), "percent", described),
-                Metric("GPUMemoryUsed", (total - free) // _MIB, "MB", described),
-                Metric("GPUUtilization", cuda.utilization(index), "percent", described),
+                Metric("GPUMemoryUtilization", cuda.memory_usage(index), "percent", dimensions),
+                Metric("GPUMemoryUsed", (total - free) // _MIB, "MB", dimensions),
+                Metric("GPUUtilization", cuda.utilization(index), "percent", dimensions),
             )
         )
 
 
 def collect_all(mod: types.ModuleType, num_of_gpus: int | None) -> None:
-    """Call every function of a module like this one; log what is in `system_metrics` then.
+    """Call the functions of a module like this one and log `system_metrics`.
 
-    Functions whose name begins with ``_`` are left out; ``collect_gpu_metrics`` is given the number
-    of GPUs, the others nothing.
+    Names that begin with ``_`` are omitted. Only ``collect_gpu_metrics`` has an argument, the
+    number of GPUs.
     """
     system_metrics.clear()
     for name, member in sorted(vars(mod).items()):

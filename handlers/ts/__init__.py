@@ -1,17 +1,15 @@
-"""TorchServe's import names, so that archives in the wild run unchanged.
+"""TorchServe's import names.
 
-``import ts.torch_handler.base_handler`` gives the very module object that
-``marserve.handlers.base_handler`` is: one class, one `isinstance`, one place to patch. That takes a
-finder on `sys.meta_path`, and three things are easy to get wrong about it:
+``ts.torch_handler.base_handler`` is the same module object as ``marserve.handlers.base_handler``,
+so that there is one class for `isinstance` and for patches. A finder on `sys.meta_path` does it:
 
-* It stands *first*. The usual finders, asked before it, would load the file a second time.
-* The import system writes the alias into the module's ``__spec__``. It is put back after loading,
-  so that reloading and ``find_spec`` of the real name keep working.
-* ``a.b.c`` is only importable when ``a.b`` is a package. The parents of all names served are
-  therefore packages, made on the spot and empty; one that is itself an alias, as ``model_archiver``
-  is, passes questions for its attributes on to its target.
+* It is the first, because the usual finders would load the file a second time.
+* The import system writes the alias into the module's ``__spec__``, which is restored after
+  loading, so that reloading and ``find_spec`` of the real name work.
+* The parents of all names are packages, created empty. A parent that is an alias itself, such as
+  ``model_archiver``, forwards attributes to its target.
 
-Importing ``ts`` loads nothing: a target is loaded when its alias is.
+Importing ``ts`` loads no targets.
 """
 
 import importlib
@@ -23,10 +21,24 @@ from importlib.machinery import ModuleSpec
 from types import CodeType, ModuleType
 from typing import Any
 
-#: Tells this package from another distribution's of the same name.
+#: Distinguishes this package from another distribution's of the same name.
 PROVIDED_BY = "marserve"
 
-_TARGETS = {
+_SAME_NAMES = (
+    "base_handler",
+    "dali_image_classifier",
+    "densenet_handler",
+    "image_classifier",
+    "image_segmenter",
+    "object_detector",
+    "text_classifier",
+    "text_handler",
+    "trt_llm_handler",
+    "vision_handler",
+    "vllm_handler",
+    *(f"request_envelope.{name}" for name in ("base", "body", "json", "kserve", "kservev2")),
+)
+_TARGETS = {f"ts.torch_handler.{name}": f"marserve.handlers.{name}" for name in _SAME_NAMES} | {
     "ts.context": "marserve.backend.context",
     "ts.handler_utils.distributed.deepspeed": "marserve.handlers.engines.deepspeed",
     "ts.handler_utils.hf_batch_streamer": "marserve.handlers.engines.hugging_face",
@@ -53,27 +65,11 @@ _TARGETS = {
     "ts.model_service.model_service": "marserve.handlers.torchserve_api.model_service",
     "ts.protocol.otf_message_handler": "marserve.handlers.torchserve_api.predict_response",
     "ts.service": "marserve.handlers.torchserve_api.offline_service",
-    "ts.torch_handler.base_handler": "marserve.handlers.base_handler",
     "ts.torch_handler.contractions": "marserve.handlers.inputs.texts",
     "ts.torch_handler.dali_handler": "marserve.handlers.engines.dali",
-    "ts.torch_handler.dali_image_classifier": "marserve.handlers.dali_image_classifier",
-    "ts.torch_handler.densenet_handler": "marserve.handlers.densenet_handler",
     "ts.torch_handler.distributed.base_deepspeed_handler": "marserve.handlers.engines.deepspeed",
-    "ts.torch_handler.image_classifier": "marserve.handlers.image_classifier",
-    "ts.torch_handler.image_segmenter": "marserve.handlers.image_segmenter",
-    "ts.torch_handler.object_detector": "marserve.handlers.object_detector",
-    "ts.torch_handler.request_envelope.base": "marserve.handlers.request_envelope.base",
-    "ts.torch_handler.request_envelope.body": "marserve.handlers.request_envelope.body",
-    "ts.torch_handler.request_envelope.json": "marserve.handlers.request_envelope.json",
-    "ts.torch_handler.request_envelope.kserve": "marserve.handlers.request_envelope.kserve",
-    "ts.torch_handler.request_envelope.kservev2": "marserve.handlers.request_envelope.kservev2",
-    "ts.torch_handler.text_classifier": "marserve.handlers.text_classifier",
-    "ts.torch_handler.text_handler": "marserve.handlers.text_handler",
-    "ts.torch_handler.trt_llm_handler": "marserve.handlers.trt_llm_handler",
     "ts.torch_handler.unit_tests.test_utils.mock_context": "marserve.handlers.torchserve_api.mock_context",
     "ts.torch_handler.unit_tests.test_utils.model_dir": "marserve.handlers.torchserve_api.mock_context",
-    "ts.torch_handler.vision_handler": "marserve.handlers.vision_handler",
-    "ts.torch_handler.vllm_handler": "marserve.handlers.vllm_handler",
     "ts.utils.hf_utils": "marserve.handlers.engines.hugging_face",
     "ts.utils.util": "marserve.handlers.utils",
     "model_archiver": "marserve.tools.archiver.archiver",
@@ -111,17 +107,17 @@ _REAL = {__name__, f"{__name__}.version"}  # files beside this one
 
 
 def is_served(name: str) -> bool:
-    """Whether a module can be imported by this name; `refusal` says why not, of some."""
+    """Return whether a module can be imported by this name."""
     return name in _TARGETS or name in _PACKAGES or name in _REAL
 
 
 def target_of(name: str) -> str:
-    """The module that a name is served by; empty where it is a package, or a file of this one."""
+    """Return the real name of an alias; empty for a package or a file of this one."""
     return _TARGETS.get(name, "")
 
 
 def refusal(name: str) -> str:
-    """Why a name is not served, and what to use in its place; empty where nothing is known."""
+    """Return why a name is not served and what replaces it; empty if unknown."""
     return _NO_PIPPY if name in _PIPPY else ""
 
 
@@ -134,7 +130,7 @@ class _AliasFinder(MetaPathFinder, Loader):
             return None
         if fullname in _TARGETS or fullname in _PACKAGES:
             return ModuleSpec(fullname, self, is_package=fullname in _PACKAGES)
-        if fullname in _PIPPY:  # taken up into torch, with another interface
+        if fullname in _PIPPY:  # part of torch now, with another interface
             raise ImportError(_NO_PIPPY)
         raise ModuleNotFoundError(f"marserve does not provide {fullname!r}", name=fullname)
 
@@ -154,7 +150,7 @@ class _AliasFinder(MetaPathFinder, Loader):
             module.__dict__["__getattr__"] = lambda name: getattr(real, name)
 
     def get_code(self, fullname: str) -> CodeType | None:
-        """The code that ``python -m`` runs."""
+        """Return the code that ``python -m`` runs."""
         spec = importlib.util.find_spec(_TARGETS[fullname])
         loader: Any = None if spec is None else spec.loader
         code: CodeType | None = loader.get_code(_TARGETS[fullname])

@@ -1,4 +1,4 @@
-"""The version, where TorchServe's users look for it."""
+"""The version, under TorchServe's name."""
 
 from importlib.metadata import version
 
