@@ -85,7 +85,7 @@ class WorkerChanges:
             await _wait_until_up(model, model.version, started)
         except WorkersFailed:
             for worker in started:
-                await model.workers.retire(model.workers.take_out(worker), 0)
+                await model.workers.retire(model.workers.remove(worker), 0)
             raise
 
     async def _unless_superseded(

@@ -1,6 +1,6 @@
-"""Admission: accepts a request into a model's queue, or refuses it with the error for the client.
+"""Admission: accept a request into a model's queue, or refuse it with the error for the client.
 
-Checked are free places in the queue, job tickets, and the request's deadline.
+It checks the capacity of the queue, job tickets, and the request's deadline.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ class Admission:
 
     Attributes:
         settings: The model's settings; replaced when they change.
-        refusal: The error that every request gets; None while requests are accepted.
+        refusal: Error for every request; None while requests are accepted.
     """
 
     def __init__(
@@ -52,17 +52,17 @@ class Admission:
 
     @property
     def share_taken(self) -> float:
-        """The share of the places to wait that are taken; 1 or more where none is free."""
+        """The used share of the queue's capacity; 1 or more if it is full."""
         if self.settings.use_job_ticket and not self._has_job_tickets(1):
             return 1.0
         return self._queue.share_taken(Priority.NORMAL)
 
     def check(self, request: PredictRequest) -> None:
-        """See `ModelVersion.check`."""
+        """Raise what `submit` would raise now."""
         self._check(request, 1)
 
     def submit(self, request: PredictRequest, on_answer: OnAnswer) -> Ticket:
-        """See `ModelVersion.submit`."""
+        """Queue a request, or raise the error for the client."""
         queued, timeout = self._check(request, 1)
         job = PendingJob(
             request.input,
@@ -80,7 +80,7 @@ class Admission:
         return job
 
     def submit_all(self, requests: Sequence[PredictRequest], on_answer: OnJointAnswer) -> Ticket:
-        """See `ModelVersion.submit_all`."""
+        """Queue requests that belong together, all or none."""
         first = requests[0]
         queued, timeout = self._check(first, len(requests))
         rows = PendingRows(self._pending, requests, queued, first.arrived + timeout, on_answer)
@@ -93,13 +93,13 @@ class Admission:
         failure = self._workers.last_failure
         cause = "" if failure is None else failure.cause or failure.what
         for job in self._queue.clear():
-            died = WorkerDied(cause) if job.crashes else None  # it was waiting for a retry
+            died = WorkerDied(cause) if job.crashes else None  # it waited for a retry
             job.fail(died or self.refusal or self.no_worker())
 
     async def drain(self, timeout: float) -> None:
         """Wait until every request is answered, at most ``timeout`` seconds.
 
-        Returns at once if no worker is ready, nor about to be so again.
+        Return at once if no worker is ready or restarting.
         """
         if self._workers.is_working and timeout > 0:
             with contextlib.suppress(TimeoutError):
@@ -107,7 +107,7 @@ class Admission:
                     await self._pending.drained()
 
     def no_worker(self, *, by_version: bool = False) -> NoWorker:
-        """The error for a request to a model without a working worker."""
+        """Return the error for a request to a model without a working worker."""
         # The stray quote is TorchServe's; clients compare the text.
         version = f' Version {self._metrics.version}"' if by_version else ""
         return NoWorker(
@@ -118,10 +118,10 @@ class Admission:
         )
 
     def _check(self, request: PredictRequest, jobs: int) -> tuple[float, float]:
-        """Check that a request with this many jobs may join the queue now.
+        """Check that a request with this many jobs can be queued now.
 
         Returns:
-            The moment at which it is queued, and its timeout in seconds since its arrival.
+            The moment at which it is queued, and its timeout in seconds after its arrival.
 
         Raises:
             ServeError: The request is refused.
@@ -129,7 +129,7 @@ class Admission:
         if self.refusal is not None and not (
             request.continues and isinstance(self.refusal, ServerStopping)
         ):
-            # The same exception for all requests: drop the traceback of the previous raise.
+            # One exception for all requests: drop the traceback of the previous raise.
             raise self.refusal.with_traceback(None)
         priority, is_open = request.options.priority, self._workers.is_open
         has_tickets = not self.settings.use_job_ticket or self._has_job_tickets(jobs)
@@ -179,17 +179,17 @@ class Admission:
             )
         if jobs > 1 and self._workers.is_open and not self._queue.has_seat(priority, jobs):
             return NoWorker(
-                f'The queue of model "{name}" has {self._queue.free_seats(priority)} free seats, '
-                "and the list has more items. Send fewer at a time, or give it a larger "
+                f'The queue of model "{name}" has capacity for {self._queue.free_seats(priority)} '
+                "more requests, and the list has more items. Send fewer items, or set a larger "
                 "jobQueueSize."
             )
         return self.no_worker(by_version=request.by_version)
 
     def _has_job_tickets(self, jobs: int) -> bool:
-        """Whether job tickets are left; each idle worker has as many as its batch has places.
+        """Return whether job tickets are left; each idle worker has one for each row of its batch.
 
-        TorchServe gives one ticket per worker, so its batches never fill. With continuous batching
-        requests join a running batch, so the free places of busy workers count as well.
+        TorchServe has one per worker, so that its batches never fill. With continuous batching
+        requests join a running batch, so the free rows of busy workers count too.
         """
         size = self._batcher.size
         if self.settings.continuous_batching:
@@ -197,7 +197,7 @@ class Admission:
         return len(self._queue) + jobs <= self._batcher.workers.idle * size
 
     def _why_no_worker(self) -> str:
-        """Why the workers failed, to append to a sentence; empty while some are working."""
+        """Return why the workers failed, to append to a sentence; empty while some are working."""
         failure = self._workers.last_failure
         if self._workers.is_open or failure is None:
             return ""
@@ -208,7 +208,7 @@ class Admission:
         if request.describe and not is_models:
             return RequestExpired("The handler did not describe its model within responseTimeout.")
         milliseconds = round(timeout * 1000)
-        if request.continues and not is_models:  # its time is not one that a client has chosen
+        if request.continues and not is_models:  # no client has chosen its timeout
             return RequestExpired(f"No prediction within {milliseconds} ms.")
         name = "clientTimeoutInMills" if is_models else "X-Timeout-Ms"
         return RequestExpired(f"No prediction within {name}={milliseconds}.")

@@ -1,12 +1,9 @@
-"""Whether a model version is full, so that a balancer should send new requests elsewhere.
+"""The decision that a model version is full, so that balancers send new requests elsewhere.
 
-Each thing that admission checks has a limit; what is used of it is a share. A balancer asks only
-now and then, and much comes in between: so a version calls itself full from 0.9 of a limit on. It
-stays so until less than 0.6 is used: it would be full again within a moment, and balancers that
-take a replica out and in at each look send all their requests to and fro.
-
-A version with nothing to do is never full. So a balancer that sends it no requests sees it ready
-again by and by, whatever the reason was.
+Each limit of admission is used to a share. A balancer checks only periodically, so a version is
+full from a share of 0.9 on, and stays full until all shares are below 0.6: balancers that remove
+and add a replica at every check would move all their requests each time. A version without requests
+is not full, so that one without traffic becomes ready again.
 """
 
 from typing import NamedTuple
@@ -16,20 +13,20 @@ _UNTIL_BELOW = 0.6
 
 
 class Use(NamedTuple):
-    """How much is used of something limited; ``sentence`` says what, where that is too much."""
+    """The used share of a limit; ``sentence`` is the reason if it is too high."""
 
     share: float
     sentence: str
 
 
 class Fullness:
-    """Whether one model version is full; remembers the last answer."""
+    """The state of one model version, with hysteresis."""
 
     def __init__(self) -> None:
         self._was_full = False
 
     def reason(self, *uses: Use) -> str:
-        """Why it is full now, for a person; empty while it is not."""
+        """Return why it is full now; empty if it is not."""
         most = max(uses)
         self._was_full = most.share >= (_UNTIL_BELOW if self._was_full else _FULL_FROM)
         return most.sentence if self._was_full else ""

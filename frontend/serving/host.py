@@ -1,8 +1,4 @@
-"""The resources that the workers of all models share, and the specification of a worker's process.
-
-A worker's number of threads follows the number of workers (`WorkerPool`); with the CPU launcher all
-workers are replaced when that changes.
-"""
+"""The resources that all workers share, and the specification of a worker's process."""
 
 import itertools
 import os
@@ -38,20 +34,20 @@ class WorkerHost:
     config: Config
     launcher: Launcher
     devices: DeviceAllocator
-    cpu_launcher: bool = False  # whether torch's launcher for CPUs is asked for, and usable
-    #: What calls models on behalf of the handler of a name and version.
+    cpu_launcher: bool = False  # whether torch's launcher for CPUs is configured, and usable
+    #: Returns the function that calls models on behalf of the handler of a name and version.
     calls_by: Callable[[str, str], CallModel] = lambda _name, _version: no_calls
 
     def __post_init__(self) -> None:
         self.cores = usable_cores()
         python = self.config.python
-        #: The interpreter of the workers, where it is not the server's; else empty.
+        #: The interpreter of the workers; empty for the server's.
         self.python = "" if python is None or _is_ours(python) else str(python)
         self._ids = itertools.count(self.config.initial_worker_port)
         self._next_distributed_id = self.config.initial_distribution_port
 
     def next_worker_id(self, parallel_level: int = 0) -> int:
-        """A number no worker had before, TorchServe's "port"; a parallel worker takes several."""
+        """Return a new number, TorchServe's "port"; a parallel worker uses several."""
         if not parallel_level:
             return next(self._ids)
         worker_id = self._next_distributed_id
@@ -61,9 +57,9 @@ class WorkerHost:
     def environment(
         self, python_path: Sequence[str] = (), added: Mapping[str, str] | None = None
     ) -> dict[str, str]:
-        """The environment of a worker: the server's and what is added, less what is withheld.
+        """Return the environment of a worker: the server's with additions, without withheld ones.
 
-        ``python_path`` is added to PYTHONPATH, for the programs that a handler starts.
+        ``python_path`` is appended to PYTHONPATH, for programs that a handler starts.
         """
         withheld = self.config.blacklist_env_vars
         environment = {
@@ -83,14 +79,14 @@ class WorkerHost:
 
 
 def _is_ours(python: Path) -> bool:
-    """Whether it is this very interpreter; the same program in another environment is not."""
+    """Return whether it is this interpreter in this environment."""
     ours = Path(sys.executable)
     return python.parent == ours.parent and python.samefile(ours)
 
 
 @dataclass(frozen=True)
 class ServedModel:
-    """What a worker has to know of its model."""
+    """A model as its workers need it."""
 
     manifest: Manifest
     directory: Path
@@ -99,12 +95,12 @@ class ServedModel:
 
     @property
     def parallel_level(self) -> int:
-        """Devices of each worker, where there are any; 0 for a model that is not parallel."""
+        """Devices of each worker; 0 for a model that is not parallel."""
         return self.settings.parallel.level if self.settings.parallel else 0
 
     @property
     def has_ranks(self) -> bool:
-        """Whether each worker is several processes."""
+        """Whether each worker consists of several processes."""
         return self.settings.parallel is not None and self.settings.parallel.has_ranks
 
 
@@ -117,9 +113,9 @@ def worker_spec(
     position: int,
     count: int,
 ) -> WorkerSpec:
-    """What the process of a worker is started with: the one at ``position`` (from 0) of ``count``.
+    """Return the specification of the worker at ``position`` (from 0) of ``count``.
 
-    ``gpus`` are its own; only parallel workers see no others.
+    Of a parallel model, it sees only its ``gpus``.
     """
     parallel, environment = model.settings.parallel, model.environment
     debugged = model.settings.debugged
@@ -151,10 +147,10 @@ def worker_spec(
 def load_message(
     model: ServedModel, config: Config, gpu: int | None, declared_metrics: list[list[Any]]
 ) -> Load:
-    """What a worker is to load.
+    """Return the message that makes a worker load its model.
 
-    ``gpu`` is the ordinal of its GPU, as it sees them, None on the CPU; for ``declared_metrics``
-    see `MetricsConfig.declarations`.
+    ``gpu`` is the ordinal of its GPU among those that it sees, None on the CPU. The declared
+    metrics are those of `MetricsConfig.declarations`.
     """
     settings = model.settings
     return Load(
@@ -200,10 +196,10 @@ def _runner(
 
 
 def _python_path(directory: Path, handler: str) -> tuple[str, ...]:
-    """What user code may import from.
+    """Return the directories from which user code may import.
 
-    The model directory, before it the folder of a ``path/file``; behind a directory that was linked
-    also the place of the link, where it can be imported as a package.
+    They are the folder of a handler ``path/file``, the model directory and, if that is a link, the
+    directory of the link, so that the model can be imported as a package.
     """
     folder = handler.partition(":")[0].rpartition("/")[0]
     paths = [directory.resolve()]

@@ -1,15 +1,14 @@
-"""The calls that handlers make to other models (`Context.infer`): they enter where all others do.
+"""Calls of other models by handlers (`Context.infer`).
 
-A call is a `PredictRequest` like a client's, with the priority of the request on whose behalf it is
-made, and with no more time than that has left. Who called whom is known here, and from nowhere
-else: nothing that a client sends is asked.
+A call is submitted as a `PredictRequest`, like a client's request, with the priority and the
+remaining time of the request on whose behalf it is made. The chain of callers is recorded here;
+nothing that a client sends affects it.
 
-Models that wait for each other would wait for ever. So a call is refused
+Models that wait for each other would never answer. So a call is refused
 
-* if its model is among those whose handlers wait for it already (a → b → a), however many workers
-  they have, or if there are too many of those;
-* if other requests make the called model wait for the caller's at this moment (here a → b, there
-  b → a), and it has no room for one more: each could wait for the places of the other.
+* if its model is in the chain of callers (a → b → a), or the chain is too long;
+* if the called model, on behalf of other requests, waits for the caller's model (here a → b, there
+  b → a), and has no capacity for one more request: each could wait for the other's workers.
 
 Versions of one name are different models.
 """
@@ -40,7 +39,7 @@ from marserve.frontend.workers.calls import CallAnswer, CallModel, OnCallAnswer
 
 logger = logging.getLogger(__name__)
 
-#: The most models of which each waits for the next.
+#: Models in a chain of which each waits for the next.
 MAX_DEPTH = 10
 
 #: Name and version of a model.
@@ -50,8 +49,8 @@ _Key = tuple[str, str]
 class ModelCalls:
     """The calls of all handlers.
 
-    ``max_answer_bytes`` limits an answer that comes in pieces, ``max_request_bytes`` one call, and
-    ``max_bytes`` all calls that are under way, with the answers that the callers have not read.
+    ``max_request_bytes`` limits one call, ``max_answer_bytes`` a streamed answer, and ``max_bytes``
+    all unanswered calls together with the answers that the callers have not read.
     """
 
     def __init__(
@@ -67,13 +66,13 @@ class ModelCalls:
         self._max_answer_bytes = max_answer_bytes
         self._usage = Usage(max_bytes)
         self._last = 0
-        #: Job of a call to the models that wait for it, the first one first.
+        #: Job of a call to the models that wait for it, from the first caller on.
         self._callers: dict[object, tuple[_Key, ...]] = {}
-        #: Model to those that it calls at present, each with the number of calls.
+        #: Model to the models that it is calling, each with the number of calls.
         self._waiting: defaultdict[_Key, Counter[_Key]] = defaultdict(Counter)
 
     def by(self, name: str, version: str) -> CallModel:
-        """What calls models on behalf of the handler of this model."""
+        """Return the function that calls models on behalf of the handler of this model."""
         return partial(self._call, (name, version))
 
     def _call(self, key: _Key, caller: Job, call: Call, on_answer: OnCallAnswer) -> "_ModelCall":
@@ -115,7 +114,7 @@ class ModelCalls:
             timeout = call.timeout
         self._last += 1
         return PredictRequest(
-            # An id that is found with the caller's in logs, and is no other call's.
+            # A unique id that contains the caller's, for searches in logs.
             Input(f"{caller.input.id}.{self._last}", call.headers, call.parts),
             now,
             bool(call.version),
@@ -134,11 +133,11 @@ class ModelCalls:
         if self._waits_for(called, callers[-1]) and not model.has_room:
             raise ServerBusy(
                 f"Requests of {_formatted(callers[-1])} and {_formatted(called)} wait for each "
-                "other's model, and there is no room for another."
+                "other's model, which has no capacity for another request."
             )
 
     def _waits_for(self, waiting: _Key, awaited: _Key) -> bool:
-        """Whether requests of one model wait for another at present, directly or not."""
+        """Return whether requests of one model wait for another, directly or indirectly."""
         seen, found = {waiting}, [waiting]
         while found:
             after = self._waiting.get(found.pop(), Counter())
@@ -150,7 +149,7 @@ class ModelCalls:
 
 
 class _ModelCall:
-    """A call that is under way: its ticket, and what makes an answer in pieces whole."""
+    """An unanswered call; it reads a streamed answer as a whole."""
 
     def __init__(
         self, on_answer: OnCallAnswer, deadline: float, max_bytes: int, holding: Holding
@@ -165,7 +164,7 @@ class _ModelCall:
         self._reading: asyncio.Task[None] | None = None
 
     def cancel(self) -> None:
-        """See `CallTicket.cancel`."""
+        """Cancel the call, without an answer."""
         if self._is_over:
             return
         self._end()
@@ -174,7 +173,7 @@ class _ModelCall:
             self._reading.cancel()
 
     def answered(self, answer: Answer) -> None:
-        """Take the answer of the model."""
+        """Pass on the answer of the model."""
         if isinstance(answer, Stream):
             self._reading = asyncio.create_task(self._read(answer))
         else:
@@ -188,7 +187,7 @@ class _ModelCall:
             )
         except ServeError as error:
             answer = error
-        except Exception:  # a defect of ours, which must not leave the handler waiting
+        except Exception:  # a defect; the handler must get an answer
             logger.exception("The answer to a call could not be read.")
             answer = ServeError("The answer could not be read.")
         self._pass_on(answer)

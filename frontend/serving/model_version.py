@@ -1,4 +1,4 @@
-"""One version of a model: its queue, batcher and workers, and `submit`, where requests enter."""
+"""One version of a model: its queue, batcher and workers, and `submit`, the entry of requests."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -34,19 +34,12 @@ _SERVERS_OWN = ModelEnvironment()
 
 @dataclass(frozen=True)
 class Origin:
-    """How a model version came to be registered.
+    """How a model version was registered."""
 
-    Attributes:
-        at_start: Whether the server loaded it while it started.
-        handler: Handler that the registration named instead of the archive's; empty for none.
-        workflow: Workflow of which it is a node; empty for none.
-        is_function: Whether it is a function of a workflow's handler, without an archive.
-    """
-
-    at_start: bool = False
-    handler: str = ""
-    workflow: str = ""
-    is_function: bool = False
+    at_start: bool = False  # whether the server loaded it while it started
+    handler: str = ""  # that the registration named instead of the archive's; empty for none
+    workflow: str = ""  # of which it is a node; empty for none
+    is_function: bool = False  # whether it is a function of a workflow's handler, with no archive
 
 
 _NO_ORIGIN = Origin()
@@ -88,17 +81,17 @@ class ModelVersion:
             self.queue, batcher, self.metrics, host.config.max_stream_backlog
         )
         self._admission = self._make_admission()
-        #: Where requests enter: its own admission, until others take over.
+        #: Its own admission, until a successor takes over.
         self._entrance: Admission | _HandedOver = self._admission
 
     @property
     def batcher(self) -> Batcher:
-        """What forms its batches; of the several of a stateful model any, they learn together."""
+        """The batcher; of the several of a stateful model, which learn together, the first."""
         return self.workers.batchers[0]
 
     @property
     def tensors(self) -> Mapping[str, Any]:
-        """The tensors declared in model-config.yaml, else by the handler; see `backend.tensors`."""
+        """The tensors declared in model-config.yaml, else by the handler (`backend.tensors`)."""
         return self.settings.tensors or next(
             (worker.declared_tensors for worker in self.workers if worker.declared_tensors), {}
         )
@@ -110,41 +103,41 @@ class ModelVersion:
 
     @property
     def free_capacity(self) -> int:
-        """How many more jobs of normal priority may wait."""
+        """Jobs of normal priority that the queue can still accept."""
         return self.queue.free_seats(Priority.NORMAL)
 
     @property
     def pending(self) -> int:
-        """Jobs accepted and not answered yet."""
+        """Accepted and unanswered jobs."""
         return self._pending.jobs
 
     @property
     def optimal_requests(self) -> int | None:
-        """How many requests in flight give nearly all of the throughput, now; None if unknown.
+        """Requests in flight that give nearly all of the throughput now; None if unknown.
 
-        More only wait. (OpenVINO's ``optimal_number_of_infer_requests``.)
+        OpenVINO calls it ``optimal_number_of_infer_requests``.
         """
         batcher = self.batcher
         size = batcher.sizing.size_that_pays(batcher.size)
         if size is None:
             return None
-        without_seat = max(0, self.workers.ready * size - self.queue.capacity)
-        return max(0, self.workers.to_saturate(size) - without_seat)
+        beyond_queue = max(0, self.workers.ready * size - self.queue.capacity)
+        return max(0, self.workers.to_saturate(size) - beyond_queue)
 
     @property
     def has_room(self) -> bool:
-        """Whether its workers take one more request without waiting for others, as far as known."""
+        """Whether its workers can process one more request without waiting for others."""
         return self.workers.room > len(self.queue)
 
     @property
     def expected_seconds(self) -> float:
-        """How long a request that came now would take to be answered, as far as is known."""
+        """Expected seconds until the answer of a request that arrives now."""
         return min(each.deadlines.expected_seconds() for each in self.workers.batchers)
 
     def why_full(self, share_in_flight: float) -> str:
-        """Why balancers should send new requests elsewhere; empty while they need not.
+        """Return why balancers should send new requests elsewhere; empty if they need not.
 
-        ``share_in_flight`` is that of the bytes in flight that the balancer may use.
+        ``share_in_flight`` is the used share of the balancer's limits of bytes in flight.
         """
         batching = self.settings.batching
         return self._fullness.reason(
@@ -158,20 +151,20 @@ class ModelVersion:
 
     @property
     def device_type(self) -> str:
-        """``gpu`` when its workers run on GPUs, else ``cpu``."""
+        """``gpu`` if its workers run on GPUs, else ``cpu``."""
         return "gpu" if self.settings.use_gpu and self._host.devices.count else "cpu"
 
     def check(self, request: PredictRequest) -> None:
-        """Raise what `submit` would raise now; its input need not be read yet."""
+        """Raise what `submit` would raise now; the input may still be incomplete."""
         self._entrance.check(request)
 
     def submit(self, request: PredictRequest, on_answer: OnAnswer) -> Ticket:
-        """Queue a request; `predict_request` says how it is answered.
+        """Queue a request; ``on_answer`` is called once, after `submit` has returned.
 
         Raises:
             NoWorker: There is no worker, or the queue is full.
             Overloaded: It could not be answered in time.
-            RequestExpired: Its deadline had passed when it had been read.
+            RequestExpired: Its deadline passed while it was received.
             ServeError: The model accepts no requests.
         """
         return self._entrance.submit(request, on_answer)
@@ -179,17 +172,16 @@ class ModelVersion:
     def submit_all(self, requests: Sequence[PredictRequest], on_answer: OnJointAnswer) -> Ticket:
         """Queue requests that belong together, all or none; raises as `submit` does.
 
-        ``requests`` is not empty; they differ only in their inputs and count as one request. The
-        first in order that fails, or has a status other than 200, decides the answer.
+        ``requests`` is not empty; they differ only in their inputs, and count as one request.
         """
         return self._entrance.submit_all(requests, on_answer)
 
     async def predict(
         self, request: PredictRequest, on_ticket: Callable[[Ticket], object] | None = None
     ) -> Prediction | Stream:
-        """Queue a request and wait for its prediction, or for the stream, which the caller closes.
+        """Queue a request and return its prediction, or a stream, which the caller closes.
 
-        ``on_ticket`` gets the ticket, for those who want to know when it was sent to a worker.
+        ``on_ticket`` is called with the ticket.
 
         Raises:
             ServeError: The request was refused or failed.
@@ -201,9 +193,7 @@ class ModelVersion:
         requests: Sequence[PredictRequest],
         on_ticket: Callable[[Ticket], object] | None = None,
     ) -> list[Prediction]:
-        """Queue requests that belong together and wait for their answer, see `JointAnswer`.
-
-        ``on_ticket`` is as of `predict`.
+        """Queue requests that belong together, and return their predictions (`JointAnswer`).
 
         Raises:
             ServeError: The first failure.
@@ -228,20 +218,19 @@ class ModelVersion:
         self._admission.refusal = refusal
 
     def hand_over(self, successor: "ModelVersion") -> None:
-        """Have a successor serve the requests that found this version and come in only now.
+        """Make a successor serve the requests that are submitted to this version from now on.
 
-        A body takes its time to be read; meanwhile another version may have become the default, and
-        this one may have been unregistered. Who has named a version is refused all the same, unless
-        the successor is of that version.
+        A transport finds a model before it reads a body, and the model may be unregistered
+        meanwhile. A request that names this version goes to a successor of the same version only.
         """
         self._entrance = _HandedOver(self, self._admission, successor)
 
     def no_worker(self) -> NoWorker:
-        """The error for a request to a model without a working worker."""
+        """Return the error for a request to a model without a working worker."""
         return self._admission.no_worker()
 
     async def drain(self, timeout: float) -> None:
-        """Wait until every accepted request is answered; see `Admission.drain`."""
+        """Wait until every accepted request is answered, at most ``timeout`` seconds."""
         await self._admission.drain(timeout)
 
     async def close(self, drain: float) -> None:
@@ -263,7 +252,7 @@ class ModelVersion:
 
 @dataclass(frozen=True)
 class _HandedOver:
-    """Leads requests to the successor of a version; in the place of its `Admission`."""
+    """Forwards requests to the successor of a version; replaces its `Admission`."""
 
     model: ModelVersion
     admission: Admission
@@ -279,19 +268,19 @@ class _HandedOver:
         return self._next(requests[0]).submit_all(requests, on_answer)
 
     def _next(self, request: PredictRequest) -> "ModelVersion | Admission":
-        is_meant = not request.by_version or self.successor.version == self.model.version
-        return self.successor if is_meant else self.admission
+        is_accepted = not request.by_version or self.successor.version == self.model.version
+        return self.successor if is_accepted else self.admission
 
 
 async def _answer_to(
     submit: Callable[[Callable[[_T | ServeError], None]], Ticket],
     on_ticket: Callable[[Ticket], object] | None = None,
 ) -> _T:
-    """Submit and wait for the answer; raises the answer if it is a ServeError."""
+    """Submit and return the answer; raises it if it is a ServeError."""
     answered: asyncio.Future[_T | ServeError] = asyncio.get_running_loop().create_future()
 
     def on_answer(answer: _T | ServeError) -> None:
-        if not answered.done():  # cancelled a moment ago
+        if not answered.done():  # it is, if the caller was cancelled just now
             answered.set_result(answer)
 
     ticket = submit(on_answer)
@@ -304,7 +293,10 @@ async def _answer_to(
         raise
     if isinstance(answer, ServeError):
         try:
-            raise answer.with_traceback(None)  # other jobs of the batch have the same error
+            raise answer.with_traceback(None)  # the jobs of a batch share the error
         finally:
-            del answer, answered  # an error in a cycle with its traceback keeps the body in memory
+            del (
+                answer,
+                answered,
+            )  # else the error keeps the body in memory, in a cycle
     return answer

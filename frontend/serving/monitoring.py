@@ -1,4 +1,4 @@
-"""What is measured beside the requests: gauges of the models, the host, the metrics log."""
+"""Metrics that are not about single requests: gauges of the models, the host, the metrics log."""
 
 from collections.abc import Callable, Iterable, Sequence
 
@@ -24,7 +24,7 @@ def start_monitoring(
     registry: ModelRegistry,
     gpus: GpuReader,
 ) -> None:
-    """Start what the configuration switches on."""
+    """Add the gauges, and start the background tasks that are configured."""
     watch_models(metrics, registry)
     if config.metrics_mode != "prometheus":
         log = MetricsLog(

@@ -1,16 +1,12 @@
-"""A prediction request, independent of the transport, and how it is answered and counted.
+"""A prediction request of any transport, and its pending jobs, which answer and count it.
 
     request = PredictRequest(input_, arrived, by_version, options)
     ticket = model.submit(request, on_answer)    # or it raises the ServeError that is the answer
     ticket.cancel()                              # the client has left: on_answer is not called
 
-``on_answer`` gets a Prediction, a ServeError, or a Stream, which the callee must close. It is
-called once, from the event loop, never before `submit` has returned. It must not raise, because it
-is called while the other requests of the batch are answered. Coroutines use
-``await model.predict(request)`` instead.
-
-A transport has nothing else to do: queue capacity, job tickets, deadlines, timers and metrics are
-handled here and in `admission` before ``on_answer`` is called.
+``on_answer`` is called once with a Prediction, a ServeError, or a Stream, which the callee must
+close: from the event loop, after `submit` has returned. It must not raise, because it is called
+while the other requests of the batch are answered. Coroutines use ``await model.predict(request)``.
 """
 
 import asyncio
@@ -32,7 +28,7 @@ from marserve.frontend.telemetry.model_metrics import ModelMetrics, RequestCount
 
 @dataclass(frozen=True)
 class RequestOptions:
-    """How soon a client wants its answer; ``timeout`` is in seconds from the request's arrival."""
+    """Options of a client; ``timeout`` is in seconds from the request's arrival."""
 
     timeout: float = math.inf
     priority: Priority = Priority.NORMAL
@@ -46,14 +42,14 @@ class PredictRequest:
     """One request to a model, as any transport submits it.
 
     Attributes:
-        input: Parts, and headers as the handler sees them. The header ``explain: True`` asks for an
+        input: Parts, and headers as the handler sees them. The header ``explain: True`` requests an
             explanation; a header ``describe`` is removed.
         arrived: Seconds on the monotonic clock.
         by_version: Whether the client named the version.
-        describe: Whether the handler is to describe its model. Such requests are not counted.
-        continues: Whether it is a part of a request that was accepted before, which is served to
-            its end while the server stops.
-        holding: Makes what counts the memory for it, beside the input and the answer.
+        describe: Whether the handler must describe its model. Such requests are not counted.
+        continues: Whether it is a part of an accepted request, which is served to its end while the
+            server stops.
+        holding: Makes a counter of its memory, beside the input and the answer.
     """
 
     input: Input
@@ -65,8 +61,8 @@ class PredictRequest:
     holding: Callable[[], Holding] = Holding
 
 
-#: The answer to requests submitted together: their predictions in order, up to the first whose
-#: status is not 200; or the error of the first that failed.
+#: The answer to requests submitted together: their predictions in order, up to the first with a
+#: status other than 200; or the error of the first that failed.
 JointAnswer = list[Prediction] | ServeError
 OnJointAnswer = Callable[[JointAnswer], None]
 
@@ -76,42 +72,41 @@ class Ticket(Protocol):
 
     @property
     def dispatched(self) -> float | None:
-        """When it was sent to a worker, on the monotonic clock; None while it is queued."""
+        """Moment at which it was sent to a worker, monotonic; None while it is queued."""
 
     def cancel(self) -> None:
-        """Stop waiting for the answer, or for the rest of a stream. Safe at any time."""
+        """Stop waiting for the answer, or for the rest of a stream; valid at any time."""
 
 
 @dataclass(eq=False)
 class PendingRequests:
-    """The requests of one model version that are accepted and not answered yet."""
+    """The accepted and unanswered requests of one model version; ``jobs`` is their number."""
 
     queue: JobQueue
     batcher: Batcher
     metrics: ModelMetrics
     max_stream_backlog: int
-    #: The number of their jobs.
     jobs: int = field(default=0, init=False)
     _drained: asyncio.Event = field(default_factory=asyncio.Event, init=False)
 
     async def drained(self) -> None:
-        """Wait until all are answered, without a deadline; callers set one."""
+        """Wait until all are answered; callers set the deadline."""
         if self.jobs:
             self._drained.clear()
             await self._drained.wait()
 
     def remove(self, jobs: int) -> None:
-        """Count this many jobs as answered or cancelled."""
+        """Count jobs as answered or cancelled."""
         self.jobs -= jobs
         if not self.jobs:
             self._drained.set()
 
     def counters_of(self, request: PredictRequest) -> RequestCounters:
-        """The counters to which a request is added."""
+        """Return the counters of a request."""
         return self.metrics.versioned if request.by_version else self.metrics.unversioned
 
     def count_unserved(self, answer: Answer | JointAnswer | None) -> None:
-        """Count a request that never reached a worker; ``answer`` is None if its client left."""
+        """Count a request that was not sent to a worker; ``answer`` is None if its client left."""
         if answer is None:
             self.metrics.rejected("client_gone")
         elif isinstance(answer, Overloaded):
@@ -131,10 +126,10 @@ class PendingRequests:
 
 
 class _RequestJob(Job):
-    """A job that, while still queued, reports a failure only in the next turn of the event loop.
+    """A job that, while queued, reports a failure in the next turn of the event loop.
 
-    The batcher refuses jobs within `submit`, and while it forms batches. A transport called back
-    then would not have its ticket yet, or could submit into a batch that is half formed.
+    The batcher fails jobs within `submit` and while it forms batches, when a transport has no
+    ticket yet and must not submit further requests.
     """
 
     __slots__ = ()
@@ -156,7 +151,7 @@ class PendingJob(_RequestJob):
     timer: asyncio.TimerHandle | None = field(default=None, init=False)
 
     def answer(self, answer: Answer) -> None:
-        """See `Job.answer`."""
+        """Count the answer, and pass it on."""
         on_answer, self.on_answer = self.on_answer, None
         if on_answer is None:
             return
@@ -173,23 +168,23 @@ class PendingJob(_RequestJob):
         self.fail(error)
 
     def cancel(self) -> None:
-        """See `Ticket.cancel`."""
+        """Stop waiting for the answer."""
         if self.on_answer is not None:
             self._end(None)
-        Job.cancel(self)  # not super(): slots make another class of what the decorator got
+        Job.cancel(self)  # not super(): slots=True replaces the class
 
     def discard(self) -> None:
-        """Leave the queue, of which it is still a part unless it was refused there."""
+        """Leave the queue, unless it was refused there."""
         self.pending.queue.discard(self)
 
     def _begin(self, stream: Stream) -> None:
-        """Start a stream; the timer is cancelled, for the deadline is that of the first piece."""
+        """Start a stream, and end the timer: the deadline is that of the first piece."""
         if self.timer is not None:
             self.timer.cancel()
         assert self.dispatched is not None
         pending, waited = self.pending, self.dispatched - self.arrived
         stream.max_waiting_bytes = pending.max_stream_backlog
-        # Not a bound method of this job: the job refers to the stream, that would be a cycle.
+        # Not a bound method of this job, which refers to the stream: that would be a cycle.
         stream.on_close = partial(pending.count_stream, self.counters, self.request_arrived, waited)
 
     def _end(self, answer: Answer | None) -> None:
@@ -208,14 +203,14 @@ class PendingJob(_RequestJob):
 
 
 class _RowJob(_RequestJob):
-    """A job that came with others of its request."""
+    """A job of a request with several jobs."""
 
     __slots__ = ()
     is_row_of_list = True
 
 
 class PendingRows:
-    """The jobs of requests submitted together, in order; one `Ticket`, counted as one request."""
+    """The jobs of requests submitted together; one `Ticket`, counted as one request."""
 
     def __init__(
         self,
@@ -230,7 +225,7 @@ class PendingRows:
         self._arrived, self._queued = first.arrived, queued
         self._on_answer: OnJointAnswer | None = on_answer
         self._predictions: list[Prediction] = []
-        #: Answers that came out of order, by place.
+        #: Answers out of order, by index.
         self._early: dict[int, Prediction | ServeError] = {}
         self._holding = first.holding()
         self.timer: asyncio.TimerHandle | None = None
@@ -240,37 +235,37 @@ class PendingRows:
             make(
                 request.input,
                 queued,
-                partial(self._take, place),
+                partial(self._collect, index),
                 group_of(request),
                 deadline=deadline,
                 priority=first.options.priority,
             )
-            for place, request in enumerate(requests)
+            for index, request in enumerate(requests)
         ]
 
     @property
     def dispatched(self) -> float | None:
-        """See `Ticket.dispatched`."""
+        """Moment at which the first job was sent to a worker."""
         return self.jobs[0].dispatched
 
     def cancel(self) -> None:
-        """See `Ticket.cancel`."""
+        """Stop waiting for the answers."""
         self._end(None)
 
     def expire(self, error: ServeError) -> None:
         """Answer that its time is over."""
         self._end(error)
 
-    def _take(self, place: int, answer: Answer) -> None:
+    def _collect(self, index: int, answer: Answer) -> None:
         if isinstance(answer, Stream):
-            answer.close()  # else its pieces would wait in memory for the rows before it
-            answer = ServeError("The model answers in pieces; such answers make no list.")
+            answer.close()  # its pieces would wait in memory for the rows before it
+            answer = ServeError("The model streams its answers, which cannot be items of a list.")
         if isinstance(answer, Prediction):
             try:
                 self._holding.hold(len(answer.body))
             except ServeError as error:
                 answer = error
-        self._early[place] = answer
+        self._early[index] = answer
         predictions = self._predictions
         while self._on_answer is not None and len(predictions) in self._early:
             answer = self._early.pop(len(predictions))
@@ -282,7 +277,7 @@ class PendingRows:
                 self._end(answer)
 
     def _end(self, answer: JointAnswer | None) -> None:
-        """Answer once and clean up; ``answer`` is None if the client has left."""
+        """Answer once, and release everything; ``answer`` is None if the client has left."""
         on_answer, self._on_answer = self._on_answer, None
         if on_answer is None:
             return
@@ -304,9 +299,9 @@ class PendingRows:
 
 
 def group_of(request: PredictRequest) -> Group:
-    """The group of requests it may share a batch with, by its headers."""
+    """Return the group of requests that it may share a batch with."""
     headers = request.input.headers
-    # Only the server may set this header: a client's would turn the whole batch into descriptions.
+    # Only the server sets this header: a client's would turn the whole batch into descriptions.
     headers.pop("describe", None)
     if request.describe:
         headers["describe"] = "True"

@@ -1,13 +1,12 @@
-"""What "ready" means: requests are answered now, not only taken into a queue.
+"""Readiness and health of models and of the server.
 
-TorchServe's /ping counts workers that still load as healthy, and its /v2/health/ready always says
-yes. Here workers that have loaded count; and a server about to stop is neither ready nor healthy,
-so that balancers send requests elsewhere while it still answers those that come.
+Ready means that requests are answered, not only queued: only workers that have loaded count. (In
+TorchServe loading workers are healthy, and /v2/health/ready is always true.) A server about to stop
+is neither ready nor healthy, so that balancers send requests elsewhere while it still answers.
 
-A model may also be full: it would refuse a new request, or nearly so (`fullness`). Only those are
-told who ask for one model. The server as a whole is never "full": of several models some have room,
-and where a load is too much for all replicas, a balancer that takes out one after the other would
-have none left to send anything to.
+A model can also be full (`fullness`), which only the readiness of that model shows. The server as a
+whole is never full: other models may have capacity, and under a load that is too high for all
+replicas, balancers would remove one after another until none is left.
 """
 
 import asyncio
@@ -21,18 +20,19 @@ _PAUSE_SECONDS = 0.05
 
 
 def is_healthy(registry: ModelRegistry) -> bool:
-    """Whether every default version has its minimum of healthy workers: what /ping says."""
+    """Return whether every default version has its minimum of healthy workers, for /ping."""
     return not registry.is_leaving and all(
         model.workers.is_healthy for model in registry.defaults()
     )
 
 
 def unready(registry: ModelRegistry) -> set[str]:
-    """Names of the models whose default version has fewer READY workers than its minimum.
+    """Return the names of the models that are not ready.
 
-    Also of those that the start could not load, until they are registered or unregistered, and of
-    those that the catalog wanted at start, until they are there. A model that comes into a catalog
-    later and cannot be loaded does not count: it would take all replicas from their clients.
+    These are models whose default version has fewer READY workers than its minimum, models that the
+    start could not load, until they are registered or unregistered, and models that the catalog
+    contained at start, until they are registered. A model that is added to the catalog later and
+    cannot be loaded is not among them: all replicas would become unready.
     """
     waiting = (model.name for model in registry.defaults() if _lacks_workers(model))
     return registry.failed.awaited.union(registry.catalog_progress.awaited, waiting)
@@ -43,7 +43,7 @@ def _lacks_workers(model: ModelVersion) -> bool:
 
 
 def is_server_ready(registry: ModelRegistry) -> bool:
-    """Whether every model answers, and will for longer than a moment."""
+    """Return whether every model answers, and the server is not about to stop."""
     progress = registry.catalog_progress
     if registry.is_leaving or not progress.is_known or progress.awaited or registry.failed.awaited:
         return False
@@ -51,23 +51,19 @@ def is_server_ready(registry: ModelRegistry) -> bool:
 
 
 async def until_ready(registry: ModelRegistry) -> None:
-    """Wait until every model answers.
-
-    No deadline: whoever waits for it, such as a platform that keeps its clients away meanwhile, has
-    one of its own.
-    """
-    while not is_server_ready(registry):  # noqa: ASYNC110 - it has many causes, and none is an event
+    """Wait until every model answers, without a deadline: the platform that waits has one."""
+    while not is_server_ready(registry):  # noqa: ASYNC110 - no event covers its causes
         await asyncio.sleep(_PAUSE_SECONDS)
 
 
 def is_ready(registry: ModelRegistry, model: ModelVersion) -> bool:
-    """Whether a version answers: its minimum of workers is READY, and at least one is."""
+    """Return whether a version has its minimum of READY workers, and at least one."""
     enough = model.workers.ready >= max(1, model.workers.min_workers)
     return enough and not registry.is_leaving
 
 
 class ModelReadiness(NamedTuple):
-    """Whether a model takes a request now: in a word, why not, and seconds until another look."""
+    """Whether a model accepts a request: a word, the reason, and seconds until the next check."""
 
     status: str
     reason: str = ""
@@ -80,7 +76,10 @@ READY = "Ready"
 def model_readiness(
     registry: ModelRegistry, model: ModelVersion, share_in_flight: float
 ) -> ModelReadiness:
-    """Whether a version would answer a new request of whoever asks; see `ModelVersion.why_full`."""
+    """Return whether a version would accept a new request of a client.
+
+    ``share_in_flight`` is the share of the client's limits of bytes in flight that is used.
+    """
     if registry.is_leaving:
         return ModelReadiness("Stopping", "The server is about to stop.", retry_after(0))
     if not is_ready(registry, model):

@@ -22,43 +22,43 @@ from marserve.frontend.serving.model_version import ModelVersion
 
 @dataclass(frozen=True)
 class FailedLoad:
-    """A model that could not be loaded, and why, in a sentence."""
+    """A model that could not be loaded; the reason is a sentence."""
 
     name: str
     url: str
     reason: str
-    version: str = ""  # empty where it is not known
-    saved: SavedModel | None = None  # what a snapshot remembers of it
-    is_name_implied: bool = False  # by the file: its manifest may have another
+    version: str = ""  # empty if it is not known
+    saved: SavedModel | None = None  # its entry in a snapshot
+    is_name_implied: bool = False  # the name is the file's; the manifest may have another
     is_awaited: bool = True  # whether the server is not ready without it
 
 
 class FailedLoads:
-    """Models that could not be loaded, at start or from a catalog; there may be thousands.
+    """Models that could not be loaded, at start or from a catalog, perhaps thousands.
 
-    Each stays until it is registered, from whatever archive, or unregistered.
+    An entry is removed when the model is registered, from any archive, or unregistered.
     """
 
     def __init__(self) -> None:
         self._by_name: defaultdict[str, list[FailedLoad]] = defaultdict(list)
-        #: Names of those without which the server is not ready.
+        #: Names of the models without which the server is not ready.
         self.awaited: set[str] = set()
 
     def __iter__(self) -> Iterator[FailedLoad]:
         return chain.from_iterable(self._by_name.values())
 
     def listed(self) -> Iterable[FailedLoad]:
-        """Return those for lists and metrics, at most 1000."""
+        """Return entries for lists and metrics, at most 1000."""
         return islice(self, 1000)
 
     def append(self, load: FailedLoad) -> None:
-        """Add one."""
+        """Add an entry."""
         self._by_name[load.name].append(load)
         if load.is_awaited:
             self.awaited.add(load.name)
 
     def replace(self, name: str, loads: Iterable[FailedLoad]) -> None:
-        """Put others in the place of those of a name."""
+        """Replace the entries of a name."""
         self._by_name.pop(name, None)
         self.awaited.discard(name)
         if kept := [*loads]:
@@ -67,19 +67,19 @@ class FailedLoads:
             self.awaited.add(name)
 
     def find(self, name: str, version: str | None = None) -> list[FailedLoad]:
-        """Return those of a name, or of one of its versions."""
+        """Return the entries of a name, or of one of its versions."""
         loads = self._by_name.get(name, ())
         return [load for load in loads if not version or load.version in ("", version)]
 
     def registered(self, name: str, version: str, url: str) -> None:
-        """Remove the failed loads that a newly registered model makes good."""
+        """Remove the entries of a model that has been registered."""
         self.forget(name, version)
         implied = implied_model_name(url)
         others = (x for x in self.find(implied) if not x.is_name_implied or x.url != url)
         self.replace(implied, others)
 
     def forget(self, name: str, version: str | None) -> bool:
-        """Remove the failed loads of a name or version; returns whether there were any."""
+        """Remove the entries of a name or version; return whether there were any."""
         found = self.find(name, version)
         self.replace(name, [load for load in self.find(name) if load not in found])
         return bool(found)
@@ -89,9 +89,9 @@ class FailedLoads:
 class CatalogProgress:
     """How far the registered models are those of a catalog, if there is one."""
 
-    is_known: bool = True  # whether the catalog has been read; else the server is not ready
+    is_known: bool = True  # whether the catalog has been read; the server is not ready before
     awaited: set[str] = field(default_factory=set)  # models without which it is not ready
-    trouble: str = ""  # what is not as the catalog wants it, for people
+    trouble: str = ""  # what is not as the catalog wants it, a sentence for operators
 
 
 @dataclass
@@ -105,11 +105,10 @@ class ModelRegistry:
 
     def __init__(self) -> None:
         self._models: dict[str, _Versions] = {}
-        #: Whether the server is about to stop, and requests should go elsewhere.
+        #: Whether the server is about to stop, so that new requests should go to another.
         self.is_leaving = False
         #: Models that could not be loaded, and are therefore not registered.
         self.failed = FailedLoads()
-        #: What a catalog still waits for.
         self.catalog_progress = CatalogProgress()
 
     def __iter__(self) -> Iterator[ModelVersion]:
@@ -117,18 +116,18 @@ class ModelRegistry:
             yield from versions.by_version.values()
 
     def defaults(self) -> list[ModelVersion]:
-        """The default version of every model, sorted by name."""
+        """Return the default version of every model, sorted by name."""
         return [each.by_version[each.default] for _, each in sorted(self._models.items())]
 
     def has(self, name: str, version: str) -> bool:
-        """Whether this version, by its name, is registered."""
+        """Return whether a version is registered."""
         return name in self._models and version in self._models[name].by_version
 
     def find(self, name: str, version: str | None = None) -> ModelVersion:
-        """Return the version asked for, or the default version.
+        """Return a version, by default the default version.
 
         Raises:
-            ModelNotFound, VersionNotFound: There is none.
+            ModelNotFound, VersionNotFound: It is not registered.
         """
         versions = self._find(name)
         model = versions.by_version.get(versions.default if version is None else version)
@@ -139,27 +138,27 @@ class ModelRegistry:
         return model
 
     def versions(self, name: str) -> list[ModelVersion]:
-        """All versions of a model, sorted by version text; raises ModelNotFound for none."""
+        """Return all versions of a model, sorted as texts; raises ModelNotFound for none."""
         return [model for _, model in sorted(self._find(name).by_version.items())]
 
     def add(self, model: ModelVersion) -> None:
-        """Register a version; raises VersionConflict if there is one already."""
+        """Register a version; raises VersionConflict if it is registered already."""
         self.check_absent(model)
         versions = self._models.setdefault(model.name, _Versions(model.version))
         versions.by_version[model.version] = model
 
     def check_absent(self, model: ModelVersion) -> None:
-        """Raise VersionConflict if there is such a version."""
+        """Raise VersionConflict if such a version is registered."""
         if self.has(model.name, model.version):
             raise VersionConflict(
                 f"Model version {model.version} is already registered for model {model.name}"
             )
 
     def remove(self, model: ModelVersion) -> None:
-        """Remove a version; does nothing if it is not registered.
+        """Remove a version, if it is registered.
 
         Raises:
-            DefaultVersionInUse: It is the default and others exist.
+            DefaultVersionInUse: It is the default version, and others exist.
         """
         versions = self._models.get(model.name)
         if versions is None or versions.by_version.get(model.version) is not model:
@@ -171,20 +170,20 @@ class ModelRegistry:
             del self._models[model.name]
 
     def replace(self, model: ModelVersion, successor: ModelVersion) -> None:
-        """Put another in the place of a registered one, of the same name and version.
+        """Replace a registered model by another of the same name and version.
 
         Raises:
-            ModelNotFound, VersionNotFound: It has been removed meanwhile.
+            ModelNotFound, VersionNotFound: It has been removed or replaced meanwhile.
         """
         if self.find(model.name, model.version) is not model:
-            raise VersionNotFound(f"Version {model.version} of {model.name} is another one by now")
+            raise VersionNotFound(f"Version {model.version} of {model.name} has been replaced")
         self._models[model.name].by_version[model.version] = successor
 
     def set_default(self, name: str, version: str) -> None:
-        """Choose the version that serves requests which name none.
+        """Choose the version that serves requests without a version.
 
         Raises:
-            ModelNotFound, VersionNotFound: There is none.
+            ModelNotFound, VersionNotFound: It is not registered.
         """
         versions = self._find(name)
         if version not in versions.by_version:
@@ -199,12 +198,15 @@ class ModelRegistry:
         return versions
 
     def _check_complete(self, name: str) -> None:
-        """Raise ModelNotYetLoaded where what is missing may come: a balancer asks another then."""
+        """Raise ModelNotYetLoaded for a model of the catalog that is not loaded yet.
+
+        Its status, 503, makes a balancer try another server.
+        """
         progress = self.catalog_progress
         if (name in progress.awaited or not progress.is_known) and not self.failed.find(name):
             raise ModelNotYetLoaded(f"Model not loaded yet: {name}")
 
     def _with_reason(self, sentence: str, name: str, version: str | None) -> str:
-        """TorchServe's sentence, followed by the reason if the model failed to load at start."""
+        """Append the reason of a failed load to TorchServe's sentence."""
         failed = self.failed.find(name, version)
         return f"{sentence}. It could not be loaded: {failed[0].reason}" if failed else sentence

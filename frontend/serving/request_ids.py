@@ -8,9 +8,9 @@ _UUID_VERSION_BITS = 0x00000000_0000_4000_8000_000000000000
 
 
 def new_request_id() -> str:
-    """A UUID of version 4 (RFC 9562), made in a quarter of the time that `uuid.uuid4` takes.
+    """Return a UUID of version 4 (RFC 9562), in a quarter of the time of `uuid.uuid4`.
 
-    It has to be unique, not secret: a generator that was seeded once needs no system call for each.
+    It must be unique, not secret: a generator that is seeded once needs no system call per id.
     """
     bits = _random_bits(128) & _UUID_RANDOM_BITS | _UUID_VERSION_BITS
     digits = bits.to_bytes(16, "big").hex()

@@ -1,8 +1,8 @@
-"""What a worker's torch is started with: how many threads, how they wait for each other, and why.
+"""The number of threads of a worker's torch, how they wait for each other, and the reasons.
 
-Whoever has decided already is left alone: the operator, by the variables of OpenMP in the server's
-environment; torchrun and torch's launcher for CPUs, which share out the cores themselves. A setting
-of the model (or of config.properties, for all models) is stronger than these.
+By precedence: the settings of the model or of config.properties; the variables of OpenMP in the
+server's environment, and programs that divide the cores themselves (torchrun and torch's launcher
+for CPUs); the worker's share of the cores, and passive waiting.
 """
 
 from collections.abc import Mapping
@@ -37,10 +37,9 @@ def torch_options(
     workers: int,
     runner: Runner | None = None,
 ) -> tuple[TorchOptions, Mapping[str, str]]:
-    """What one of so many workers is started with, and its environment in agreement with that.
+    """Return the options of one of ``workers`` workers, and its environment with these options.
 
-    ``environment`` is what it would be without these settings, ``runner`` what starts its
-    processes, if it is not the server.
+    ``environment`` is the one without them; ``runner`` starts the processes, if not the server.
     """
     policy, wait_why = _wait_policy(settings, environment, runner)
     threads, threads_why, is_share = _threads(settings, environment, cores, workers, runner)
@@ -51,10 +50,9 @@ def torch_options(
 
 
 def threads_to_try(options: TorchOptions, settings: ModelSettings, gpu: int | None) -> list[int]:
-    """The numbers of threads among which a worker may choose by trying a sample; none: no choice.
+    """Return the numbers of threads that a worker measures with samples; empty for no choice.
 
-    Not on a GPU, where the threads of torch have little to do; nor where there are no batches to
-    try.
+    It is empty on a GPU, where torch's threads have little work, and for modes without batches.
     """
     has_batches = not (settings.mode or settings.debugged)
     if not options.is_share or options.threads < 2 or gpu is not None or not has_batches:
@@ -64,7 +62,7 @@ def threads_to_try(options: TorchOptions, settings: ModelSettings, gpu: int | No
 
 
 def wait_environment(wait_policy: str, environment: Mapping[str, str]) -> Mapping[str, str]:
-    """The environment of workers whose model says nothing, for the setting of all models."""
+    """Return the environment of workers without a setting of their model."""
     if wait_policy == AUTOMATIC:
         if says_how_to_wait(environment):
             return environment

@@ -1,4 +1,4 @@
-"""Reads an answer in pieces to its end, for those who can use it only as a whole."""
+"""Joins the pieces of a streamed answer."""
 
 import asyncio
 import math
@@ -13,16 +13,16 @@ from marserve.frontend.security.usage import Holding
 async def whole_answer(
     stream: Stream, deadline: float, max_bytes: int, holding: Holding
 ) -> Prediction:
-    """Join the pieces of an answer, and close it.
+    """Return a streamed answer as a whole, and close the stream.
 
     Args:
         stream: The answer.
-        deadline: Moment by which the last piece has to come, monotonic seconds.
-        max_bytes: How long it may be.
+        deadline: Moment by which the last piece must arrive, monotonic seconds.
+        max_bytes: Limit of its length.
         holding: Counts the pieces until they are joined; it is closed.
 
     Raises:
-        TooMuchInFlight: There is no memory for it.
+        TooMuchInFlight: Its memory exceeds a limit.
         RequestExpired: It was not complete in time.
         ServeError: It is too long, or was broken off.
     """

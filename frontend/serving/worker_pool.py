@@ -1,8 +1,8 @@
-"""The pool of workers of one model version: changes their number, and knows their states.
+"""The workers of one model version, and changes of their number.
 
-A parallel model has at most as many workers as there are blocks of GPUs for them. With torch's
-launcher for CPUs all workers are replaced when their number changes, because each is bound to its
-share of the cores; the new ones start while the old ones finish their batches.
+The blocks of GPUs limit the number of workers of a parallel model. With torch's launcher for CPUs
+all workers are replaced when their number changes, because each is bound to its share of the cores;
+the new ones start while the old ones finish their batches.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ from marserve.frontend.workers.supervisor import MakeDispatch, WorkerSupervisor,
 
 @dataclass(eq=False)
 class WorkerOrder:
-    """An order to have between ``low`` and ``high`` workers, valid until the next order."""
+    """A request for ``low`` to ``high`` workers, valid until the next one."""
 
     low: int
     high: int
@@ -42,12 +42,12 @@ class WorkerOrder:
 
     @property
     def is_superseded(self) -> bool:
-        """Whether another order is in force now."""
+        """Whether another order is valid now."""
         return self.superseded.is_set()
 
 
 class Resized(NamedTuple):
-    """Workers that were started, and those taken out (youngest first), which run until retired."""
+    """Workers that were started, and those removed (youngest first), which the caller retires."""
 
     started: list[WorkerSupervisor]
     retired: list[WorkerSupervisor]
@@ -63,9 +63,9 @@ class DispatchKinds(NamedTuple):
 
 
 class WorkerPool:
-    """The workers of one model version, in the order they were started.
+    """The workers of one model version, in the order in which they were started.
 
-    ``on_closed`` is called when no worker is left that could serve, as far as is known.
+    ``on_closed`` is called when the last worker that may serve has ended or cannot load.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class WorkerPool:
         self.order = WorkerOrder(0, 0)
         self.min_workers = 0
         self.max_workers = 0
-        #: Whether requests are taken for them: not where none of them can load the model.
+        #: Whether requests are accepted: not if no worker can load the model.
         self.is_open = False
 
     def __iter__(self) -> Iterator[WorkerSupervisor]:
@@ -101,66 +101,64 @@ class WorkerPool:
 
     @property
     def alive(self) -> int:
-        """Workers that serve or may come to serve: neither given up nor taken out."""
+        """Number of workers that serve or may serve later: neither given up nor removed."""
         return sum(not worker.is_stopped for worker in self._workers)
 
     @property
     def ready(self) -> int:
-        """Workers that can take a batch now."""
+        """Number of workers that can accept a batch now."""
         return sum(worker.is_ready for worker in self._workers)
 
     @property
     def busy(self) -> int:
-        """Workers that have requests in hand."""
+        """Number of workers that are processing requests."""
         return sum(worker.is_busy for worker in self._workers)
 
     @property
     def room(self) -> int:
-        """How many more requests they take without waiting for others, as far as is known."""
+        """Requests that the workers can still process without waiting for others."""
         return sum(worker.room for worker in self._workers)
 
     def to_saturate(self, size: int) -> int:
-        """How many requests in flight keep all that serve at work, with batches of this size."""
+        """Return the requests in flight that keep all workers busy, with batches of this size."""
         return sum(worker.to_saturate(size) for worker in self._workers)
 
     @property
     def is_working(self) -> bool:
-        """Whether a worker is left that can answer accepted requests."""
+        """Whether any worker can answer accepted requests."""
         return any(worker.can_answer for worker in (*self._workers, *self._retiring))
 
     @property
     def is_healthy(self) -> bool:
-        """TorchServe's ping: as many healthy workers as the minimum."""
+        """Whether the minimum of workers is healthy, as in TorchServe's ping."""
         return sum(worker.is_healthy for worker in self._workers) >= self.min_workers
 
     @property
     def last_failure(self) -> Failure | None:
-        """The latest failure among the workers that have not recovered from theirs."""
+        """The latest failure of workers that have not recovered."""
         failures = [worker.last_failure for worker in self._workers if worker.last_failure]
         return max(failures, key=attrgetter("moment"), default=None)
 
     @property
     def batchers(self) -> list[Batcher]:
-        """The batchers that form the batches for the workers: one for all of them."""
+        """The batchers of the workers: one for all of them."""
         return [self._batcher]
 
     def reconfigure(self, settings: ModelSettings) -> None:
-        """Use other settings: for batches now, else for workers that are started from now on."""
+        """Use new settings for batches now, and for workers that start from now on."""
         self._model = replace(self._model, settings=settings)
         for batcher in {self._batcher, *self.batchers}:
             batcher.reconfigure(settings.worker_batching)
         self._profile_while_idle()
 
     def _profile_while_idle(self) -> None:
-        """Measure sizes that have become of interest and whose costs are not known."""
+        """Measure batch sizes that are possible now and whose costs are not known."""
         settings = self._model.settings
         if not settings.asynchronous and not settings.debugged and not self._model.has_ranks:
             self.idle_profiling.begin(sizes_to_try(settings.batching), settings.batching)
 
     def begin_order(self, low: int, high: int) -> WorkerOrder:
-        """Make an order the valid one; it supersedes the one before, unless the numbers are equal.
-
-        It is carried out by `resize`, perhaps later.
+        """Supersede the earlier order, unless the numbers are equal; `resize` carries it out.
 
         Raises:
             NotEnoughDevices: It cannot be carried out.
@@ -172,22 +170,22 @@ class WorkerPool:
         return self.order
 
     def resize(self, min_workers: int, max_workers: int) -> Resized:
-        """Remove stopped workers, start up to the minimum, take out those above the maximum.
+        """Remove stopped workers, start up to the minimum, remove those above the maximum.
 
         Raises:
-            NotEnoughDevices: There are not even GPUs for one worker of a parallel model.
+            NotEnoughDevices: There are too few GPUs for one worker of a parallel model.
         """
         capacity = self._check_capacity(max_workers)
         self.min_workers, self.max_workers = min(min_workers, capacity), min(max_workers, capacity)
         return self._bring_between(self.min_workers, self.max_workers)
 
     def set_current_count(self, count: int) -> Resized:
-        """Set the current number of workers, within minimum and maximum, which stay."""
+        """Set the current number of workers, within the minimum and maximum, which stay."""
         count = min(max(count, self.min_workers), self.max_workers)
         return self._bring_between(count, count)
 
-    def take_out(self, worker: WorkerSupervisor) -> list[WorkerSupervisor]:
-        """Take out one worker, whatever the minimum; returns it, if it is there to be retired."""
+    def remove(self, worker: WorkerSupervisor) -> list[WorkerSupervisor]:
+        """Remove a worker, also below the minimum; return it if the caller must retire it."""
         if worker not in self._workers:
             return []
         self._workers.remove(worker)
@@ -227,10 +225,10 @@ class WorkerPool:
         return self._workers[::-1]
 
     def _check_capacity(self, max_workers: int) -> int:
-        """The most workers that there are devices for.
+        """Return the number of workers that the devices allow.
 
         Raises:
-            NotEnoughDevices: There are too few for even one worker.
+            NotEnoughDevices: They do not allow one.
         """
         settings, devices = self._model.settings, self._host.devices
         if settings.debugged:
@@ -254,7 +252,7 @@ class WorkerPool:
         self._update_is_open()
 
     def _update_is_open(self) -> None:
-        """Update `is_open`, after workers have come, gone, loaded, or failed to load."""
+        """Update `is_open` after a worker was added or removed, has loaded, or failed to load."""
         was_open = self.is_open
         self.is_open = any(not (each.is_stopped or each.cannot_load) for each in self._workers)
         if was_open and not self.is_open:
@@ -291,7 +289,7 @@ class WorkerPool:
         return worker
 
     def _share_out_cores(self) -> None:
-        """Have each worker compute with its share of the cores, now that there are so many."""
+        """Set each worker's share of the cores after the number of workers has changed."""
         count = len(self._workers)
         for position, worker in enumerate(self._workers):
             gpus = self._gpus.get(worker, ())
@@ -301,7 +299,7 @@ class WorkerPool:
             worker.share_out(spec.torch, self._threads_to_try(spec.torch, worker.gpu_id))
 
     def _threads_found(self, spec: WorkerSpec) -> tuple[int, str] | None:
-        """The number of threads that another worker with the same share has found by trying."""
+        """Return the number of threads that a worker with the same share has measured as best."""
         found = (
             worker.threads_found
             for worker in self._workers
@@ -329,7 +327,7 @@ class WorkerPool:
         settings, kinds = self._model.settings, self._dispatch_kinds()
         timeout = None if settings.debugged else settings.response_timeout
         if settings.asynchronous:
-            # TorchServe never enforced it there; long generations rely on that where nobody set it.
+            # As in TorchServe, long generations have no timeout unless the model sets one.
             is_chosen = settings.origins.get("response_timeout") != "server"
             limit = settings.outstanding_batches or MAX_IN_FLIGHT
             manifest = self._model.manifest

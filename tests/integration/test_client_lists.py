@@ -304,8 +304,8 @@ def test_all_of_a_list_without_seats_for_all_is_refused(server, install, record,
         assert answer.json() == {
             "code": 503,
             "type": "ServiceUnavailableException",
-            "message": f'The queue of model "{name}" has 8 free seats, and the list has more '
-            "items. Send fewer at a time, or give it a larger jobQueueSize.",
+            "message": f'The queue of model "{name}" has capacity for 8 more requests, and the '
+            "list has more items. Send fewer items, or set a larger jobQueueSize.",
         }
     assert record.read_text() == ""
     answer = server.predict(name, json=make([order] * 8))
@@ -353,7 +353,7 @@ def test_answers_in_pieces_make_no_list(server, install):
     name = install(handler=source)
     answer = server.predict(name, json=[1, 2])
     assert (answer.status_code, answer.json()["type"]) == (500, "InternalServerException")
-    assert "answers in pieces" in answer.json()["message"]
+    assert "streams its answers" in answer.json()["message"]
     assert server.predict(name, data=b"x").text == "piecelast"
 
 

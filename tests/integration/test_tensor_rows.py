@@ -247,7 +247,7 @@ def test_more_rows_than_seats_are_refused_as_a_whole(server, install, record):
     for rows in (9, 1_000_000):
         answer = infer(server, name, numbered(rows, 1))
         assert answer.status_code == 503
-        assert "has 8 free seats, and the list has more items" in answer.json()["message"]
+        assert "has capacity for 8 more requests, and the list" in answer.json()["message"]
     assert infer(server, name, numbered(8, 1)).status_code == 200
 
 

@@ -121,7 +121,7 @@ async def set_current_count(model: ModelVersion, count: int) -> None:
     await model.workers.retire(retired, 0)
     for worker in started:
         if await worker.first_outcome() is not None:
-            await model.workers.retire(model.workers.take_out(worker), 0)
+            await model.workers.retire(model.workers.remove(worker), 0)
             raise WorkersFailed("no memory")
 
 

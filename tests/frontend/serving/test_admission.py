@@ -87,7 +87,7 @@ def test_rows_need_a_seat_each(
         async with serve_model(fakes.Life(seconds=1.0), batching={"queue_size": 2}) as model:
             first = ask(model)
             await fakes.drain_loop()
-            with pytest.raises(NoWorker, match='queue of model "m" has 2 free seats, and the list'):
+            with pytest.raises(NoWorker, match='"m" has capacity for 2 more requests'):
                 await answers_to(model, *[b"x"] * 3)
             assert (len(model.queue), model.pending) == (0, 1)
             assert await answers_to(model, *[b"x"] * 2) == [b"x"] * 2
@@ -212,7 +212,7 @@ def test_a_worker_that_can_serve_is_enough_to_take_requests(
             [second], _ = model.workers.resize(2, 2)
             assert await second.first_outcome() is not None
             assert (await ask(model, b"a")).body == b"a"
-            await model.workers.retire(model.workers.take_out(next(iter(model.workers))), 0)
+            await model.workers.retire(model.workers.remove(next(iter(model.workers))), 0)
             with pytest.raises(NoWorker, match="no weights"):
                 await ask(model, b"b")
 

@@ -353,7 +353,7 @@ def test_what_a_dying_worker_held_is_run_again_only_if_somebody_is_left_to_do_it
             await asyncio.sleep(0.5)
             if left:
                 workers.resize(2, 2)
-                retired = workers.take_out(dying)
+                retired = workers.remove(dying)
             else:
                 _, retired = workers.resize(0, 0)
             await workers.retire(retired, 10.0)
