@@ -150,6 +150,19 @@ def test_who_drops_out_is_not_in_the_table(peers: SimpleNamespace) -> None:
     assert "other" not in peers.results.markdown([_case(peers)], turns)
 
 
+def test_the_page_has_a_row_for_each_case_with_the_ratio_to_each_peer(
+    peers: SimpleNamespace,
+) -> None:
+    turns = {
+        ("key", "marserve"): _turns(peers, (100, 1), (100, 1)),
+        ("key", "other"): _turns(peers, (50, 2), (25, 4)),
+    }
+    head, _, row = peers.results.markdown([_case(peers, goals={"other": 2.0})], turns).splitlines()
+    assert head == "|  | requests/s | p50 ms | p99 ms | CPU µs | other |"
+    assert row.startswith("| title | 100 ")
+    assert row.endswith("| 3 (2-4) |")
+
+
 def test_a_case_without_us_has_no_table(peers: SimpleNamespace) -> None:
     turns = {("key", "other"): _turns(peers, (50, 1))}
     assert peers.results.markdown([_case(peers)], turns) == ""

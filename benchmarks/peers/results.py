@@ -1,12 +1,13 @@
 """From turns to ratios and tables; pure."""
 
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import report
 from cases import ADAPTIVE, OURS, YARDSTICK, Case
 
+_PAGE_HEADINGS = ("", "requests/s", "p50 ms", "p99 ms", "CPU µs")
 _HEADINGS = ("", "requests/s", "p50 ms", "p99 ms", "CPU µs", "marserve is ahead by", "goal")
 
 
@@ -108,8 +109,17 @@ def console(cases: Sequence[Case], turns: Turns) -> str:
 
 
 def markdown(cases: Sequence[Case], turns: Turns) -> str:
-    """All tables for a page."""
-    return "\n\n".join(_as_markdown(case, turns) for case in cases if standings(case, turns))
+    """One table for a page: a row for each case, with our figures and the ratios to the others."""
+    found = [(case, entries) for case in cases if (entries := standings(case, turns))]
+    names = dict.fromkeys(one.entry for _, entries in found for one in entries if one.ratios)
+    headings = (*_PAGE_HEADINGS, *names)
+    rows = [headings, ("---",) * len(headings)] if found else []
+    for case, entries in found:
+        ours = next(one for one in entries if one.entry == case.reference)
+        ratio = {one.entry: report.spread(one.ratios) for one in entries if one.ratios}
+        label = case.title if case.reference == OURS else f"{case.title} ({case.reference})"
+        rows.append((label, *ours.cells[1:5], *(ratio.get(name, "–") for name in names)))
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def ahead_of_us(cases: Sequence[Case], turns: Turns) -> list[str]:
@@ -131,9 +141,3 @@ def _in_columns(case: Case, turns: Turns) -> str:
     )
     return "\n".join([case.title, *lines])
 
-
-def _as_markdown(case: Case, turns: Turns) -> str:
-    rows: Iterator[Sequence[str]] = iter(
-        [_HEADINGS, ("---",) * len(_HEADINGS), *(one.cells for one in standings(case, turns))]
-    )
-    return "\n".join([f"### {case.title}", "", *(f"| {' | '.join(row)} |" for row in rows)])
