@@ -20,6 +20,8 @@ from marserve.frontend.configuration.config import KEYS
 from marserve.frontend.configuration.model_schema import BY_KEY
 from marserve.frontend.rest.api_description import describe_listener
 from marserve.frontend.telemetry.metrics_config import load_metrics_config
+from marserve.tools.doctor.comparison.answers import RULES as COMPARISON_RULES
+from marserve.tools.doctor.rules import RULES
 
 pytestmark = pytest.mark.site
 
@@ -98,6 +100,7 @@ def of_commands() -> set[str]:
         ("metrics", of_metrics),
         ("endpoints", of_endpoints),
         ("command-line", of_commands),
+        ("doctor-rules", lambda: {*RULES, *COMPARISON_RULES}),
         ("environment", lambda: {"TS_INFERENCE_ADDRESS", "TS_TOKEN_EXPIRATION_TIME_MIN"}),
     ],
 )

@@ -1,7 +1,6 @@
 """marserve doctor --compare: two servers are asked the same."""
 
 import json
-import re
 import subprocess
 import sys
 from functools import partial
@@ -11,7 +10,6 @@ import pytest
 import requests
 from servers import make_archive, wait_for
 
-from marserve.tools.doctor.comparison.answers import RULES
 from marserve.tools.doctor.comparison.main import main
 from marserve.tools.doctor.comparison.options import build_parser
 from marserve.tools.doctor.errors import DoctorError
@@ -240,11 +238,9 @@ def test_by_the_command(servers, inputs):
     assert done.stderr.startswith("marserve doctor: There is nothing to send")
 
 
-def test_its_rules_and_options_stand_on_the_page():
+def test_its_options_are_on_the_page():
     text = PAGE.read_text(encoding="utf-8").partition("## Comparing two servers")[2]
     section = text.partition("\n## ")[0]
-    rows = re.findall(r"^\| `([\w-]+)` \| (\w+) \| (.+) \|$", section, re.MULTILINE)
-    assert rows == [(name, level.value, about) for name, (level, about) in RULES.items()]
     flags = {flag for action in build_parser()._actions for flag in action.option_strings}
     left_out = {"-h", "--help", "--insecure", "--verbose"}
     assert {flag for flag in flags - left_out if flag not in section} == set()

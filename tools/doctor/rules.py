@@ -1,6 +1,6 @@
 """Every rule of the doctor: its level, the page that tells more, and what it is about.
 
-docs/doctor.md lists them, and is checked against this.
+docs/reference/doctor-rules.md lists them; it is generated.
 """
 
 from collections.abc import Iterable

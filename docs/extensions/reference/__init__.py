@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from sphinx.application import Sphinx
 
 from reference.commands import commands
+from reference.doctor import comparison_rules, doctor_rules
 from reference.endpoints import endpoints
 from reference.errors import error_table
 from reference.metrics import metrics
@@ -17,7 +18,9 @@ from reference.settings import configuration_keys, environment, model_settings
 _MARK = re.compile(r"<!-- generated: (.+?) -->")
 _GENERATED: Mapping[str, Callable[[], str]] = {
     "command line": commands,
+    "comparison rules": comparison_rules,
     "configuration keys": configuration_keys,
+    "doctor rules": doctor_rules,
     "endpoints": endpoints,
     "environment variables": environment,
     "errors": error_table,
