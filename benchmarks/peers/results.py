@@ -118,7 +118,7 @@ def markdown(cases: Sequence[Case], turns: Turns) -> str:
         ours = next(one for one in entries if one.entry == case.reference)
         ratio = {one.entry: report.spread(one.ratios) for one in entries if one.ratios}
         label = case.title if case.reference == OURS else f"{case.title} ({case.reference})"
-        rows.append((label, *ours.cells[1:5], *(ratio.get(name, "–") for name in names)))
+        rows.append((label, *ours.cells[1:5], *(ratio.get(name, "") for name in names)))
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
@@ -140,4 +140,3 @@ def _in_columns(case: Case, turns: Turns) -> str:
         for row in rows
     )
     return "\n".join([case.title, *lines])
-
