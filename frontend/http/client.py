@@ -1,4 +1,4 @@
-"""The connection of a client without its requests: what the client uses, and what it is sent."""
+"""The connection of a client without its requests: admission, flow control and answers."""
 
 import asyncio
 import logging
@@ -187,7 +187,7 @@ class ClientConnection(asyncio.Protocol):
         keep_alive: bool,
         with_body: bool = True,
     ) -> None:
-        """Write an answer that is no stream; without its body for a HEAD request."""
+        """Write an answer, not a stream; without its body for a HEAD request."""
         transport = self.transport
         if transport.is_closing():  # uvloop refuses to write
             return

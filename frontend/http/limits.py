@@ -7,8 +7,8 @@ refused while there are still descriptors left for everything else.
 
 A connection is one descriptor. Each HTTP listener always has eight connections, so that a flood at
 one does not lock the operator out of another. grpc accepts connections up to its share, a quarter
-of all descriptors, whatever else is in use. Further HTTP connections leave these free, and some for
-workers, archives and logs.
+of all descriptors, and does not see other use. Further HTTP connections leave these free, and some
+for workers, archives and logs.
 """
 
 import asyncio

@@ -92,7 +92,7 @@ class Connection(ClientConnection):
         self._piece_bytes = 0
         #: Whether a request is not answered, or its answer not read, so that no other is begun.
         self._is_blocked = False
-        #: A request whose head is plain; what submits it, until it is submitted; then its ticket.
+        #: The current request; the function that submits it, until that is called; then its ticket.
         self._request: PlainRequest | None = None
         self._submit: Submit | None = None
         self._ticket: Ticket | None = None
@@ -175,7 +175,7 @@ class Connection(ClientConnection):
     # -- deadlines of heads ------------------------------------------------------------------------
 
     def _expect_head(self) -> None:
-        """Begin the deadline of a head, unless it has begun already."""
+        """Start the deadline of a head, unless it runs already."""
         if self._head_since is None:
             self._head_since = self._loop.time()
         if self._head_timer is None:
@@ -405,8 +405,8 @@ class Connection(ClientConnection):
 class _AiohttpTransport:
     """The transport that aiohttp gets: the client's, with the connection's own methods.
 
-    The handler of `HttpServer` writes its answers to the client's transport itself. So whatever
-    aiohttp writes is its page about a request that it could not parse; our error body replaces it.
+    The handler of `HttpServer` writes its answers to the client's transport itself. So
+    aiohttp writes only its page about a request that it could not parse; our error replaces it.
     """
 
     def __init__(self, connection: Connection) -> None:

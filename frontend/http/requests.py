@@ -82,10 +82,10 @@ def split_path(target: str) -> list[str]:
 
 
 class IncomingRequest:
-    """The callbacks of httptools: what has arrived of a request, as the client wrote it.
+    """The callbacks of httptools: the received part of a request, as the client wrote it.
 
     Attributes:
-        has_more: Whether another request has begun after this one.
+        has_more: Whether the bytes contain another request after this one.
     """
 
     def __init__(self) -> None:

@@ -1,6 +1,6 @@
 """Finds the route of a request, checks its key, and returns exactly one response.
 
-This is no aiohttp application: TorchServe's paths follow other rules (decoded before they are
+An aiohttp application is not used: TorchServe's paths follow other rules (decoded before they are
 split, trailing slashes dropped, every method served), and the work of an application per request
 (matching, signals, middlewares) costs as much as everything here.
 """
@@ -36,7 +36,7 @@ class Route:
     Attributes:
         serve: Answers a request, or raises `ServeError`.
         guard: The kind of key that a request needs; None for no key.
-        refuse: Makes the response to a failure, in the format that the route's clients know.
+        refuse: Makes the response to a failure, in the format of the route's clients.
         accept: Given the head of a plain request, returns the function that submits it on the fast
             path. None, or a `ServeError`, leaves the request to ``serve``.
         choose: Returns the route of a request where the first segment alone does not determine it;

@@ -1,16 +1,16 @@
 """Client lists: splits a request with several items into one request each, and joins the answers.
 
-For models with ``dynamicBatchSize``. Batches are then made of the items (rows) of all clients: a
-long list is spread over several batches and workers, short lists of several clients share a batch.
+For models with ``dynamicBatchSize``. Batches then consist of the items (rows) of all clients: a
+long list is spread over several batches and workers, short lists share a batch.
 
     [a, b, …]                        answered by [of a, of b, …]
     {"instances": [a, b, …]}         answered by {"predictions": [of a, of b, …]}, KServe's first
                                      protocol; explained, they are "explanations"
     multipart with several files     answered by [of the first file, of the second, …]
 
-A row looks to the handler like a request of that item alone: a part ``body`` (JSON, or the bytes
-and the type of the file), with the fields that came beside it. Where the server's envelope unpacks
-instances, a row is ``{"instances": [a]}``. Whatever is no list stays one row.
+For the handler a row is a request with that item alone: a part ``body`` (JSON, or the bytes and the
+type of the file), with the other fields of the request. For an envelope that unpacks instances, a
+row is ``{"instances": [a]}``. A request without a list remains one request.
 """
 
 import contextlib
@@ -23,23 +23,23 @@ from marserve.frontend.aio.long_work import Steps
 from marserve.frontend.operations.json_items import UNREADABLE, json_items
 
 _JSON = "application/json"
-# Envelopes (`service_envelope`) that want instances, to the word they answer explanations with.
+# The envelopes (`service_envelope`) that read instances, and their member for explanations.
 _UNPACKING: Mapping[str, str] = {"kserve": "explanations", "json": "predictions"}
 
 
 @dataclass(frozen=True)
 class ClientList:
-    """The rows of a request, and what their answers become."""
+    """The rows of a request, and the form of their joint answer."""
 
     rows: Sequence[Input]  # in the client's order
-    member: str = ""  # under which name their results are answered; empty for a bare array
+    member: str = ""  # the member that has the results; empty for a bare array
     is_enveloped: bool = False  # whether the answer to a row has that member, too
 
     def join(self, predictions: Sequence[Prediction]) -> Steps[Prediction]:
-        """One answer of the predictions of the rows: their bodies, as JSON or text, in an array.
+        """Return one answer: an array of the bodies of the predictions, as JSON or text.
 
-        Where the handler set a status other than 200, which `ModelVersion.predict_all` has last,
-        that prediction alone, with its place, from 0, in the header ``x-failed-item``.
+        If the last prediction has a status other than 200, the answer is that prediction, with its
+        index in the header ``x-failed-item``.
         """
         if predictions and predictions[-1].status != 200:
             return failed_item(predictions)
@@ -57,7 +57,7 @@ class ClientList:
         return [_json_text(body)]
 
     def _joined(self, results: Sequence[str]) -> str:
-        """As `json.dumps` writes it with two spaces: no text in JSON has a line break in it."""
+        """Join texts as `json.dumps` does with ``indent=2``: no text in JSON has a line break."""
         joined = ",\n".join(results).replace("\n", "\n  ")
         joined = f"[\n  {joined}\n]" if results else "[]"
         if self.member:
@@ -67,19 +67,20 @@ class ClientList:
 
 
 def failed_item(predictions: Sequence[Prediction]) -> Prediction:
-    """The last of some predictions, with its place, from 0, in the header ``x-failed-item``."""
+    """Return the last prediction, with its index in the header ``x-failed-item``."""
     last = predictions[-1]
     headers = {**last.headers, "x-failed-item": str(len(predictions) - 1)}
     return replace(last, headers=headers)
 
 
 def read_list(input_: Input, envelope: str, max_rows: int) -> Steps[ClientList | None]:
-    """Take a client's list apart; None for a request that is none.
+    """Split a client's list into rows; return None for a request without a list.
 
     Args:
         input_: The request, with all its parts.
-        envelope: What is wrapped around the handler; empty for nothing.
-        max_rows: As many as can be queued. A longer list is cut behind one more, to be refused.
+        envelope: The envelope of the handler; empty for none.
+        max_rows: The free capacity of the queue. Of a longer list one row more is returned, so that
+            it is refused.
     """
     files = [part for part in input_.parts if part.content_type]
     if len(files) > 1:
@@ -101,7 +102,7 @@ def read_list(input_: Input, envelope: str, max_rows: int) -> Steps[ClientList |
 
 
 def _rows(input_: Input, bodies: Iterable[Part]) -> list[Input]:
-    """A request for each body, with the headers and the fields of the one that brought them all."""
+    """Return a request for each body, with the headers and the fields of the whole request."""
     headers = input_.headers
     kind, length = _as_written(headers, "content-type"), _as_written(headers, "content-length")
     fields = [part for part in input_.parts if not part.content_type]

@@ -1,4 +1,4 @@
-"""Builds the description of a model version: TorchServe's members, in its order, then ours."""
+"""Builds the description of a model version: TorchServe's members in its order, then ours."""
 
 import datetime as dt
 import json
@@ -36,12 +36,12 @@ DESCRIBED = tuple(row for row in SETTINGS if row.key in _TORCHSERVES or "request
 
 
 def uses_gpus(model: ModelVersion) -> bool:
-    """Whether its description needs the figures of GPUs."""
+    """Return whether the description of a model needs the figures of GPUs."""
     return any(worker.gpu_id is not None for worker in model.workers)
 
 
 def describe(model: ModelVersion, gpus: Sequence[Gpu], customized: Any = None) -> dict[str, Any]:
-    """A model version as JSON values, with its handler's own description; times in ms and s."""
+    """Return a model version as JSON values, with its handler's own description ``customized``."""
     settings, batching, workers = model.settings, model.settings.batching, model.workers
     values = described_settings(settings)
     values |= {
@@ -73,13 +73,13 @@ def describe(model: ModelVersion, gpus: Sequence[Gpu], customized: Any = None) -
 
 
 def described_settings(settings: ModelSettings) -> dict[str, Any]:
-    """Settings as they are resolved: TorchServe's, and those that a request can ask for."""
+    """Return resolved settings: TorchServe's, and those that a request can set."""
     values = settings.values
     return {row.key: row.write(values) for row in DESCRIBED}
 
 
 def describe_failed(load: FailedLoad) -> dict[str, Any]:
-    """A model that the start could not load."""
+    """Return the description of a model that could not be loaded at the start."""
     return {
         "modelName": load.name,
         "modelVersion": load.version,
@@ -94,7 +94,7 @@ def describe_failed(load: FailedLoad) -> dict[str, Any]:
 
 
 def _describe_limits(settings: ModelSettings) -> dict[str, Any]:
-    """TorchServe's members about sequences; all of them 0 for a model that is not stateful."""
+    """Return TorchServe's members about sequences; 0 for a model that is not stateful."""
     limits = settings.sequence_limits if settings.stateful else None
     return {
         "stateful": settings.stateful,
@@ -106,7 +106,7 @@ def _describe_limits(settings: ModelSettings) -> dict[str, Any]:
 
 
 def _describe_sequences(model: ModelVersion) -> dict[str, Any]:
-    """The sequences of a stateful model, and how those that have ended did."""
+    """Return the counts of open, waiting and ended sequences of a stateful model."""
     if not isinstance(model, StatefulModelVersion):
         return {}
     table, workers = model.sequences, model.workers
@@ -124,7 +124,7 @@ def _describe_sequences(model: ModelVersion) -> dict[str, Any]:
 
 
 def _describe_batching(model: ModelVersion) -> dict[str, Any]:
-    """What became of the settings: the bound and the window in force, and what was learnt."""
+    """Return the batch size and window in use, and the learnt costs."""
     batching, batcher, workers = model.settings.batching, model.batcher, model.workers
     return {
         "size": batcher.size,
@@ -143,7 +143,7 @@ def _describe_batching(model: ModelVersion) -> dict[str, Any]:
 
 
 def _describe_lengths(lengths: LengthGrouping) -> dict[str, Any]:
-    """Whether batches are formed by length, and what was learnt of it."""
+    """Return whether batches are formed by length, and the learnt relation."""
     learnt, relation = lengths.learnt, lengths.relation
     return {
         "isActive": lengths.is_active,
@@ -166,7 +166,7 @@ def _describe_lengths(lengths: LengthGrouping) -> dict[str, Any]:
 
 
 def _describe_validation(found: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What comparing batches with single requests has found; None where nobody asked for it."""
+    """Return the result of comparing batches with single requests; None without a comparison."""
     if not found:
         return None
     return {
@@ -213,19 +213,21 @@ def _ms(seconds: float) -> float:
 
 
 async def customized_metadata(model: ModelVersion, input_: Input) -> dict[str, Any]:
-    """The handler's own description of its model, given the headers of the request that asked.
+    """Return the handler's own description of its model; an empty one if it is not a JSON object.
 
-    What is no JSON object counts as an empty one.
+    Args:
+        model: The model.
+        input_: The client's request, whose headers the handler gets.
 
     Raises:
-        ServeError: There is no worker to ask, or the handler failed.
+        ServeError: No worker is ready, or the handler failed.
     """
     # A worker of asynchronous handlers may have no deadline of its own.
     options = RequestOptions(timeout=model.settings.response_timeout)
     input_.parts = []
     request = PredictRequest(input_, time.monotonic(), False, options, describe=True)
     answer = await model.predict(request)
-    if isinstance(answer, Stream):  # no description is that long
+    if isinstance(answer, Stream):  # not a description
         answer.close()
         return {}
     if answer.status != 200:
@@ -247,21 +249,21 @@ def _describe_worker(worker: WorkerSupervisor, gpus: Sequence[Gpu]) -> dict[str,
         "pid": -1 if worker.pid is None else worker.pid,
         "gpu": worker.gpu_id is not None,
         "gpuUsage": gpu_usage(worker.gpu_id, gpus),
-        # TorchServe calls all but READY "UNLOADING"; stopped: given up.
+        # TorchServe reports every state but READY as "UNLOADING".
         "state": "FAILED" if worker.is_stopped else worker.state.name,
         **({"compiled": worker.compiled} if worker.compiled else {}),
         "torch": _describe_torch(worker),
-        **(_describe_failure(failure) if failure else {}),  # none where it has done well since
+        **(_describe_failure(failure) if failure else {}),  # absent after a success
     }
 
 
 def _describe_torch(worker: WorkerSupervisor) -> dict[str, Any]:
-    """The threads that torch computes with in a worker, how they wait, and who has decided that."""
+    """Return the number of torch's threads in a worker, how they wait, and the reasons."""
     options, (threads, note) = worker.torch, worker.threads_in_use
     if not note and options.threads and threads not in (0, options.threads):
         note = f"set by the handler; {options.threads}, {options.threads_why}, were given"
     return {
-        "threads": threads or None,  # of a worker that has not loaded torch, nor its model
+        "threads": threads or None,  # None until the worker has loaded torch or its model
         "threadsWhy": note or options.threads_why,
         "waitPolicy": options.wait_policy or None,
         "waitPolicyWhy": options.wait_why,
@@ -278,7 +280,7 @@ def _describe_failure(failure: Failure) -> dict[str, Any]:
 
 
 def gpu_usage(gpu_id: int | None, gpus: Sequence[Gpu]) -> str:
-    """What a worker's GPU is doing, in TorchServe's words, which are nvidia-smi's."""
+    """Return the usage of a worker's GPU in TorchServe's format, which is that of nvidia-smi."""
     if gpu_id is None:
         return "N/A"
     if gpu_id >= len(gpus):
@@ -306,5 +308,5 @@ def _resident_bytes(pid: int | None) -> int:
 
 
 def _local_time(epoch: float) -> str:
-    # Local time with a literal Z: what TorchServe printed, and clients parse.
+    # Local time with a literal Z, as TorchServe prints it and clients parse it.
     return f"{dt.datetime.fromtimestamp(epoch).isoformat(timespec='milliseconds')}Z"  # noqa: DTZ006

@@ -1,8 +1,12 @@
-"""Finds the items of a JSON list, without keeping the event loop from anything else.
+"""Finds the items of a JSON list in small steps, which leave the event loop to other work.
 
-Python's parser cannot be interrupted: it takes 0.2 s for the brackets of 6 MB. So only small texts
-and small items go through it. Of larger ones it is only found out where the items begin and end; a
-large item that is malformed inside is left to whoever reads it.
+Python's parser cannot be interrupted: it takes 0.2 s for 6 MB of brackets. So only small texts and
+small items are parsed. In a larger text only the ends of the items are found; an error inside a
+large item is left to the reader of the item.
+
+msgspec 0.22 (``list[msgspec.Raw]``) finds the items of 6 MB of objects in 0.15 s, ten times as fast
+as `json`, but it refuses NaN, Infinity and lone surrogates, and its ``max_length`` applies only
+when all items exist: 2.1 million items block the loop for 0.29 s.
 """
 
 import json
@@ -12,17 +16,17 @@ from typing import NamedTuple
 
 from marserve.frontend.aio.long_work import Steps
 
-#: What makes a text or an item no JSON.
+#: The errors of `json` for a text that is malformed or nested too deeply.
 UNREADABLE = (ValueError, RecursionError)
 
 _SMALL_BYTES = 1 << 16
-# One step searches so many bytes, or finds so many tokens.
+# The bytes that one step searches, or the tokens that it finds.
 _WINDOW = 1 << 16
 _TOKENS = 256
 _MAX_DEPTH = 900  # about where Python's parser gives up
 _OPENING, _CLOSING, _COMMA = (b"[", b"{"), (b"]", b"}"), b","
 _OUTER = re.compile(rb'["\[\]{},]')
-# Inside of brackets commas end nothing, nor do brackets with nothing but numbers between them.
+# Inside brackets a comma ends no item; brackets without text or brackets inside are one token.
 _INNER = re.compile(rb'[\[{][^"\[\]{}]*+[\]}]|["\[\]{}]')
 _TEXT = re.compile(rb'(?:[^"\\]++|\\.)++', re.DOTALL)
 _BLANKS = re.compile(rb"[ \t\n\r]*")
@@ -39,9 +43,9 @@ class JsonItems(NamedTuple):
 
 
 def json_items(body: bytes, max_items: int) -> Steps[JsonItems | None]:
-    """The items of an array, or of an array ``instances`` in an object; None for anything else.
+    """Return the items of an array, or of an array ``instances`` in an object, or None.
 
-    Behind ``max_items`` the rest of a long list may be malformed, as it is not looked at.
+    At most ``max_items`` are returned; the rest of a longer list is not read.
     """
     try:
         if len(body) <= _SMALL_BYTES:
@@ -75,10 +79,12 @@ def _find_items(body: bytes, max_items: int) -> Steps[JsonItems | None]:
 
 
 def items_at(body: bytes, at: int, max_items: int = sys.maxsize) -> Steps[tuple[list[bytes], int]]:
-    """The items of the array that begins at a place, and where it ends if they are not so many.
+    """Return the items of the array that begins at ``at``, and where it ends.
+
+    With ``max_items`` items, the position is the end of the last one, and the rest is not read.
 
     Raises:
-        ValueError, RecursionError: It is malformed; large items, and the rest, are not looked at.
+        ValueError, RecursionError: The array is malformed; large items are not checked inside.
     """
     texts: list[bytes] = []
     while len(texts) < max_items:
@@ -101,9 +107,9 @@ def items_at(body: bytes, at: int, max_items: int = sys.maxsize) -> Steps[tuple[
 
 
 def find_member(body: bytes, at: int, name: str) -> Steps[tuple[int, int, int]]:
-    """Where the value of the last member of that name begins and ends; and the object's end.
+    """Return where the value of the last member ``name`` begins and ends, and the object's end.
 
-    Without such a member both are where the object begins.
+    Without such a member the first two are the beginning of the object.
     """
     start = stop = at
     while True:
@@ -120,7 +126,7 @@ def find_member(body: bytes, at: int, name: str) -> Steps[tuple[int, int, int]]:
 
 
 def _end_of_value(body: bytes, start: int) -> Steps[int]:
-    """Where the comma or bracket is that ends the value which begins at ``start``."""
+    """Return the position of the comma or bracket that ends the value which begins at ``start``."""
     depth, at, count = 0, start, 0
     while at < len(body) and depth <= _MAX_DEPTH:
         found = (_INNER if depth else _OUTER).search(body, at, at + _WINDOW)
@@ -143,7 +149,7 @@ def _end_of_value(body: bytes, start: int) -> Steps[int]:
 
 
 def _end_of_text(body: bytes, at: int) -> Steps[int]:
-    """Where a text ends, behind its last quote; it begins behind the first."""
+    """Return the position behind the last quote of a text that begins behind its first quote."""
     while not body.startswith(b'"', at):
         found = _TEXT.match(body, at, at + _WINDOW)
         if found is None:
@@ -161,4 +167,4 @@ def _skip_blanks(body: bytes, at: int) -> int:
 
 def _check_end(body: bytes, at: int) -> None:
     if _skip_blanks(body, at + 1) < len(body):
-        raise ValueError("something stands behind the JSON")
+        raise ValueError("the JSON is followed by other text")

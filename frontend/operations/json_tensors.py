@@ -1,8 +1,7 @@
 """Requests and answers of the Open Inference Protocol in JSON, for models whose tensors are cut.
 
-Their tensors are needed as bytes here, and answers are joined from bytes. Python's JSON parser and
-writer cannot be interrupted, so that only small texts go through them at once: of a large request
-the lists of numbers are found by their ends (`json_items`), and read in pieces.
+Tensors are cut and joined as bytes. Python's JSON parser and writer cannot be interrupted, so the
+lists of numbers of a large request are found by their ends (`json_items`) and parsed in pieces.
 """
 
 import json
@@ -32,9 +31,9 @@ _COMMA = re.compile(rb"[ \t\n\r]*,[ \t\n\r]*")
 
 
 def packed(head: Json, buffers: Sequence[Buffer | None]) -> tuple[bytes, bytes]:
-    """The line of JSON of a request, and all of its body: the bytes of its tensors follow.
+    """Return the line of JSON of a request, and its body: the line, then the bytes of its tensors.
 
-    The line is so long that arrays can be made of the bytes where they are.
+    The line is padded to `_ALIGNMENT` bytes, so that arrays can use the bytes without a copy.
     """
     text = json.dumps(head).encode()
     text += b" " * (-(len(text) + 1) % _ALIGNMENT) + b"\n"
@@ -42,10 +41,10 @@ def packed(head: Json, buffers: Sequence[Buffer | None]) -> tuple[bytes, bytes]:
 
 
 def read_document(body: bytes) -> Steps[Json | None]:
-    """The JSON of a request; None for what is no JSON object with a list of inputs.
+    """Return the JSON of a request; None if it is not a JSON object with a list of inputs.
 
     Raises:
-        BadRequest: It is one, and an unusable one.
+        BadRequest: The inputs are unusable.
     """
     try:
         head = json.loads(body) if len(body) <= _SMALL else (yield from _taken_apart(body))
@@ -61,10 +60,10 @@ def read_document(body: bytes) -> Steps[Json | None]:
 
 
 def as_bytes(tensor: Json) -> Steps[bytes]:
-    """Take the values of an input out of its JSON, as bytes.
+    """Remove the values of an input from its JSON, and return them as bytes.
 
     Raises:
-        BadRequest: They are not what its datatype says.
+        BadRequest: The values do not match the datatype.
     """
     if _DATA not in tensor:
         raise BadRequest(f"Input {tensor['name'][:_MAX_NAME]!r} has no data.")
@@ -81,14 +80,14 @@ def as_bytes(tensor: Json) -> Steps[bytes]:
 
 
 class _Text:
-    """The values of an input as the text that they came as."""
+    """The values of an input as the client's text."""
 
     def __init__(self, text: bytes) -> None:
         self.text = text
 
 
 def _taken_apart(body: bytes) -> Steps[Any]:
-    """A large request, in which the values of its inputs are still text."""
+    """Return the JSON of a large request, in which the values of its inputs are still text."""
     start, stop, _ = yield from find_member(body, _begin_of(body, b"{"), "inputs")
     described, values = [], []
     for text in (yield from items_at(body[start:stop], _begin_of(body[start:stop], b"[")))[0]:
@@ -127,7 +126,7 @@ def _read_text(datatype: str, text: bytes) -> Steps[bytes]:
 
 
 def _read_numbers(datatype: str, text: bytes) -> Steps[bytes]:
-    """Numbers between commas; the brackets around them, which the shape makes up for, are gone."""
+    """Return the bytes of numbers between commas, whose brackets are removed."""
     pieces, at = [], 0
     while at < len(text):
         found = _COMMA.search(text, at + _SMALL)
@@ -141,19 +140,19 @@ def _read_numbers(datatype: str, text: bytes) -> Steps[bytes]:
 def _written(datatype: str, values: Sequence[Any]) -> bytes:
     if datatype == BYTES:
         if not all(isinstance(value, str) for value in values):
-            raise UnusableTensor("has an element that is no text")
+            raise UnusableTensor("has an element that is not text")
         return tensors.write_elements(value.encode("utf-8", "surrogatepass") for value in values)
     if datatype not in tensors.ITEM_BYTES:
-        return b""  # which will be refused
+        return b""  # the check of the datatype refuses it
     return tensors.write_numbers(datatype, values)
 
 
 class AnswerBody:
-    """How the answer to a request is written over HTTP.
+    """Writes the answer to a request over HTTP.
 
     Args:
-        head: The request's JSON.
-        members: Of the answer, where it does not have them: id, model_name, model_version.
+        head: The JSON of the request.
+        members: Defaults of the answer's members id, model_name and model_version.
     """
 
     def __init__(self, head: Json, members: Mapping[str, str]) -> None:
@@ -168,7 +167,7 @@ class AnswerBody:
         """Write an answer.
 
         Raises:
-            PredictionFailed: It has bytes that JSON cannot hold.
+            PredictionFailed: It has bytes that are not text.
         """
         described, buffers = [], []
         for output in answer.outputs:
@@ -186,7 +185,7 @@ class AnswerBody:
                 data = yield from _values_in_json(output)
                 text = f'{text[:-1]}, "data": [{data}]}}'
             described.append(text)
-        members = {name: getattr(answer, name) or told for name, told in self._members.items()}
+        members = {name: getattr(answer, name) or value for name, value in self._members.items()}
         if answer.parameters:
             members["parameters"] = answer.parameters
         outputs = ", ".join(described)
@@ -205,7 +204,7 @@ def _values_in_json(output: OutputTensor) -> Steps[str]:
                 some.append(json.dumps(element.decode()))
             except UnicodeDecodeError as error:
                 raise PredictionFailed(
-                    f"Output {output.name!r} has an element that is no text; ask for it as binary "
+                    f"Output {output.name!r} has an element that is not text; request it as binary "
                     "data.",
                     status=503,
                 ) from error

@@ -1,4 +1,4 @@
-"""What clients may do to models: list, describe, register, change, scale, unregister them."""
+"""The management of models: list, describe, register, change, scale, unregister."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -32,13 +32,13 @@ from marserve.frontend.telemetry.gpu import GpuReader
 
 logger = logging.getLogger(__name__)
 
-#: Models or workflows on a page, at most.
+#: The maximum number of models or workflows on a page.
 MAX_LISTED = 100
 T = TypeVar("T")
 
 
 class Outcome(NamedTuple):
-    """How a change went: an HTTP status and a sentence; and what was passed over, if anything."""
+    """The result of a change: HTTP status, sentence, and a warning for each ignored parameter."""
 
     status: int
     sentence: str
@@ -50,14 +50,14 @@ _IN_PROGRESS = Outcome(202, "Processing worker updates...")
 
 @dataclass(frozen=True)
 class ModelManagement:
-    """The operations of the management API; they raise the ServeError that is the answer.
+    """The operations of the management API; they raise `ServeError`.
 
     Attributes:
         manager: Changes the models: the one of this server, or what changes their catalog.
-        registry: Knows them.
-        gpus: What their workers' GPUs are doing.
+        registry: The models that are served.
+        gpus: Reads the usage of GPUs.
         model_api: Whether models may be registered and unregistered.
-        describe_catalog: Tells of the catalog of the models; None where there is none.
+        describe_catalog: Describes the catalog of the models; None without a catalog.
     """
 
     manager: ModelChanges
@@ -67,7 +67,7 @@ class ModelManagement:
     describe_catalog: Callable[[], dict[str, Any]] | None = None
 
     def list_models(self, limit: int, first: int) -> dict[str, Any]:
-        """A page of the models by name, with their URLs, and the number of the next page."""
+        """Return a page of the models by name, with their URLs, and the number of the next page."""
         urls = {load.name: load.url for load in self.registry.failed}
         listed = [model for model in self.registry.defaults() if not model.origin.is_function]
         urls |= {model.name: model.archive.url for model in listed}
@@ -78,13 +78,12 @@ class ModelManagement:
     async def describe(
         self, name: str, version: str | None, asked: Input | None = None
     ) -> list[dict[str, Any]]:
-        """Descriptions of a version, by default the default one, or of ``all`` of a model.
+        """Return the description of one version, or of all versions of a model.
 
         Args:
-            name: Of the model.
-            version: None for the default one.
-            asked: The request with which the handler is asked for a description of its own; None
-                where it is not asked.
+            name: The name of the model.
+            version: The version; ``"all"`` for all, None for the default version.
+            asked: The request for the handler's own description; None to leave that out.
         """
         is_all = version == "all"
         failed = self.registry.failed.find(name, None if is_all else version)
@@ -112,30 +111,30 @@ class ModelManagement:
             raise MethodNotAllowed
 
     def catalog(self) -> dict[str, Any]:
-        """The catalog of the models, and how far it is applied."""
+        """Return the catalog of the models, and its progress."""
         return self.describe_catalog() if self.describe_catalog else {"catalog": None}
 
     async def register(self, parameters: Parameters) -> Outcome:
-        """Register a version of a model; the parameters have their names in TorchServe's query."""
+        """Register a version of a model; parameters have TorchServe's names."""
         self.check_model_api()
         registration = read_registration(parameters)
         unread = _logged(unread_in_registration(parameters), f"Registration of {registration.url}")
         model = await self.manager.register(registration)
         outcome = _registered(model, registration)
         warnings = [*unread, *model.settings.warnings]
-        if failure := model.batcher.validation.get("failure"):  # else it would have been refused
+        if failure := model.batcher.validation.get("failure"):  # a refusal has raised an error
             warnings.append(f"validateBatching: {failure}.")
         return outcome._replace(warnings=tuple(warnings))
 
     async def change(
         self, name: str, version: str | None, parameters: Parameters, *, synchronous: bool
     ) -> Outcome:
-        """Change workers, batching, or both; all is looked at before anything is changed.
+        """Change workers, batching, or both; all parameters are checked before the first change.
 
         Args:
-            name: Of the model.
-            version: None for the default one.
-            parameters: By their names in TorchServe's query.
+            name: The name of the model.
+            version: The version; None for the default version.
+            parameters: Their names are TorchServe's.
             synchronous: Whether the client waits for the workers.
         """
         unread = _logged(unread_in_change(parameters), f"Change of {name}")
@@ -165,19 +164,19 @@ class ModelManagement:
         model = await self.manager.scale(name, version, low, high, synchronous=synchronous)
         if not synchronous:
             return _IN_PROGRESS
-        if model.workers.ready < low:  # those that were there before may have failed
+        if model.workers.ready < low:  # older workers may have failed
             return Outcome(206, "Workers scaling in progress...")
         return Outcome(200, f"Workers scaled to {low} for model: {name}{_suffix(version)}")
 
     async def set_default(self, name: str, version: str) -> Outcome:
-        """Make a version the default one."""
+        """Make a version the default version."""
         await self.manager.set_default(name, version)
         return Outcome(
             200, f'Default version successfully updated for model "{name}" to "{version}"'
         )
 
     async def unregister(self, name: str, version: str | None) -> Outcome:
-        """Unregister a version, by default the default one."""
+        """Unregister a version; None is the default version."""
         self.check_model_api()
         await self.manager.unregister(name, version)
         return Outcome(200, f'Model "{name}" unregistered')
@@ -202,7 +201,7 @@ def _logged(sentences: Sequence[str], what: str) -> tuple[str, ...]:
 
 
 def page_of(listed: Sequence[T], limit: int, first: int) -> tuple[Sequence[T], str | None]:
-    """Those on a page from ``first`` on, and where the next page begins; None if there is none."""
+    """Return the items of the page from ``first`` on, and the number of the next page, or None."""
     if not 0 <= limit <= MAX_LISTED:
         limit = MAX_LISTED
     first = max(0, first)

@@ -1,9 +1,8 @@
-"""What requests to register, change or scale a model ask for.
+"""Reads the parameters of requests to register, change or scale a model.
 
-Text that looks like a number is one, in a query and in JSON; `configuration.model_schema` has what
-it may be. Of TorchServe's own parameters a registration takes a text that is no number, or the
-number that its clients send for "as configured", as not given. A change of a served model was never
-TorchServe's, and is taken at its word.
+Text that looks like a number is a number, in a query and in JSON. In a registration, TorchServe's
+own parameters count as absent if they are text instead of a number, or the number that its clients
+send for "as configured". Changes of a served model are not in TorchServe's API and are strict.
 """
 
 from collections.abc import Sequence
@@ -29,7 +28,7 @@ _RUNTIMES = ("python", "python3", "LSP")
 _OF_REGISTRATIONS = (
     *("url", "model_name", "handler", "runtime", "synchronous", "s3_sse_kms", "initial_workers"),
 )
-# The last two are TorchServe's, and of no effect there either.
+# The last two are TorchServe's, where they have no effect either.
 _OF_CHANGES = ("min_worker", "max_worker", "synchronous", "model_version", "number_gpu", "timeout")
 _MAX_TOLD = 20
 _MAX_NAME = 40
@@ -41,7 +40,7 @@ _OURS_ONLY_REGISTERED = [row.parameter for row in REGISTERED if row.is_strict an
 
 
 def read_registration(parameters: Parameters) -> Registration:
-    """What a request to register a model asks for.
+    """Return the registration that a request describes.
 
     Raises:
         BadRequest: A parameter is missing or cannot be used.
@@ -66,11 +65,14 @@ def read_registration(parameters: Parameters) -> Registration:
 
 
 def read_worker_limits(parameters: Parameters, *, strict: bool) -> tuple[int, int]:
-    """How many workers a model shall have, at least and at most; BadRequest where it cannot.
+    """Return the minimum and maximum number of workers that a request sets.
 
     Args:
-        parameters: Of the request.
-        strict: Whether a number that is none is refused, rather than left out.
+        parameters: The parameters of the request.
+        strict: Whether text instead of a number is refused; else it counts as absent.
+
+    Raises:
+        BadRequest: The numbers contradict each other or are out of range.
     """
 
     def count(name: str, default: int) -> int:
@@ -91,32 +93,31 @@ def read_worker_limits(parameters: Parameters, *, strict: bool) -> tuple[int, in
 
 def _check_workers(count: int) -> None:
     if count > MAX_WORKERS:
-        raise BadRequest(f"No model can have {count} workers; the most are {MAX_WORKERS}.")
+        raise BadRequest(f"{count} workers are too many; the maximum is {MAX_WORKERS}.")
 
 
 def registered_settings(parameters: Parameters) -> Fields:
-    """The settings in a registration; a BadRequest names parameter, value and rule."""
+    """Return the settings of a registration; BadRequest names parameter, value and rule."""
     return _read(REGISTERED, parameters, is_registration=True)
 
 
 def changed_settings(parameters: Parameters) -> Fields:
-    """The settings in a change of a served model; a BadRequest names parameter, value and rule."""
+    """Return the settings of a change; BadRequest names parameter, value and rule."""
     return _read(LIVE, parameters)
 
 
 def changes_batching(parameters: Parameters) -> bool:
-    """Whether a change is about batching, even if it only says that nothing is to be different."""
+    """Return whether a change has a parameter of batching, even one that changes nothing."""
     return any(parameters.has(name) for row in LIVE for name in _names(row))
 
 
 def refuse_unintended_scaling(parameters: Parameters) -> None:
-    """Refuse a change that says nothing but what only registrations can.
+    """Refuse a change whose only parameters are those of registrations.
 
-    As a change that says nothing at all, it would leave the model with one worker, as in
-    TorchServe. Nobody who names a setting of ours means that.
+    As a change without parameters, it would scale the model to one worker, as in TorchServe.
 
     Raises:
-        BadRequest: It is such a change.
+        BadRequest: A parameter counts only in a registration.
     """
     for name in _OURS_ONLY_REGISTERED:
         if parameters.has(name):
@@ -124,12 +125,12 @@ def refuse_unintended_scaling(parameters: Parameters) -> None:
 
 
 def unread_in_registration(parameters: Parameters) -> Sequence[str]:
-    """A sentence about each parameter of a registration that is not read."""
+    """Return a sentence for each parameter of a registration that is not read."""
     return _unread(parameters, REGISTERED, _OF_REGISTRATIONS)
 
 
 def unread_in_change(parameters: Parameters) -> Sequence[str]:
-    """A sentence about each parameter of a change that is not read."""
+    """Return a sentence for each parameter of a change that is not read."""
     return _unread(parameters, LIVE, _OF_CHANGES)
 
 
@@ -152,12 +153,12 @@ def _unread(
 
 
 def _names(row: Setting) -> Sequence[str]:
-    """What requests may call it: other servers' words also as JSON has them."""
+    """Return the names of a setting in requests; foreign settings also have their JSON names."""
     return row.spellings if row in WORDS else row.parameters
 
 
 def format_settings(settings: ModelSettings) -> str:
-    """What can be changed of a model, as parameters for people to read."""
+    """Return the settings of a model that can be changed, as text."""
     current = settings.values
     values = {row.parameter: row.write(current) for row in SETTINGS if row.is_live}
     if settings.batching.is_automatic:
@@ -167,7 +168,7 @@ def format_settings(settings: ModelSettings) -> str:
 
 
 def _as_text(value: Any) -> str:
-    """A value as a query has it; empty for an empty list, and for a switch that is off."""
+    """Return a value as in a query; empty for an empty list, and for False."""
     if isinstance(value, bool):
         return "true" if value else ""
     return ",".join(map(str, value)) if isinstance(value, list) else str(value)
@@ -178,7 +179,7 @@ def _read(
 ) -> Fields:
     for name in parameters.names:
         if other := other_word(name):
-            raise BadRequest(f"{name[:40]} is no parameter that is read here; {other}")
+            raise BadRequest(f"{name[:40]} is not a parameter of this server; {other}")
     values: dict[str, Any] = {}
     for row in rows:
         for name in _names(row):

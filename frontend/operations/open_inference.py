@@ -1,16 +1,16 @@
-"""Inference by the Open Inference Protocol, whatever the transport: tensors to a model and back.
+"""Inference by the Open Inference Protocol, independent of the transport.
 
 A transport reads an `InferRequest`: the JSON of the request without its tensors, and the bytes of
-each tensor. Here they are checked and become one part, which is the protocol's binary form: a line
-of JSON, and the bytes behind it. The values of tensors are never looked at in this process, except
-those that a gRPC client wrote as typed contents, and took as such. What the worker makes of a part:
+each tensor. They are checked and become one part in the protocol's binary form: a line of JSON, and
+the bytes behind it. The values of tensors are not read in this process, except the typed contents
+of gRPC clients. The worker reads a part as follows:
 
     service_envelope = kservev2       the envelope reads it, as it reads a body of REST
     any other handler                 the JSON document that a client could have sent instead
                                       (`backend.tensor_requests`), and its answer becomes tensors
 
-Why so: turning a tensor of 1 MB into lists or JSON takes 10 to 100 ms of one core, which in the
-worker costs its own model's time, and here everybody's. The copy of the bytes takes 0.1 ms.
+To convert a tensor of 1 MB to lists or JSON takes 10 to 100 ms, which in this process would delay
+all models. The copy of the bytes takes 0.1 ms.
 """
 
 import json
@@ -42,15 +42,15 @@ Json = dict[str, Any]
 
 _ENVELOPE = "kservev2"  # reads the binary form itself
 _BODY = "body"
-_MAX_NAME = 80  # of a name in a sentence
+_MAX_NAME = 80  # characters of a name in a message
 _LENGTH_HEADER = LENGTH_HEADER.lower()
 _LENGTH = re.compile("[0-9]{1,18}")
 _MAX_HEAD = 1 << 16  # bytes of JSON, which is parsed in one step
-_ELEMENTS = 4096  # of BYTES, that are looked at in one step
-# Of extensions that are not offered; without them an answer would not be what was asked for.
+_ELEMENTS = 4096  # of BYTES that one step checks
+# Parameters of extensions that are not supported.
 _REFUSED = {
-    "shared_memory_region": "Shared memory is not supported; send tensors in the request.",
-    "classification": "The classification extension is not supported; ask for the tensor.",
+    "shared_memory_region": "Shared memory is not supported; send the tensors in the request.",
+    "classification": "The classification extension is not supported; request the tensor.",
 }
 
 
@@ -59,10 +59,10 @@ class InferRequest:
     """A request, as its transport has read it.
 
     Attributes:
-        head: The JSON of the request, whose inputs are without their data.
-        buffers: The bytes of each input, in order; None of one whose data is in the head.
-        is_typed: Whether the client wrote values rather than bytes, and wants values back.
-        wants_bytes: Whether all outputs go as bytes, whatever the head says.
+        head: The JSON of the request; its inputs have no data.
+        buffers: The bytes of each input, in order; None if its data is in the head.
+        is_typed: Whether the client sent typed values, and receives typed values.
+        wants_bytes: Whether all outputs are bytes, independent of the head.
     """
 
     head: Json
@@ -73,16 +73,16 @@ class InferRequest:
 
 @dataclass(frozen=True)
 class AskedModel:
-    """What has to be known of the model that is asked.
+    """The properties of a model that decide how its request is read.
 
     Attributes:
-        name, version: As it is registered.
-        envelope: Around its handler; empty for none.
+        name, version: As registered.
+        envelope: The envelope of its handler; empty for none.
         is_declared: Whether it declares its tensors.
-        wants_arrays: Whether its handler takes tensors that come as bytes as arrays.
-        takes_bytes: Whether tensors in JSON are made bytes of, too.
-        dims: The dimensions by which requests are cut into rows; None if they are not.
-        max_rows: As many rows as can be queued.
+        wants_arrays: Whether its handler gets tensors of bytes as arrays.
+        takes_bytes: Whether tensors in JSON are converted to bytes, too.
+        dims: The dimensions by which requests are cut into rows; None if they are not cut.
+        max_rows: The free capacity of the queue.
     """
 
     name: str
@@ -96,31 +96,31 @@ class AskedModel:
 
 
 def asked_model(model: ModelVersion) -> AskedModel:
-    """What has to be known of a model."""
+    """Return the properties of a model."""
     tensors = model.tensors
     envelope, arrays = model.manifest.envelope, bool(tensors.get("arrays"))
     asked = AskedModel(model.name, model.version, envelope, bool(tensors), arrays)
     settings = model.settings
     if envelope or not (settings.batching.splits_lists or settings.stack_inputs):
         return asked
-    seats = max(map(model.queue.free_seats, Priority))
+    capacity = max(map(model.queue.free_seats, Priority))
     dims = settings.batching.batch_dims if settings.batching.splits_lists else None
-    return replace(asked, takes_bytes=True, dims=dims, max_rows=seats)
+    return replace(asked, takes_bytes=True, dims=dims, max_rows=capacity)
 
 
 def input_of(
     request: InferRequest, id_: str, headers: Mapping[str, str], model: AskedModel
 ) -> Steps[Input | TensorRows]:
-    """Check a request, and make the model's input of it; or of each row, if it has several.
+    """Check a request, and return the model's input, or the inputs of its rows.
 
     Args:
         request: The request; its head is changed.
         id_: The id that the server gave it.
-        headers: For the handler.
-        model: That is asked.
+        headers: The headers for the handler.
+        model: The model.
 
     Raises:
-        BadRequest: A tensor is unusable, or something is asked for that is not offered.
+        BadRequest: A tensor is unusable, or an extension is not supported.
     """
     head, buffers = request.head, list(request.buffers)
     _refuse_extensions(head)
@@ -135,7 +135,7 @@ def input_of(
             tensor["shape"] = shape
         parameters = {**tensor.pop("parameters", {}), SIZE: len(buffer)}
         if request.is_typed and tensor["datatype"] == BYTES:
-            parameters[ENCODING] = "base64"  # as TorchServe's handlers know it
+            parameters[ENCODING] = "base64"  # as TorchServe's handlers expect it
         tensor["parameters"] = parameters
     for output in head.get("outputs") or ():
         _refuse_extensions(output)
@@ -164,7 +164,7 @@ def _rows(
     model: AskedModel,
     form: Json,
 ) -> Steps[TensorRows]:
-    """The rows of a request; each is answered in bytes, whatever becomes of them."""
+    """Return the rows of a request; each is answered in bytes, until they are joined."""
     assert model.dims is not None
     members = {"id": form["id"], "model_name": model.name, "model_version": model.version}
     body = AnswerBody({**head, "parameters": form["parameters"]}, members)
@@ -181,19 +181,19 @@ def _format(model: AskedModel, form: Json) -> str:
 
 
 def input_of_body(input_: Input, model: AskedModel) -> Steps[Input | TensorRows]:
-    """Make the model's input of a request over HTTP.
+    """Return the model's input of a request over HTTP.
 
-    With tensors behind its JSON it becomes the same as any other. What is JSON only is passed on as
-    it came, as in TorchServe; but a model that declares tensors gets it as a document, whatever its
-    type, and its answer becomes one. Where tensors are cut or stacked, all become bytes. For models
-    in an envelope the envelope does all that.
+    A request with tensors behind its JSON is read as any other. A request in JSON only is passed on
+    unchanged, as in TorchServe; but a model that declares tensors gets it as a document of any
+    type, and its answer becomes one. Where tensors are cut or stacked, all become bytes. Models
+    in an envelope get the request unchanged.
 
     Args:
-        input_: The request as it came.
-        model: That is asked.
+        input_: The request.
+        model: The model.
 
     Raises:
-        BadRequest: The body is not in the format, or see `input_of`.
+        BadRequest: The body is malformed, a tensor is unusable, or an extension is not supported.
     """
     if model.envelope or [part.name for part in input_.parts] != [_BODY]:
         return input_
@@ -227,7 +227,7 @@ def _read_body(body: Buffer, length: str) -> InferRequest:
     except UnusableTensor as error:
         raise BadRequest(str(error)) from error
     except (ValueError, RecursionError) as error:
-        raise BadRequest(f"There is no JSON in the first {at} bytes: {error}") from error
+        raise BadRequest(f"The first {at} bytes are not JSON: {error}") from error
     view = memoryview(body)
     buffers: list[Buffer | None] = []
     for tensor in head["inputs"]:
@@ -248,7 +248,7 @@ def _read_body(body: Buffer, length: str) -> InferRequest:
 
 
 def _check(tensor: Json, buffer: Buffer) -> Steps[list[int]]:
-    """Check that the bytes of an input are what its datatype and shape say; returns its shape."""
+    """Check the size of an input against its datatype and shape, and return its shape."""
     name, datatype, shape = tensor["name"][:_MAX_NAME], tensor["datatype"], tensor["shape"]
     try:
         if datatype == BYTES:
@@ -275,7 +275,7 @@ def _item_bytes(datatype: str) -> int:
 
 
 def _resolved(shape: list[int], count: int) -> list[int]:
-    """The shape without a -1, which TorchServe's handlers take for the length that follows."""
+    """Return the shape with -1 replaced by the length that follows from the count."""
     if -1 not in shape:
         return shape
     place = shape.index(-1)

@@ -1,4 +1,4 @@
-"""The answers to inference requests of the Open Inference Protocol, read from what workers sent."""
+"""Reads the answers of workers to inference requests of the Open Inference Protocol."""
 
 import json
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ _MAX_REASON = 4096  # bytes of a handler's error that are read
 
 
 class UnreadableAnswer(PredictionFailed, status=500):
-    """A handler answered with what cannot be put into the protocol's messages."""
+    """The answer of a handler does not fit the messages of the protocol."""
 
     def __init__(self) -> None:
         super().__init__("The model's answer is not one of the Open Inference Protocol.")
@@ -36,7 +36,7 @@ class OutputTensor:
 
 @dataclass
 class InferAnswer:
-    """An answer; what the model did not say is empty."""
+    """An answer; members that the model did not set are empty."""
 
     id: str = ""
     model_name: str = ""
@@ -54,7 +54,7 @@ def answer_of(prediction: Prediction) -> InferAnswer:
     """Read the answer to an `input_of` whose head asks for ``binary_data_output``.
 
     Raises:
-        PredictionFailed: The handler answered with an error, or with what cannot be read.
+        PredictionFailed: The handler answered with an error, or the answer is unreadable.
     """
     if prediction.status >= 400:
         raise PredictionFailed(_sentence_of(prediction), status=prediction.status)
@@ -63,11 +63,14 @@ def answer_of(prediction: Prediction) -> InferAnswer:
 
 
 def piece_of(body: Buffer) -> InferAnswer:
-    """Read a piece of a streamed answer; pieces have no headers, and JSON of one line."""
+    """Read a piece of a streamed answer; it has no headers, and its JSON is one line."""
     body = bytes(body)
     try:
         return _read_answer(body, body.index(b"\n") + 1)
-    except (ValueError, UnreadableAnswer):  # of a handler in an envelope, which pieces go round
+    except (
+        ValueError,
+        UnreadableAnswer,
+    ):  # from a handler in an envelope, which does not see pieces
         buffer = tensors.write_elements([body])
         return InferAnswer(outputs=[OutputTensor("output-0", BYTES, [1], {}, buffer)])
 
@@ -106,7 +109,7 @@ def _written(described: Json) -> bytes:
 
 
 def _sentence_of(prediction: Prediction) -> str:
-    """Why a handler refused a request: the message of its JSON, or the text that it is."""
+    """Return the error of a handler: the message in its JSON, or the whole text."""
     text = bytes(prediction.body[:_MAX_REASON]).decode("utf-8", "replace")
     try:
         document = json.loads(text)

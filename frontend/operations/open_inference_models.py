@@ -1,18 +1,19 @@
-"""What the Open Inference Protocol tells of the server and its models, as JSON values.
+"""Metadata of the server and its models in the Open Inference Protocol, as JSON values.
 
-Beside the protocol's own metadata these are extensions that Triton has made, and its clients ask
-for: the model repository, model configuration and statistics. They say what is true here:
+In addition to the protocol's metadata these are extensions of Triton: the model repository, model
+configuration and statistics:
 
-* The repository is the model store. Its index has the models that are registered, and those that
-  the start could not load. To load a model registers ``NAME.mar``, ``NAME.tar.gz`` or the directory
-  ``NAME`` of the store, to unload it unregisters all its versions: that is management, so it needs
-  the management listener and key, and ``enable_model_api``.
-* Declared tensors have the shapes of one request; the server's batches are several requests. So
-  ``max_batch_size`` is 0, as Triton says of models whose shapes have no dimension for the batch.
-  Where requests are cut into rows (``dynamicBatchSize``), that dimension is -1; if it is the first,
-  ``max_batch_size`` is the largest batch, and the dimensions of a configuration are the others.
-* Statistics count what workers did. A batch's time is counted once; ``success`` has, per request,
-  the average of a batch's waiting and running. Nothing tells input, compute and output apart.
+* The repository is the model store. Its index has the registered models, and those that could not
+  be loaded at the start. Loading a model registers ``NAME.mar``, ``NAME.tar.gz`` or the directory
+  ``NAME`` of the store; unloading unregisters all its versions. Both need the management listener
+  and key, and ``enable_model_api``.
+* Declared tensors have the shapes of one request; a batch is several requests. So
+  ``max_batch_size`` is 0, as in Triton for shapes without a batch dimension. Where requests are cut
+  into rows (``dynamicBatchSize``), that dimension is -1; if it is the first, ``max_batch_size`` is
+  the largest batch, and the configuration has the other dimensions.
+* Statistics count the work of workers. The time of a batch is counted once; ``success`` has, per
+  request, the average waiting and running time of a batch. Input, compute and output are not
+  measured separately.
 """
 
 from collections.abc import Sequence
@@ -42,12 +43,12 @@ _NANOSECONDS = 1_000_000_000
 
 @dataclass(frozen=True)
 class OpenInferenceModels:
-    """The operations of the protocol but inference; they raise the ServeError that is the answer.
+    """The operations of the protocol except inference; they raise `ServeError`.
 
     Attributes:
         registry: The models.
-        management: Loads and unloads them; None where that is not offered.
-        workers: Of a model that is loaded, unless its model-config.yaml has others.
+        management: Loads and unloads them; None where that is not supported.
+        workers: The workers of a loaded model, unless its model-config.yaml sets them.
     """
 
     registry: ModelRegistry
@@ -55,30 +56,30 @@ class OpenInferenceModels:
     workers: int = 1
 
     def server_metadata(self) -> Json:
-        """Who serves, and which extensions it has."""
+        """Return the name, version and extensions of the server."""
         return {"name": NAME, "version": __version__, "extensions": list(_EXTENSIONS)}
 
     def is_server_ready(self) -> bool:
-        """Whether every model can answer now."""
+        """Return whether every model can answer now."""
         return is_server_ready(self.registry)
 
     def is_model_ready(self, name: str, version: str | None) -> bool:
-        """Whether a model can answer now."""
+        """Return whether a model can answer now."""
         return is_ready(self.registry, self.registry.find(name, version))
 
     def metadata(self, name: str, version: str | None) -> Json:
-        """The versions of a model, and the tensors that it declares."""
+        """Return the versions of a model, and the tensors that it declares."""
         model = self.registry.find(name, version)
         return {
             "name": name,
             "versions": [each.version for each in self.registry.versions(name)],
-            "platform": "",  # TorchServe's answer over gRPC; whatever a handler likes
+            "platform": "",  # as TorchServe answers over gRPC
             "inputs": _declared(model, "inputs"),
             "outputs": _declared(model, "outputs"),
         }
 
     def config(self, name: str, version: str | None) -> Json:
-        """A model's configuration in Triton's words."""
+        """Return the configuration of a model in Triton's format."""
         model = self.registry.find(name, version)
         settings, batching = model.settings, model.settings.batching
         size = model.batcher.size if batching.is_automatic else batching.size
@@ -108,7 +109,7 @@ class OpenInferenceModels:
         return document
 
     def statistics(self, name: str = "", version: str | None = None) -> Json:
-        """What was counted of a version, of all of a model, or of all models."""
+        """Return the statistics of a version, of all versions of a model, or of all models."""
         if not name:
             models: Sequence[ModelVersion] = list(self.registry)
         elif version is None:
@@ -118,10 +119,10 @@ class OpenInferenceModels:
         return {"model_stats": [_statistics(model) for model in models]}
 
     def index(self, *, only_ready: bool = False) -> list[Json]:
-        """The models that are registered, or that the start could not load."""
+        """Return the models that are registered, or could not be loaded at the start."""
         found = []
         for model in sorted(self.registry, key=lambda model: (model.name, model.version)):
-            if model.origin.is_function:  # a part of a workflow, which no list has
+            if model.origin.is_function:  # a part of a workflow
                 continue
             ready = is_ready(self.registry, model)
             reason = "" if ready else "no worker is ready"
@@ -203,7 +204,7 @@ def _configured(model: ModelVersion, side: str) -> list[Json]:
 
 
 def _is_cut_at_first(model: ModelVersion) -> bool:
-    """Whether requests are cut along the first dimension, as in Triton; it has no word for others.
+    """Return whether requests are cut along the first dimension; Triton supports only that one.
 
     Models in an envelope get their requests as they are.
     """

@@ -1,8 +1,7 @@
 """Parameters of a request, by name: text of a query, or values of a JSON object or a message.
 
-As in TorchServe a text that is no number counts as not given where a number is wanted, and a
-warning is logged. A number that makes no sense is refused, though TorchServe took it: no worker
-answers within 0 s, and no batch has -5 requests.
+As in TorchServe, text counts as absent where a number is expected, and a warning
+is logged. A number out of range is refused, though TorchServe accepted it.
 """
 
 import logging
@@ -26,7 +25,7 @@ class Parameters:
     """The parameters of a request: text from a query, or JSON values; each may be missing.
 
     Attributes:
-        passed_over: Names in the query of a request whose parameters are those of its body.
+        passed_over: Ignored names: those in the query of a request whose body has parameters.
     """
 
     def __init__(self, values: Mapping[str, Any], passed_over: Iterable[str] = ()) -> None:
@@ -39,20 +38,20 @@ class Parameters:
         return self._values.keys()
 
     def value(self, name: str) -> Any:
-        """The value as it came, or None."""
+        """Return the value as it was sent, or None."""
         return self._values.get(name)
 
     def text(self, name: str) -> str:
-        """A text; empty when it is missing or something else."""
+        """Return a text; empty if it is absent or of another type."""
         value = self._values.get(name)
         return value if isinstance(value, str) else ""
 
     def has(self, name: str) -> bool:
-        """Whether there is a value at all."""
+        """Return whether the parameter has a value."""
         return self._values.get(name) is not None
 
     def integer(self, name: str, default: int) -> int:
-        """A number; the default when it is missing or no number."""
+        """Return a number; the default if it is absent or no number."""
         value = self._values.get(name)
         if value is None:
             return default
@@ -62,17 +61,17 @@ class Parameters:
             number = MAX_NUMBER + 1
         if abs(number) > MAX_NUMBER:
             text = reprlib.repr(value)
-            logger.warning("Parameter %s=%s is no integer, %d is taken.", name, text, default)
+            logger.warning("Parameter %s=%s is not an integer, %d is used.", name, text, default)
             return default
         return number
 
     def flag(self, name: str, *, default: bool) -> bool:
-        """A switch; what is not "true" is off."""
+        """Return a switch; only "true" is on."""
         value = self._values.get(name)
         return default if value is None else str(value).lower() == "true"
 
     def number(self, name: str, unset: Container[int] = ()) -> int | None:
-        """A whole number; None when it is missing, a text that is no number, or in ``unset``.
+        """Return a whole number; None if it is absent, text, or in ``unset``.
 
         Raises:
             BadRequest: A number that is not whole or too large, or a JSON value of another type.
@@ -80,7 +79,7 @@ class Parameters:
         value = plain_number(self._values.get(name))
         if isinstance(value, str) and not _NUMBER.fullmatch(value.strip()):
             text = reprlib.repr(value)
-            logger.warning("Parameter %s=%s is no number, it counts as not given.", name, text)
+            logger.warning("Parameter %s=%s is not a number, it counts as absent.", name, text)
             return None
         if value is None:
             return None
@@ -89,7 +88,7 @@ class Parameters:
         return None if value in unset else value
 
     def at_least(self, name: str, minimum: int) -> int | None:
-        """A `number` from ``minimum`` on, else BadRequest; -1 counts as not given, too."""
+        """Return a `number` of at least ``minimum``, else raise BadRequest; -1 counts as absent."""
         value = self.number(name, unset=(-1,))
         if value is not None and value < minimum:
             raise _refusal(name, value, f"a whole number, {minimum} or more")

@@ -1,4 +1,4 @@
-"""Predictions: of a whole request, or row by row where the model has lists of clients split."""
+"""Predictions: of a whole request, or of each row where the model splits lists of clients."""
 
 from collections.abc import Awaitable, Iterable
 from dataclasses import replace
@@ -16,22 +16,22 @@ T = TypeVar("T")
 
 
 class Run(Protocol):
-    """Does long work in slices: `LongWork.run` of the listener."""
+    """Runs long work in slices: `LongWork.run` of the listener."""
 
     def __call__(self, steps: Steps[T], /) -> Awaitable[T]:
         """Do the work to its end, and return its result."""
 
 
 async def predict(model: ModelVersion, request: PredictRequest, run: Run) -> Prediction | Stream:
-    """Predict; of the parts of one name, which a form may have, the handler gets the last.
+    """Predict; of form fields with the same name the handler gets the last.
 
     Raises:
         ServeError: The request was refused or failed.
     """
     input_ = request.input
     if model.settings.batching.splits_lists:
-        seats = model.queue.free_seats(request.options.priority)
-        client_list = await run(read_list(input_, model.manifest.envelope, seats))
+        capacity = model.queue.free_seats(request.options.priority)
+        client_list = await run(read_list(input_, model.manifest.envelope, capacity))
         if client_list is not None:
             return await predict_rows(model, request, client_list, run)
     if len(input_.parts) > 1:
@@ -42,7 +42,7 @@ async def predict(model: ModelVersion, request: PredictRequest, run: Run) -> Pre
 async def predict_rows(
     model: ModelVersion, request: PredictRequest, rows: ClientList | TensorRows, run: Run
 ) -> Prediction:
-    """Predict the rows of a request, whose own input is not used, and join their answers.
+    """Predict the rows of a request instead of its input, and join their answers.
 
     Raises:
         ServeError: The request was refused or failed.
@@ -55,5 +55,5 @@ async def predict_rows(
 
 
 def last_of_each_name(parts: Iterable[Part]) -> list[Part]:
-    """The parts without those of a name but the last, which takes the place of the first."""
+    """Return the last part of each name, in the order of the first ones."""
     return list({part.name: part for part in parts}.values())

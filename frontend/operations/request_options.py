@@ -1,10 +1,10 @@
-"""Reads how soon a client wants its answer, from the headers of its request.
+"""Reads timeout and priority from the headers of a request.
 
-    X-Timeout-Ms: 250      answer no later than so many milliseconds after the request has arrived
+    X-Timeout-Ms: 250      answer within 250 ms after the request has arrived
     X-Priority: high       answer before others, or after them (high, normal, low; in any case)
 
-Any request for a prediction may have the two headers. A timeout may only shorten what the model
-allows (``clientTimeoutInMills``). Handlers see the headers as all others.
+Any request for a prediction may have the two headers. A timeout may only shorten the time that the
+model allows (``clientTimeoutInMills``). Handlers get these headers, too.
 """
 
 import math
@@ -23,10 +23,10 @@ _repr.maxstring = 60
 
 
 def read_request_options(headers: Mapping[str, str]) -> RequestOptions:
-    """The options in the headers of a request, which are looked up in lower case.
+    """Return the options in the headers of a request; names are in lower case.
 
     Raises:
-        BadRequest: A value is none of those allowed.
+        BadRequest: A value is invalid.
     """
     timeout, priority = headers.get("x-timeout-ms"), headers.get("x-priority")
     if timeout is None and priority is None:

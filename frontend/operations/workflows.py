@@ -1,4 +1,4 @@
-"""What clients may do with workflows: list, describe, register, unregister and run them."""
+"""The management of workflows: list, describe, register, unregister and run."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -16,10 +16,10 @@ from marserve.frontend.workflows.workflow import Workflow
 
 @dataclass(frozen=True)
 class WorkflowManagement:
-    """The operations of the management API; they raise the ServeError that is the answer.
+    """The operations of the management API; they raise `ServeError`.
 
     Attributes:
-        workflows: Those that are served.
+        workflows: The workflows that are served.
         registrar: Changes them.
         model_api: Whether models, and so workflows, may be registered and unregistered.
     """
@@ -29,7 +29,7 @@ class WorkflowManagement:
     model_api: bool
 
     def list_workflows(self, limit: int, first: int) -> dict[str, Any]:
-        """A page of the workflows by name, with their URLs, and the number of the next page."""
+        """Return a page of the workflows by name, and the number of the next page."""
         found, next_page = page_of(list(self.workflows), limit, first)
         page = [
             {"workflowName": workflow.name, "workflowUrl": workflow.archive.url}
@@ -38,7 +38,7 @@ class WorkflowManagement:
         return {"nextPageToken": next_page, "workflows": page}
 
     def describe(self, name: str) -> list[dict[str, Any]]:
-        """A workflow: TorchServe's members, then ours."""
+        """Return a workflow: TorchServe's members, then ours."""
         workflow = self.workflows.find(name)
         specification = workflow.specification
         defaults = specification.defaults
@@ -68,7 +68,7 @@ class WorkflowManagement:
         ]
 
     def runs(self, name: str) -> dict[str, Any]:
-        """The time line of the last runs of a workflow."""
+        """Return the time line of the last runs of a workflow."""
         workflow = self.workflows.find(name)
         return {"workflowName": workflow.name, "runs": workflow.timeline.as_documents()}
 
@@ -78,7 +78,7 @@ class WorkflowManagement:
             raise MethodNotAllowed
 
     async def register(self, parameters: Parameters) -> Outcome:
-        """Register a workflow, by TorchServe's names of parameters; waits for all its workers."""
+        """Register a workflow, and wait for all its workers; parameters have TorchServe's names."""
         self.check_model_api()
         if not parameters.has("url"):
             raise BadRequest("Parameter url is required.")
@@ -103,10 +103,10 @@ class WorkflowManagement:
 
 
 async def run_workflow(workflow: Workflow, request: PredictRequest) -> Prediction:
-    """Run a workflow; of the parts of one name, which a form may have, it gets the last.
+    """Run a workflow; of form fields with the same name it gets the last.
 
     Raises:
-        ServeError: See `Workflow.run`.
+        ServeError: The request was refused, or a node failed.
     """
     input_ = request.input
     if len(input_.parts) > 1:

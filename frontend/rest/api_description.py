@@ -1,11 +1,10 @@
-"""What a listener offers: OpenAPI 3.0 documents for programs, a page for browsers.
+"""The description of a listener: OpenAPI 3.0 documents for programs, a page for browsers.
 
-The operations stand in openapi/*.yaml, one file per listener: a new route is a new entry there.
-References to shared parameters, answers and bodies are replaced by what they refer to, because
-clients have been generated from documents of that form; a document has the schemas it refers to.
-The settings of models are put in from their rows where ``$settings`` stands (`model_parameters`),
-and ``$parameters`` makes members of an object of what a query takes. Documents share their parts:
-they are to be written out, not changed.
+The operations are in openapi/*.yaml, one file per listener: a new route is a new entry there.
+References to shared parameters, answers and bodies are resolved, because clients are generated from
+documents of that form; a document has the schemas that it refers to. ``$settings`` is replaced by
+the settings of models (`model_parameters`), and ``$parameters`` by the parameters of a query as
+members of an object. Documents share their parts, so they must not be changed.
 """
 
 import json
@@ -38,7 +37,7 @@ _LINKS = {
     "Management": {"/models": "the models", "/loggers": "the loggers and their levels"},
     "Metrics": {"/metrics": "the metrics, for Prometheus"},
 }
-# What is there besides while the Open Inference Protocol is on.
+# Further files while the Open Inference Protocol is enabled.
 _OPEN_INFERENCE = {"Management": "repository", "Inference": "open_inference"}
 _PAGE = """<!DOCTYPE html>
 <html lang="en">
@@ -80,7 +79,7 @@ def description_routes(listener: str, *, open_inference: bool) -> Mapping[str, R
 
 
 def describe_listener(serves: Collection[str], *, open_inference: bool = False) -> Json:
-    """The document of a listener, by what it serves of Inference, Management and Metrics."""
+    """Return the document of a listener that serves some of Inference, Management and Metrics."""
     files = [name.lower() for name in _LINKS if name in serves]
     if open_inference:
         files += [file for api, file in _OPEN_INFERENCE.items() if api in serves]
@@ -92,7 +91,7 @@ def describe_listener(serves: Collection[str], *, open_inference: bool = False) 
 
 
 def describe_model_inference(name: str) -> Json:
-    """How predictions are asked of one model: `describe_listener`'s document, cut down to it."""
+    """Return the document of the predictions of one model."""
     paths = _load("inference")["paths"]
     segment = quote(name, safe="")
     predict = paths["/predictions/{model_name}"]["post"]
@@ -113,18 +112,18 @@ def describe_model_inference(name: str) -> Json:
 
 
 def describe_model_management(name: str) -> Json:
-    """How one model is managed."""
+    """Return the document of the management of one model."""
     chosen = _below("/models/{model_name}", "management")
     return _document(_management_info(name), _with_model(chosen, name))
 
 
 def describe_workflow_inference(name: str) -> Json:
-    """How a workflow is run."""
+    """Return the document of the runs of a workflow."""
     return _document(_inference_info(name), _below("/wfpredict", "inference"))
 
 
 def describe_workflow_management(name: str) -> Json:
-    """How one workflow is managed."""
+    """Return the document of the management of one workflow."""
     return _document(_management_info(name), _below("/workflows/", "management"))
 
 
@@ -141,7 +140,7 @@ def _management_info(name: str) -> Json:
 
 
 def front_page(serves: Sequence[str]) -> str:
-    """What a browser shows of a listener that ``serves`` these APIs."""
+    """Return the page of a listener that ``serves`` these APIs."""
     links = {"/api-description": "the API of this address, as an OpenAPI document"}
     for api in serves:
         links |= _LINKS[api]
@@ -152,14 +151,14 @@ def front_page(serves: Sequence[str]) -> str:
 
 
 def _is_browser(request: HttpRequest) -> bool:
-    """Whether somebody wants to look at a page; programs accept anything, or say nothing."""
+    """Return whether the client prefers a page; programs accept any type, or send no header."""
     accepted = request.headers.get("accept", "").lower()
     return request.method in ("GET", "HEAD") and "text/html" in accepted
 
 
 @cache
 def _load(name: str) -> Json:
-    """A file of openapi/, with everything put in that it refers to but the schemas."""
+    """Return a file of openapi/ with all references resolved except those to schemas."""
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # 20 times as fast, where it is built
     document: Json = yaml.load((_FOLDER / f"{name}.yaml").read_bytes(), loader)  # noqa: S506 - safe
     if name == "components":
@@ -196,7 +195,7 @@ def _resolved_items(item: Any) -> list[Any]:
 
 
 def _with_model(paths: Json, name: str) -> Json:
-    """Paths in whose operations ``model_name`` can only be this."""
+    """Return the paths with ``model_name`` fixed."""
 
     def fixed(parameter: Json) -> Json:
         if parameter["name"] != "model_name":
@@ -213,7 +212,7 @@ def _with_model(paths: Json, name: str) -> Json:
 
 
 def _document(info: Json, paths: Json) -> Json:
-    """A document of these paths, with the schemas and security schemes that they need."""
+    """Return a document of these paths, with their schemas and security schemes."""
     names = _references(paths)
     pending = list(names)
     schemas = _load("schemas")["schemas"]
@@ -236,5 +235,5 @@ def _document(info: Json, paths: Json) -> Json:
 
 
 def _references(node: Json) -> set[str]:
-    """The names of the schemas that are referred to in a part of a document."""
+    """Return the names of the schemas that a part of a document refers to."""
     return set(re.findall(rf'"{_SCHEMAS}(\w+)"', json.dumps(node)))

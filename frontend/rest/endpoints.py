@@ -1,4 +1,4 @@
-"""What the server offers over HTTP: its listeners, their routes, and who may use them."""
+"""The HTTP listeners of the server, their routes, guards and limits."""
 
 import asyncio
 import ssl
@@ -58,11 +58,11 @@ class HttpEndpoints:
     workflows: WorkflowManagement
     metrics: Metrics
     access_log: AccessLog
-    tokens: Tokens | None  # None: there are none
-    tls: ssl.SSLContext | None  # None: no listener speaks https
+    tokens: Tokens | None  # None: no keys
+    tls: ssl.SSLContext | None  # None: no listener uses https
 
     async def bind(self, opened: AsyncExitStack) -> list[tuple[str, BoundListener]]:
-        """Bind all listeners, by name, inference first; nobody is let in before they listen.
+        """Bind all listeners, inference first, and return them with their names.
 
         Raises:
             OSError: A listener cannot be bound.
@@ -77,7 +77,7 @@ class HttpEndpoints:
         ]
 
     def _listeners(self) -> Sequence[Listener]:
-        """Each listener with its routes; equal addresses share one."""
+        """Return each listener with its routes; equal addresses share one."""
         config, limit = self.config, self.config.max_request_size
         open_inference = config.ts_open_inference_protocol
         of_models = inference_routes(self.registry, limit)
@@ -116,7 +116,7 @@ class HttpEndpoints:
         return [*shared, *self._of_platform(inference)]
 
     def _of_platform(self, inference: Mapping[str, Route]) -> Iterator[Listener]:
-        """The listeners that a platform wants; only KServe does."""
+        """Yield the listeners of the platform; only KServe has any."""
         platform = self.config.platform
         for address in platform.setup.inference:
             plain = self._described(Listener("Inference", address, inference, when_ready=True))
@@ -180,7 +180,7 @@ class HttpEndpoints:
             write_rate=config.response_write_rate,
             max_connections=config.max_connections,
             max_client_connections=config.max_client_connections,
-            # What may be sent at all can be served, if by itself.
+            # A single request of the maximum size can always be served.
             max_bytes_in_flight=max(in_flight, config.max_request_size),
             max_client_bytes_in_flight=max(from_client, config.max_request_size),
             forms=FormLimits(config.max_form_parts, config.max_part_header_size),
@@ -190,7 +190,7 @@ class HttpEndpoints:
 
 
 def watch_bytes(metrics: Metrics, usages: Mapping[str, Usage]) -> None:
-    """Add the gauge of what each listener, by its name, keeps in memory."""
+    """Add the gauge of the bytes that each listener, by its name, keeps in memory."""
 
     def in_flight() -> Iterable[tuple[Sequence[str], float]]:
         return [((name, metrics.hostname), usage.bytes) for name, usage in usages.items()]

@@ -41,7 +41,7 @@ from marserve.frontend.serving.readiness import (
 )
 from marserve.frontend.serving.registry import ModelRegistry
 
-#: Makes a model's input of a request's, or the rows of one.
+#: Returns a model's input of a request, or its rows.
 Convert = Callable[[Input, ModelVersion], Steps[Input | TensorRows]]
 #: Headers that the server adds for the handler.
 Extra = Mapping[str, str]
@@ -52,7 +52,7 @@ _PLAIN_HEADERS: Extra = {"url_path": "", "explain": "False"}
 
 @dataclass(frozen=True)
 class Predictor:
-    """Base of the classes whose methods are routes that ask a model for predictions."""
+    """Base of the classes whose methods are routes of predictions."""
 
     registry: ModelRegistry
     max_request_bytes: int
@@ -70,9 +70,14 @@ class Predictor:
     ) -> HttpResponse:
         """Answer a request with a model's prediction, or OPTIONS with its API description.
 
-        The handler gets the ``extra`` headers and, with ``with_query``, the parameters of the
-        query. ``input_`` is the result of `read_input` if the request was read already; ``convert``
-        makes the model's input of it.
+        Args:
+            request: The request.
+            name: The name of the model.
+            version: The version; None for the default version.
+            extra: Headers that the server adds for the handler.
+            with_query: Whether the handler gets the parameters of the query.
+            input_: The result of `read_input`, if the request is already read.
+            convert: Converts it to the model's input.
 
         Raises:
             ServeError: There is no such model, a header is invalid, or the model failed.
@@ -83,7 +88,7 @@ class Predictor:
         options = read_request_options(request.headers)
         by_version = version is not None
         if input_ is None:
-            # Before the body is read and parsed, which may take long, and be for nothing.
+            # Before the body is read and parsed, which may take long.
             unread = Input(request.id, {}, [])
             model.check(PredictRequest(unread, request.arrived, by_version, options))
             limit = self.max_request_bytes
@@ -102,7 +107,7 @@ class Predictor:
     def accept(
         self, request: PlainRequest, name: str, version: str | None, extra: Extra
     ) -> Submit | None:
-        """See `Route.accept`; accepts requests of one part, for models that do not split lists."""
+        """Accept a plain request of one part, for a model that does not split lists (`Route`)."""
         if is_form(request.headers.get("content-type", "")):
             return None
         if request.length > self.max_request_bytes:
@@ -122,11 +127,11 @@ class Predictor:
 
 
 def inference_routes(registry: ModelRegistry, max_request_bytes: int) -> Mapping[str, Route]:
-    """The routes of the inference listener, except those of `kserve` and `workflows`."""
+    """Return the routes of the inference listener, except those of `kserve` and `workflows`."""
     inference = _Inference(registry, max_request_bytes)
     return {
         "ping": Route(inference.ping, "inference"),
-        "ready": Route(inference.ready),  # a probe has no token
+        "ready": Route(inference.ready),  # a probe has no key
         "predictions": Route(
             inference.predictions, "inference", accept=inference.accept_prediction
         ),
@@ -138,7 +143,7 @@ def inference_routes(registry: ModelRegistry, max_request_bytes: int) -> Mapping
 
 
 def server_readiness(registry: ModelRegistry) -> HttpResponse:
-    """Whether every model can answer, for probes: 200, or 503 with 100 names at most."""
+    """Return whether every model can answer: 200, or 503 with at most 100 names."""
     if registry.is_leaving:
         return json_response({"status": "Stopping"}, status=503)
     progress = registry.catalog_progress
@@ -151,15 +156,15 @@ def server_readiness(registry: ModelRegistry) -> HttpResponse:
 
 class _Inference(Predictor):
     async def ping(self, _request: HttpRequest) -> HttpResponse:
-        """Healthy while every default version has its minimum of healthy workers."""
+        """/ping: healthy while every default version has its minimum of healthy workers."""
         if is_healthy(self.registry):
             return json_response({"status": "Healthy"})
         return json_response({"status": "Unhealthy"}, status=500)
 
     async def ready(self, request: HttpRequest) -> HttpResponse:
-        """Whether every default version can answer now with its minimum of workers.
+        """/ready: whether every default version can answer now with its minimum of workers.
 
-        With ``?model=m[&version=v]`` whether that one would, which it would not while it is full.
+        With ``?model=m[&version=v]``: whether that version can answer, and is not full.
         """
         if len(request.segments) > 1:
             raise RouteNotFound
@@ -180,7 +185,7 @@ class _Inference(Predictor):
         return self._by_path(request, explain="False")
 
     def accept_prediction(self, request: PlainRequest) -> Submit | None:
-        """The same for the fast path; see `Route.accept`."""
+        """Accept a plain request of /predictions."""
         match request.segments:
             case [_, name]:
                 version = None
@@ -203,7 +208,7 @@ class _Inference(Predictor):
         return self.predict(request, segments[1], version or None, extra=extra)
 
     async def invocations(self, request: HttpRequest) -> HttpResponse:
-        """/invocations; the query, the start (if it loaded one model) or a form names the model."""
+        """/invocations; the query, the only model loaded at start, or a form names the model."""
         if len(request.segments) > 1:
             raise RouteNotFound
         name = query_value(request, "model_name")

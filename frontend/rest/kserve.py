@@ -2,15 +2,14 @@
 
     /v1/models/{m}:predict    /v1/models/{m}:explain
 
-and, only on the listener of the platform KServe, whose clients and probes know them from its own
-servers:
+and, only on the listener of the platform KServe, whose clients and probes expect them:
 
-    GET /                     that it runs
+    GET /                     the server runs
     GET /v1/models            the names of the models
-    GET /v1/models/{m}        whether one can answer now; 503 if not
+    GET /v1/models/{m}        whether a model can answer now; 503 if not
 
-As in TorchServe the server passes bodies on as they are, unless the model wants lists taken apart
-(`client_lists`): the envelope that ``service_envelope`` names makes a handler understand them.
+As in TorchServe the server passes bodies on unchanged, unless the model splits lists
+(`client_lists`); the envelope that ``service_envelope`` names converts them for the handler.
 """
 
 from collections.abc import Awaitable, Mapping, Sequence
@@ -31,7 +30,7 @@ _VERBS = {"predict": {"explain": "False"}, "explain": {"explain": "True"}}
 def kserve_routes(
     registry: ModelRegistry, max_request_bytes: int, *, open_inference: bool
 ) -> Mapping[str, Route]:
-    """The routes below ``/v1`` and ``/v2``; of the second protocol all, or only what predicts."""
+    """Return the routes below ``/v1`` and ``/v2``; of the second all, or only predictions."""
     kserve = _KServe(registry, max_request_bytes)
     second = open_inference_routes(registry, max_request_bytes, is_whole=open_inference)
     return {"v1": Route(kserve.serve, "inference", accept=kserve.accept_prediction), **second}
@@ -40,9 +39,9 @@ def kserve_routes(
 def kserve_platform_routes(
     registry: ModelRegistry, max_request_bytes: int, root: Route
 ) -> Mapping[str, Route]:
-    """The routes that the listener of the platform KServe has besides, or instead.
+    """Return the routes that the listener of the platform KServe adds or replaces.
 
-    ``root`` answers what is no question of a probe at ``/``.
+    ``root`` answers the requests at ``/`` that are not from a probe.
     """
     platform = _KServePlatform(registry, max_request_bytes)
 
@@ -64,7 +63,7 @@ class _KServe(Predictor):
         return self.predict(request, name, extra=extra)
 
     def accept_prediction(self, request: PlainRequest) -> Submit | None:
-        """The same for the fast path; see `Route.accept`."""
+        """Accept a plain request of ``/v1/models/{m}:predict`` or ``:explain``."""
         name, extra = _asked(request.segments)
         return self.accept(request, name, None, extra)
 

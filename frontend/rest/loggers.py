@@ -1,4 +1,4 @@
-"""The levels of the loggers, seen and changed while the server runs; part of management.
+"""The levels of the loggers, read and changed while the server runs; part of management.
 
 GET /loggers                        every logger with the level in force
 GET /loggers/{name}                 one of them
@@ -22,7 +22,7 @@ _INHERIT = "inherit"
 
 
 def logger_routes() -> Mapping[str, Route]:
-    """The route, behind the key of management."""
+    """Return the route, which needs the key of management."""
     return {"loggers": Route(_loggers, "management")}
 
 

@@ -22,7 +22,7 @@ Serve = Callable[[HttpRequest], Awaitable[HttpResponse]]
 def management_routes(
     operations: ModelManagement, *, tokens: Tokens | None, max_request_bytes: int
 ) -> Mapping[str, Route]:
-    """The routes of the management listener; ``tokens`` can be renewed, where there are some."""
+    """Return the routes of the management listener; ``tokens`` is None without keys."""
     management = _Management(operations, max_request_bytes)
     routes = {
         "models": Route(management.models, "management"),
@@ -68,7 +68,7 @@ class _Management:
         raise RouteNotFound
 
     async def catalog(self, request: HttpRequest) -> HttpResponse:
-        """/catalog: where the models come from, and how far they are as it wants them."""
+        """/catalog: the catalog of the models, and its progress."""
         if len(request.segments) > 1:
             raise RouteNotFound
         if request.method != "GET":
@@ -76,7 +76,7 @@ class _Management:
         return json_response(self.operations.catalog())
 
     async def kserve_model(self, request: HttpRequest) -> HttpResponse:
-        """/v1/models/{model}: ready means here that it has workers, loaded or not."""
+        """/v1/models/{model}: ready if the model has workers, loaded or not."""
         match request.segments:
             case [_, "models", name]:
                 if request.method != "GET":

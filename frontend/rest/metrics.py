@@ -11,7 +11,7 @@ from marserve.frontend.telemetry.metrics import REQUEST_COUNTERS, Metrics
 
 
 def metrics_routes(metrics: Metrics, *, legacy: bool = False) -> Mapping[str, Route]:
-    """The route of the metrics listener; ``legacy`` omits what that mode writes to the log."""
+    """Return the route of the metrics listener; ``legacy`` omits the metrics of the log."""
 
     def is_on_page(name: str) -> bool:
         return not legacy or name in REQUEST_COUNTERS or name.startswith("marserve_")

@@ -1,4 +1,4 @@
-"""Reads the parameters of a registration; and the settings of models as OpenAPI has them."""
+"""Reads the parameters of a registration, and writes the settings of models for OpenAPI."""
 
 import json
 
@@ -13,9 +13,9 @@ from marserve.frontend.http.requests import HttpRequest
 from marserve.frontend.operations.parameters import Parameters
 from marserve.frontend.rest.parameters import query_parameters
 
-# What it holds goes into logs, descriptions and snapshots.
+# Its content is written to logs, descriptions and snapshots.
 _MAX_JSON_BYTES = 1 << 16
-# By what the files of openapi/ call them.
+# By their names in the files of openapi/.
 _GROUPS = {
     "batching": tuple(row for row in REGISTERED if row in (*BATCHING, *WORDS)),
     "others": tuple(row for row in REGISTERED if row not in (*BATCHING, *WORDS)),
@@ -26,9 +26,9 @@ _GROUPS = {
 async def read_parameters(
     request: HttpRequest, max_bytes: int, *, may_be_empty: bool = False
 ) -> Parameters:
-    """The parameters of a request to register or change a model, in a JSON body or else a query.
+    """Return the parameters of a request to register or change a model, in a JSON body or a query.
 
-    A JSON body that ``may_be_empty`` and is so leaves them to the query.
+    If a JSON body ``may_be_empty`` and is empty, the query has the parameters.
 
     Raises:
         BadRequest: The body is not a JSON object, or too long.
@@ -51,7 +51,7 @@ async def read_parameters(
 
 
 def setting_parameters(group: str) -> list[Json]:
-    """Settings as OpenAPI's parameters: "batching" and "others" of a registration, or "live"."""
+    """Return settings as parameters of OpenAPI: "batching", "others" (registration) or "live"."""
     rows, is_registration = _GROUPS[group], group != "live"
     parameters = [_parameter(row, is_registration=is_registration) for row in rows]
     for row in rows:
@@ -62,14 +62,14 @@ def setting_parameters(group: str) -> list[Json]:
 
 
 def described_schemas() -> dict[str, Json]:
-    """The schemas of the settings of our own that descriptions of models have."""
+    """Return the schemas of our own settings in the descriptions of models."""
     return {row.key: {"description": row.help, **row.kind.schema} for row in SAVED}
 
 
 def _parameter(row: Setting, *, is_registration: bool = False) -> Json:
     text, schema = row.help, row.kind.query_schema or row.kind.schema
     if is_registration and row.as_configured:
-        # Numbers below the smallest useful value are TorchServe's marks for "as configured".
+        # Numbers below the smallest useful value mean "as configured" in TorchServe.
         numbers = ", ".join(map(str, row.as_configured))
         text = f"{text.removesuffix('.')}; {numbers}: as configured."
         lowest = row.as_configured[-1]

@@ -1,4 +1,4 @@
-"""The Open Inference Protocol over HTTP, and those of Triton's extensions that its clients use.
+"""The Open Inference Protocol over HTTP, and the extensions of Triton that its clients use.
 
 Always, as in TorchServe:
 
@@ -53,7 +53,7 @@ _MAX_BODY = 1 << 16  # of a request that has no tensors
 def open_inference_routes(
     registry: ModelRegistry, max_request_bytes: int, *, is_whole: bool
 ) -> Mapping[str, Route]:
-    """The routes below ``/v2`` of the inference listener: all, or only what predicts."""
+    """Return the routes below ``/v2`` of the inference listener: all, or only predictions."""
     models = OpenInferenceModels(registry)
     protocol = _OpenInference(registry, max_request_bytes, models=models)
     if is_whole:
@@ -62,7 +62,7 @@ def open_inference_routes(
 
 
 def repository_routes(models: OpenInferenceModels) -> Mapping[str, Route]:
-    """The routes below ``/v2`` of the management listener."""
+    """Return the routes below ``/v2`` of the management listener."""
 
     async def serve(request: HttpRequest) -> HttpResponse:
         return await _repository(models, request)
@@ -123,7 +123,7 @@ class _OpenInference(Predictor):
     def _server_metadata(self) -> HttpResponse:
         metadata = self.models.server_metadata()
         extensions = metadata.pop("extensions")
-        # The first is TorchServe's slip, which its clients may read, with what it says there.
+        # The first is a misspelled member of TorchServe, which its clients may read.
         return json_response({**metadata, "extenstion": _EXTENSIONS, "extensions": extensions})
 
 
@@ -153,7 +153,7 @@ async def _repository(models: OpenInferenceModels, request: HttpRequest) -> Http
 
 
 async def _read_document(request: HttpRequest) -> dict[str, Any]:
-    """The JSON object in a body; an empty one is none."""
+    """Return the JSON object in a body; an empty body is an empty object."""
     body = await read_body(request, _MAX_BODY)
     if not body.strip():
         return {}
@@ -167,10 +167,10 @@ async def _read_document(request: HttpRequest) -> dict[str, Any]:
 
 
 def refusal(error: ServeError) -> HttpResponse:
-    """The response to a failure, with the member that KServe's clients know beside TorchServe's."""
+    """Return an error response with KServe's member in addition to TorchServe's."""
     return error_response(error, {"error": error.message or error.wire_type})
 
 
 def readiness_response(members: dict[str, str], *, ready: bool) -> HttpResponse:
-    """The ``members`` and whether it is ready; 503 if not."""
+    """Return the ``members`` and whether the model is ready; status 503 if it is not."""
     return json_response({**members, "ready": ready}, status=200 if ready else 503)

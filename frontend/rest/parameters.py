@@ -7,5 +7,5 @@ from marserve.frontend.operations.parameters import Parameters
 
 
 def query_parameters(request: HttpRequest) -> Parameters:
-    """The parameters in the query; of several with one name the first counts."""
+    """Return the parameters in the query; of several with the same name the first counts."""
     return Parameters(dict(reversed(parse_qsl(request.query, keep_blank_values=True))))

@@ -1,8 +1,8 @@
-"""Routes that two listeners have, and the routes of a listener that is two in one.
+"""The routes of a listener that serves both inference and management.
 
-A router looks a route up by the first segment of the path. Where inference and management share an
-address, nearly all first segments belong to one of them; where both know one, inference owns the
-paths that end in its verbs:
+A router finds a route by the first segment of the path. Where inference and management share an
+address, nearly all first segments belong to one of them; of the others, inference has the paths
+that end in its verbs:
 
     /models/{m}/invoke                    inference, unless there is a version named "invoke": then
                                           only POST invokes, and other methods manage the version
@@ -10,7 +10,7 @@ paths that end in its verbs:
     /v2, except /v2/repository/models/…   inference
     everything else                       management
 
-Each keeps its own key: to manage models on a shared address takes the management key only.
+Each has its own key: management on a shared address needs the management key only.
 """
 
 from collections.abc import Mapping
@@ -23,10 +23,9 @@ from marserve.frontend.serving.registry import ModelRegistry
 def shared_routes(
     inference: Mapping[str, Route], other: Mapping[str, Route], registry: ModelRegistry
 ) -> Mapping[str, Route]:
-    """The routes of two listeners that share an address.
+    """Return the routes of two listeners that share an address.
 
-    Those of the first may be of several; those of the ``other`` have segments in common with
-    inference only.
+    The first may be several listeners already; the ``other`` shares segments with inference only.
     """
     both = inference.keys() & other.keys()
     split = {first: _split(inference[first], other[first], registry) for first in both}

@@ -1,6 +1,6 @@
-"""The routes by which Vertex AI asks for predictions and for health, whatever it calls them.
+"""The routes of Vertex AI for predictions and health, whose paths Vertex AI chooses.
 
-Where they are routes that every server has, such as ``/predictions/m`` and ``/ping``, those answer.
+If a path is an existing route, such as ``/predictions/m`` or ``/ping``, that route answers.
 Elsewhere predictions are those of the one model that there is, and health is readiness: Vertex
 sends requests once it is told yes.
 """
@@ -29,7 +29,7 @@ def vertex_routes(
     predict: str,
     health: str,
 ) -> Mapping[str, Route]:
-    """``routes``, those of the inference listener, with the paths that Vertex asks at."""
+    """Return the ``routes`` of the inference listener with the paths of Vertex AI added."""
     vertex = _Vertex(registry, max_request_bytes)
     predicts = Route(vertex.predict_only, "inference", accept=vertex.accept_only)
     if predict:
@@ -46,7 +46,7 @@ def _with(
     route: Route,
     known: Sequence[str],
 ) -> Mapping[str, Route]:
-    """The routes with one more at a path, which may be the root, unless they answer it."""
+    """Return the routes with one more path, which may be the root, unless they answer it."""
     first = path[0] if path else ""
     if first in known or list(path[:2]) in _MODELS:
         return routes
@@ -68,7 +68,7 @@ class _Vertex(Predictor):
         return self.accept(request, self._asked(request.segments), None, _EXTRA)
 
     def _asked(self, path: Sequence[str]) -> str:
-        """The name of the one model that there is, or of the one in ``/{model}/predict``."""
+        """Return the name of the only model, or the name in ``/{model}/predict``."""
         names = {model.name for model in self.registry if not model.origin.workflow}
         if path and path[0] in names and list(path[1:]) == ["predict"]:
             return path[0]

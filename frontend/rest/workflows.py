@@ -41,7 +41,7 @@ _PREDICT = "wfpredict"
 def workflow_management_routes(
     operations: WorkflowManagement, max_request_bytes: int
 ) -> Mapping[str, Route]:
-    """The route of the management listener; ``max_request_bytes`` is of a registration."""
+    """Return the route of the management listener; ``max_request_bytes`` limits a registration."""
     management = _Management(operations, max_request_bytes)
     return {"workflows": Route(management.workflows, "management")}
 
@@ -49,7 +49,7 @@ def workflow_management_routes(
 def workflow_inference_routes(
     workflows: WorkflowRegistry, max_request_bytes: int, others: Route
 ) -> Mapping[str, Route]:
-    """The routes of the inference listener; ``others`` answers where no other route does."""
+    """Return the routes of the inference listener; ``others`` answers all other paths."""
     inference = _Inference(workflows, max_request_bytes, others)
     route = Route(inference.predict, "inference", _refuse, inference.accept)
     any_other = Route(inference.any_other, others.guard, others.refuse, others.accept)
@@ -77,7 +77,7 @@ class _Inference:
         return prediction_response(await run_workflow(workflow, run))
 
     def accept(self, request: PlainRequest) -> Submit | None:
-        """The same for the fast path; see `Route.accept`."""
+        """Submit a plain request of /wfpredict/{workflow}."""
         if len(request.segments) < 2 or is_form(request.headers.get("content-type", "")):
             return None
         if request.length > self.max_request_bytes:
@@ -94,7 +94,7 @@ class _Inference:
         return submit
 
     async def any_other(self, request: HttpRequest) -> HttpResponse:
-        """/WfPredict/{workflow}, in any case of letters; and what is no path of ours."""
+        """/WfPredict/{workflow}, in any case of letters; other paths go to ``others``."""
         if not request.segments or request.segments[0].lower() != _PREDICT:
             return await self.others.serve(request)
         try:
@@ -139,7 +139,7 @@ class _Management:
 
 
 def _refuse(error: ServeError) -> HttpResponse:
-    """The response to a failed run, with the node and its failure."""
+    """Return the response to a failed run, with the node and its error."""
     if not isinstance(error, NodeFailed):
         return error_response(error)
     cause = error.cause

@@ -443,7 +443,7 @@ def test_wrong_requests(server, install):
     assert refused(server, name, "--input", "missing.jpg").startswith("There is nothing to send")
     assert refused(server, name, "--workers", 5000) == (
         "The server does not set min_worker=5000, max_worker=5000: "
-        "400 No model can have 5000 workers; the most are 1000."
+        "400 5000 workers are too many; the maximum is 1000."
     )
     assert refused(server, name, "--json", "no/such/directory/x").startswith("The report no/such")
 

@@ -227,7 +227,7 @@ def test_what_cannot_be_cut_is_refused(server, install, record, inputs, sentence
         ({"shape": [2], "data": ["a", "b"]}, "a value that is no FP32"),
         ({"shape": [2]}, "has no data"),
         ({"shape": [2], "datatype": "FP128", "data": [1, 2]}, "has the datatype 'FP128'"),
-        ({"shape": [2], "datatype": "BYTES", "data": ["a", 1]}, "an element that is no text"),
+        ({"shape": [2], "datatype": "BYTES", "data": ["a", 1]}, "an element that is not text"),
         ({"shape": [2], "datatype": "INT8", "data": [1, 1000]}, "a value that is no INT8"),
         ({"shape": [20_000, 2], "data": [[1, 2]] * 20_000 + [5]}, "x"),
     ],

@@ -171,9 +171,9 @@ def test_a_setting_of_archives_only_is_told_where_it_counts(server, make_archive
     archive = make_archive(server.store, PLAIN, name)
     answer = server.register(archive, overlap_stages="true", isolateFailures="false")
     assert answer.json()["warnings"] == [
-        "isolateFailures is no parameter that is read here; isolateFailures counts in "
+        "isolateFailures is not a parameter of this server; isolateFailures counts in "
         "model-config.yaml.",
-        "overlap_stages is no parameter that is read here; overlapStages counts in "
+        "overlap_stages is not a parameter of this server; overlapStages counts in "
         "model-config.yaml.",
     ]
 

@@ -31,7 +31,7 @@ def test_a_text_that_is_no_number_counts_as_not_given_with_a_warning(
 ) -> None:
     with caplog.at_level(logging.WARNING):
         assert Parameters({"response_timeout": value}).at_least("response_timeout", 1) is None
-    assert f"Parameter response_timeout={value!r} is no number" in caplog.text
+    assert f"Parameter response_timeout={value!r} is not a number" in caplog.text
 
 
 @pytest.mark.parametrize(
