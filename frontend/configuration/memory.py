@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 import psutil
 
-_PROC, _CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
+from marserve.frontend.configuration.control_groups import MOUNTS, PROC, nested_groups
+
 # What one kind of clients may fill with requests and answers: one part of so many.
 _SHARE = 4
 
@@ -27,13 +28,13 @@ _V1 = _Files("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
 _V2 = _Files("memory.max", "memory.current", "")
 
 
-def usable_memory(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int:
+def usable_memory(proc: Path = PROC, cgroups: Path = MOUNTS) -> int:
     """Bytes that the machine has, or as many as a control group around this process allows."""
     limits = (limit for _, _, limit in _limits(proc, cgroups))
     return min([psutil.virtual_memory().total, *limits])
 
 
-def free_memory(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int:
+def free_memory(proc: Path = PROC, cgroups: Path = MOUNTS) -> int:
     """Bytes that are left of `usable_memory`."""
     left = [limit - _used(group, files) for group, files, limit in _limits(proc, cgroups)]
     return max(0, min([psutil.virtual_memory().available, *left]))
@@ -46,20 +47,11 @@ def bytes_in_flight(limit: int) -> int:
 
 def _limits(proc: Path, cgroups: Path) -> Iterator[tuple[Path, _Files, int]]:
     """The control groups around this process that have a limit."""
-    for line in _text(proc / "self" / "cgroup").splitlines():
-        _, controllers, path = line.split(":", 2)
-        if not controllers:
-            root, files = cgroups, _V2
-        elif "memory" in controllers.split(","):
-            root, files = cgroups / "memory", _V1
-        else:
-            continue
-        # Groups are nested; and a container may see its own as the root.
-        inner = Path(path.lstrip("/"))
-        for group in (inner, *inner.parents):
-            limit = _text(root / group / files.limit).strip()
-            if limit.isdecimal():  # else "max"
-                yield root / group, files, int(limit)
+    for version, group in nested_groups("memory", proc, cgroups):
+        files = _V2 if version == 2 else _V1
+        limit = _text(group / files.limit).strip()
+        if limit.isdecimal():  # else "max"
+            yield group, files, int(limit)
 
 
 def _used(group: Path, files: _Files) -> int:

@@ -1,6 +1,6 @@
-"""How the process of a worker begins, ends, and what is known of it afterwards.
+"""Starts the processes of workers, stops them, and finds out how they ended.
 
-``launcher`` is what the rest of the server sees: the two protocols. Another way to start workers
-(Ray, another machine) is another implementation of them in a file of its own, beside ``local``,
-which starts processes on this machine and chooses between ``fork_server`` and ``command``.
+``launcher`` is the interface for the rest of the server. Another way to start workers (Ray, another
+machine) is another implementation of it in its own file, beside ``local``, which starts processes
+on this machine and chooses between ``fork_server`` and ``command``.
 """

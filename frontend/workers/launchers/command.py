@@ -1,8 +1,8 @@
-"""Workers that are started by a command line, in whatever interpreter.
+"""Starts workers by a command line, in any interpreter (`backend.processes.bootstrap`).
 
-They begin in `backend.processes.bootstrap`. It costs an interpreter start and the import of torch
-for every worker, and is for those who need it: models with packages of their own (the fork server
-has imported the server's already), another ``python``, and workers of several processes.
+It costs an interpreter start and the import of torch for every worker. Used for models with their
+own packages (the fork server has imported the server's already), for another ``python``, and for
+workers of several processes.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ _PROBE_SECONDS = 60.0
 
 
 def start_command(spec: WorkerSpec) -> Started:
-    """Start an interpreter of its own; blocks."""
+    """Start a worker in its own interpreter; blocks."""
     with our_ends() as (ours, sock, their_sock, stacks):
         python_path = spec.environment.get("PYTHONPATH")
         config = WorkerConfig(
@@ -58,9 +58,13 @@ def start_command(spec: WorkerSpec) -> Started:
 
 
 def check_interpreter(spec: WorkerSpec) -> None:
-    """See whether an interpreter can run workers; OSError says why it cannot."""
+    """Check that an interpreter can run workers.
+
+    Raises:
+        OSError: It cannot.
+    """
     try:
-        _try_out(probe(spec.python), _environment_at_start(spec))
+        _run_probe(probe(spec.python), _environment_at_start(spec))
     except subprocess.CalledProcessError as error:
         reason = (error.stderr.strip() or f"exit status {error.returncode}").splitlines()[-1]
         raise OSError(f"The interpreter {spec.python} cannot run workers: {reason}") from error
@@ -69,19 +73,20 @@ def check_interpreter(spec: WorkerSpec) -> None:
 
 
 def cpu_launcher_works(python: str) -> bool:
-    """See whether torch's launcher for CPUs can be used; warns where it cannot.
+    """Return whether torch's launcher for CPUs can be used; logs a warning if it cannot.
 
-    ``python`` is the interpreter of the workers; empty for this one.
+    Args:
+        python: The interpreter of the workers; empty for this one.
     """
     try:
-        _try_out([python or sys.executable, *as_program(CPU_LAUNCHER, "--no-python", "true")])
+        _run_probe([python or sys.executable, *as_program(CPU_LAUNCHER, "--no-python", "true")])
     except (OSError, subprocess.SubprocessError) as error:
         logger.warning("Workers start without the CPU launcher, it does not work here: %s", error)
         return False
     return True
 
 
-def _try_out(arguments: list[str], environment: dict[str, str] | None = None) -> None:
+def _run_probe(arguments: list[str], environment: dict[str, str] | None = None) -> None:
     subprocess.run(  # noqa: S603 - the operator's interpreter
         arguments,
         env=environment,
@@ -96,7 +101,7 @@ def _try_out(arguments: list[str], environment: dict[str, str] | None = None) ->
 
 
 def _environment_at_start(spec: WorkerSpec) -> dict[str, str]:
-    """The environment, but for what PYTHONPATH holds of the model: see `bootstrap`."""
+    """Return the environment without the model's entries of PYTHONPATH: `bootstrap` adds them."""
     environment = dict(spec.environment)
     entries = environment.pop("PYTHONPATH", "").split(os.pathsep)
     inherited = [entry for entry in entries if entry and entry not in spec.python_path]
@@ -106,6 +111,8 @@ def _environment_at_start(spec: WorkerSpec) -> dict[str, str]:
 
 
 class _Child:
+    """A worker that was started by a command line; a `local_process.Child`."""
+
     def __init__(self, process: "subprocess.Popen[bytes]") -> None:
         self.pid = process.pid
         try:
@@ -117,12 +124,10 @@ class _Child:
         self._process = process
 
     async def reap(self) -> int:
-        """See `Child.reap`."""
         os.close(self.sentinel)
-        return self._process.wait()  # does not wait: the sentinel has said that it ended
+        return self._process.wait()  # returns at once: it has ended
 
     def discard(self) -> None:
-        """See `Child.discard`."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         self._process.kill()  # one that is debugged leads no group

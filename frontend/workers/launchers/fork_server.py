@@ -1,11 +1,12 @@
-"""Workers that are forked by a fork server, which has torch imported already: the usual way.
+"""Starts workers by a fork server that has imported torch; the usual way.
 
-Starting or replacing a worker costs little more than loading its weights. The frontend itself never
-forks: its descriptors would leak into the child.
+Starting or replacing a worker then costs little more than loading its weights. The frontend itself
+never forks: its descriptors would leak into the child.
 
-The fork server is our own and not multiprocessing's, because that can only be waited for in threads
-without a deadline, and its workers count as dead with it. This one answers to the event loop
-(`backend.processes.fork_server`); the end of a worker is seen by a pidfd, whoever its parent is.
+The fork server is not multiprocessing's: that one can only be awaited in threads without a
+deadline, and its workers count as dead when it dies. This one (`backend.processes.fork_server`)
+answers to the event loop; the end of a worker is detected by a pidfd, whichever process is its
+parent.
 """
 
 import asyncio
@@ -30,13 +31,13 @@ from marserve.frontend.workers.launchers.local_process import Started, our_ends
 
 logger = logging.getLogger(__name__)
 
-# How long an answer may take, which costs a fork at most: 15 ms on an idle machine.
+# The time limit of an answer, which costs at most a fork: 15 ms on an idle machine.
 _ANSWER_SECONDS = 2.0
-# How long the fork server may take to end once it was killed.
+# The time limit for the end of a fork server that was killed.
 _END_SECONDS = 1.0
 _MAX_ANSWER_BYTES = 1024
-# One that lived shorter is replaced when it is needed, and not at once.
-_SOUND_SECONDS = 10.0
+# A fork server that lived shorter is replaced for the next worker, not at once.
+_STABLE_SECONDS = 10.0
 _TRIES = 3
 
 
@@ -53,12 +54,15 @@ class _Answer:
 
 
 class ForkServer:
-    """Starts workers, by a fork server that is replaced when it has ended or does not answer.
+    """Starts workers by a fork server that is replaced when it has ended or does not answer.
 
-    ``modules`` are imported once for all workers, as far as that can be done; a fork server that
-    has not imported them after ``import_seconds`` is replaced by one without them. ``on_replaced``
-    is called for each one that was lost. ``environment`` is its own: what libraries read of it when
-    they are imported holds for its workers, whatever theirs is.
+    Args:
+        modules: Imported once for all workers.
+        import_seconds: Time limit of the imports; a fork server that exceeds it is replaced by one
+            without them.
+        on_replaced: Called for each fork server that was lost.
+        environment: The environment of the fork server. What libraries read of it when they are
+            imported applies to the workers, regardless of their environment.
     """
 
     def __init__(
@@ -72,21 +76,18 @@ class ForkServer:
         self._environment = environment
         self._import_seconds = import_seconds
         self._on_replaced = on_replaced
-        #: Ends with a fork server that has answered; made anew when that is lost.
-        self._running: asyncio.Task[_Process] | None = None
+        #: Starts a process and waits for its imports; replaced when that process is lost.
+        self._starting: asyncio.Task[_Process] | None = None
         self._is_closed = False
 
     def warm_up(self) -> None:
         """Start the fork server, if there is none."""
-        process = self._begun()
-        if process is not None and process.is_lost:
-            self._running = None
-        if self._running is None and not self._is_closed:
-            self._running = asyncio.create_task(self._begin(), name="fork server")
-            self._running.add_done_callback(self._on_begun)
+        if not self._is_closed and (self._starting is None or _has_failed(self._starting)):
+            self._starting = asyncio.create_task(self._start(), name="fork server")
+            self._starting.add_done_callback(_has_failed)  # else asyncio logs its exception
 
     async def start(self, spec: WorkerSpec) -> Started:
-        """Start a worker; if the fork server is lost in between, by the next one.
+        """Start a worker; if the fork server is lost meanwhile, with the next one.
 
         Raises:
             OSError: It could not be started.
@@ -99,33 +100,22 @@ class ForkServer:
     async def close(self) -> None:
         """End the fork server; its workers must have ended."""
         self._is_closed = True
-        running, self._running = self._running, None
-        if running is None:
+        starting, self._starting = self._starting, None
+        if starting is None:
             return
-        running.cancel()
-        await asyncio.wait({running})  # its end takes no longer than that of its process
-        if not running.cancelled() and running.exception() is None:
-            await running.result().kill()
-
-    def _begun(self) -> "_Process | None":
-        """The fork server that has answered last, lost or not; None while another one begins."""
-        running = self._running
-        if running is None or not running.done() or running.cancelled() or running.exception():
-            return None
-        return running.result()
+        starting.cancel()
+        await asyncio.wait({starting})  # `_Process.kill` has a deadline
+        if not starting.cancelled() and starting.exception() is None:
+            await starting.result().kill()
 
     async def _process(self) -> "_Process":
         self.warm_up()
-        if self._running is None:
+        if self._starting is None:
             raise ForkServerLost("the server is stopping")
-        return await asyncio.shield(self._running)  # no deadline: `_begin` has one
+        return await asyncio.shield(self._starting)  # `_start` has deadlines
 
-    def _on_begun(self, begun: "asyncio.Task[_Process]") -> None:
-        if not begun.cancelled() and begun.exception() is not None and self._running is begun:
-            self._running = None  # whoever needs one next tries again
-
-    async def _begin(self) -> "_Process":
-        """Start a fork server and wait for its imports: the second time, or without them."""
+    async def _start(self) -> "_Process":
+        """Start a fork server and wait for its imports; after failures, without them."""
         reason = ""
         for attempt in range(_TRIES):
             modules = self._modules if attempt < _TRIES - 1 else ()
@@ -134,7 +124,7 @@ class ForkServer:
                 await process.ready(self._import_seconds)
             except ForkServerLost as loss:
                 reason = str(loss)
-                if process.is_silent:  # it would be the next time
+                if process.is_silent:  # an import hangs, and would hang again
                     self._modules = ()
                 logger.error(  # noqa: TRY400 - the sentence is all there is to say
                     "The fork server has not imported its modules (%s): %s.",
@@ -145,22 +135,36 @@ class ForkServer:
                 await process.kill()
                 raise
             else:
+                process.is_ready = True
                 return process
-        raise OSError(f"There is no fork server: {reason}")
+        raise OSError(f"The fork server does not start: {reason}")
 
     def _on_lost(self, process: "_Process", reason: str) -> None:
         if self._is_closed:
             return
         self._on_replaced()
-        if self._begun() is not process:  # it was lost while it began, and `_begin` knows
-            return
-        logger.error("The fork server is replaced: %s. Its workers go on.", reason)
-        if time.monotonic() - process.began > _SOUND_SECONDS:
-            self.warm_up()
+        if process.is_ready:  # else `_start` continues
+            logger.error("The fork server is replaced: %s. Its workers continue.", reason)
+            if time.monotonic() - process.started_at > _STABLE_SECONDS:
+                self.warm_up()
+
+
+def _has_failed(starting: "asyncio.Task[_Process]") -> bool:
+    """Return whether the start of a fork server has failed, or the fork server was lost since."""
+    if not starting.done():
+        return False
+    return starting.cancelled() or bool(starting.exception()) or starting.result().is_lost
 
 
 class _Process:
-    """One process of the fork server; answers come in the order of requests."""
+    """One process of the fork server; answers come in the order of requests.
+
+    Attributes:
+        started_at: Moment of its start.
+        is_ready: Whether its imports are done.
+        is_silent: Whether it was killed because it did not answer in time.
+        is_lost: Whether it has ended.
+    """
 
     def __init__(
         self,
@@ -168,19 +172,18 @@ class _Process:
         sock: socket.socket,
         on_lost: Callable[["_Process", str], object],
     ) -> None:
-        self.began = time.monotonic()
-        self.is_silent = False
+        self.started_at = time.monotonic()
+        self.is_ready = self.is_silent = self.is_lost = False
         self._process = process
         self._sock = sock
         self._on_lost = on_lost
         self._loop = asyncio.get_running_loop()
-        self.is_lost = False
         self._ending: asyncio.Future[int]
-        #: What is due: the first is that its imports are done.
+        #: The first answer: the imports are done.
         self._ready: asyncio.Future[_Answer] = self._loop.create_future()
-        #: One after the other: the deadline of a request is not for those in front of it.
-        self._turn = asyncio.Lock()
-        self._due = deque([self._ready])
+        self._awaited = deque([self._ready])
+        #: One request at a time: the deadline of an answer does not include earlier requests.
+        self._lock = asyncio.Lock()
         self._loop.add_reader(sock.fileno(), self._receive)
 
     @classmethod
@@ -191,7 +194,7 @@ class _Process:
         on_lost: Callable[["_Process", str], object],
     ) -> "_Process":
         """Start an interpreter; raises OSError."""
-        started = await start_in_thread(_start, modules, environment, discard=_discard)
+        started = await start_in_thread(_spawn, modules, environment, discard=_discard)
         return cls(*started, on_lost)
 
     async def ready(self, seconds: float) -> None:
@@ -218,59 +221,55 @@ class _Process:
             setup_writer, setup_reader = (
                 theirs.enter_context(each) for each in socket.socketpair()
             )
-            answer = await self._ask(b"fork", *descriptors, setup_reader.fileno())
+            answer = await self._request(b"fork", *descriptors, setup_reader.fileno())
             setup_reader.close()
             try:
-                await self._tell(setup_writer, setup.to_bytes())
+                setup_writer.setblocking(False)
+                async with asyncio.timeout(_ANSWER_SECONDS):
+                    await self._loop.sock_sendall(setup_writer, setup.to_bytes())
             except BaseException:
                 self.discard(answer)
                 raise
             return Started(_Child(self, answer), sock, outputs[0], outputs[1], stacks)
 
-    async def _tell(self, sock: socket.socket, data: bytes) -> None:
-        """Send something to a worker; nobody waits where it is not larger than usual."""
-        sock.setblocking(False)
-        async with asyncio.timeout(_ANSWER_SECONDS):
-            await self._loop.sock_sendall(sock, data)
-
     async def reap(self, pid: int) -> int:
         """Reap a worker that has ended; returns its exit status. Raises OSError."""
-        return (await self._ask(str(pid).encode())).status
+        return (await self._request(str(pid).encode())).status
 
     def discard(self, answer: _Answer) -> None:
-        """Make sure that a worker ends, and is reaped; our end of its socket is about to close."""
+        """Kill and reap a worker; the frontend's end of its socket is about to close."""
         if not answer.pid:
             return
         if answer.sentinel >= 0:
-            with contextlib.suppress(OSError):  # it has ended already; or there are no pidfds
+            with contextlib.suppress(OSError):  # it has ended, or pidfds are not available
                 signal.pidfd_send_signal(answer.sentinel, signal.SIGKILL)
             os.close(answer.sentinel)
         with contextlib.suppress(OSError):
-            self._request(str(answer.pid).encode()).cancel()
+            self._send(str(answer.pid).encode()).cancel()
 
     async def kill(self) -> None:
-        """End it, and wait for that as long as it usually takes."""
+        """Kill it, and wait a moment for its end."""
         self._lose("it was stopped")
         await asyncio.wait({self._ending}, timeout=_END_SECONDS)
 
-    async def _ask(self, request: bytes, *descriptors: int) -> _Answer:
-        async with self._turn:
-            due = self._request(request, *descriptors)
-            answer = await self._answer_within(due, _ANSWER_SECONDS)
+    async def _request(self, request: bytes, *descriptors: int) -> _Answer:
+        async with self._lock:
+            awaited = self._send(request, *descriptors)
+            answer = await self._answer_within(awaited, _ANSWER_SECONDS)
         if answer.error:
             raise OSError(f"The fork server cannot do it: {answer.error}")
         return answer
 
-    def _request(self, request: bytes, *descriptors: int) -> "asyncio.Future[_Answer]":
+    def _send(self, request: bytes, *descriptors: int) -> "asyncio.Future[_Answer]":
         if self.is_lost:
             raise ForkServerLost("it has ended")
         try:
             socket.send_fds(self._sock, [request], descriptors)
-        except OSError as error:  # it has ended, or has not read for long
+        except OSError as error:  # it has ended, or does not read
             self._lose(str(error))
             raise ForkServerLost(str(error)) from error
         answer: asyncio.Future[_Answer] = self._loop.create_future()
-        self._due.append(answer)
+        self._awaited.append(answer)
         return answer
 
     async def _answer_within(self, answer: "asyncio.Future[_Answer]", seconds: float) -> _Answer:
@@ -281,7 +280,7 @@ class _Process:
                 self.discard(answer.result())
             answer.cancel()
             raise
-        if not answer.done():  # it may be there: this process may have been held up itself
+        if not answer.done():  # the answer may be here: this process may have been stopped itself
             self._receive()
         if not answer.done():
             self.is_silent = True
@@ -303,14 +302,14 @@ class _Process:
                 self._lose("it has ended")
                 return
             answer = _Answer(**json.loads(data), sentinel=descriptors[0] if descriptors else -1)
-            due = self._due.popleft()
+            awaited = self._awaited.popleft()
             if flags & socket.MSG_CTRUNC:
                 self.discard(answer)
-                answer = _Answer(error="there is no descriptor left")
-            if due.cancelled():
+                answer = _Answer(error="the frontend has used up its descriptors")
+            if awaited.cancelled():
                 self.discard(answer)
             else:
-                due.set_result(answer)
+                awaited.set_result(answer)
 
     def _lose(self, reason: str) -> None:
         if self.is_lost:
@@ -318,17 +317,17 @@ class _Process:
         self.is_lost = True
         self._loop.remove_reader(self._sock.fileno())
         self._sock.close()
-        self._process.kill()  # it may be stopped: SIGKILL is heard all the same
+        self._process.kill()
         self._ending = asyncio.ensure_future(in_abandonable_thread(self._process.wait))
-        for each in self._due:
+        for each in self._awaited:
             if not each.done():
                 each.set_exception(ForkServerLost(reason))
-                each.exception()  # nobody may be waiting
-        self._due.clear()
+                each.exception()  # else asyncio logs those that no task awaits
+        self._awaited.clear()
         self._on_lost(self, reason)
 
 
-def _start(
+def _spawn(
     modules: Sequence[str], environment: Mapping[str, str] | None
 ) -> "tuple[subprocess.Popen[bytes], socket.socket]":
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -353,7 +352,7 @@ def _discard(started: "tuple[subprocess.Popen[bytes], socket.socket]") -> None:
 
 
 class _Child:
-    """A worker that was forked."""
+    """A worker that was forked; a `local_process.Child`."""
 
     def __init__(self, parent: _Process, answer: _Answer) -> None:
         self.pid = answer.pid
@@ -362,7 +361,6 @@ class _Child:
         self._answer = answer
 
     async def reap(self) -> int | None:
-        """See `Child.reap`: not known if the fork server has ended."""
         try:
             return await self._parent.reap(self.pid)
         except OSError:
@@ -371,12 +369,14 @@ class _Child:
             os.close(self.sentinel)
 
     def discard(self) -> None:
-        """See `Child.discard`."""
         self._parent.discard(self._answer)
 
 
 def _status_of_orphan(sentinel: int) -> int | None:
-    """The exit status of a worker without a parent: ours to know in a container, as process 1."""
+    """Return the exit status of a worker whose fork server has ended, if it is our child.
+
+    It is in a container, where the server is process 1.
+    """
     with contextlib.suppress(OSError):
         end = os.waitid(os.P_PIDFD, sentinel, os.WEXITED | os.WNOHANG)
         if end is not None:

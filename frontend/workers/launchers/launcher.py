@@ -1,4 +1,4 @@
-"""The interface of launchers, which start worker processes, as the supervisor uses it."""
+"""The interface of launchers, which start worker processes for the supervisor."""
 
 import socket
 from collections.abc import Callable, Mapping
@@ -12,17 +12,19 @@ from marserve.frontend.workers.launchers.openmp import TorchOptions
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """What a worker process is started with.
+    """The parameters of a worker process.
 
     Attributes:
-        name: Appears in the model log, e.g. ``W-9000-resnet-152_1.0``.
-        environment: Its whole environment.
-        python_path, model_dir, threads: See `backend.worker.WorkerPlace`.
-        python: Interpreter that is started for it; empty for a child of this one.
+        name: Its name in the model log, e.g. ``W-9000-resnet-152_1.0``.
+        environment: Its complete environment.
+        python_path: First entries of ``sys.path``.
+        model_dir: Its working directory.
+        threads: Number of torch's threads; 0 leaves it to the environment.
+        python: Interpreter to start; empty for a fork of a process with this interpreter.
         runner: A program that starts its processes, such as torchrun; needs ``python``.
         on_metric_line: Called with lines of its output that begin with ``[METRICS]``.
-        torch: Where ``threads`` come from, and how they wait; ``environment`` agrees with that.
-        terminal: Whether its handler is debugged: then it shares the terminal of the server.
+        torch: The reason for ``threads``, and how they wait, in agreement with ``environment``.
+        terminal: Whether its handler is debugged, and shares the terminal of the server.
     """
 
     name: str
@@ -38,13 +40,13 @@ class WorkerSpec:
 
 
 class WorkerProcess(Protocol):
-    """A running worker, wherever it runs; its output goes to the model log.
+    """A running worker; its output goes to the model log.
 
     Attributes:
         pid: Its process id.
-        sock: Our end of the socket pair to it (`backend.protocol`); see `stop`.
-        diagnostics: Its last output and its stacks, once it was stopped.
-        ran_out_of_memory: Whether the kernel has ended it for want of memory.
+        sock: The frontend's end of the socket pair (`backend.protocol`), which `stop` closes.
+        diagnostics: Its last output and its stacks, after it was stopped.
+        ran_out_of_memory: Whether the kernel killed it for lack of memory.
     """
 
     pid: int
@@ -56,18 +58,26 @@ class WorkerProcess(Protocol):
         """Call this when the process has ended."""
 
     async def exit_within(self, seconds: float) -> str:
-        """Wait for it to end by itself; returns how it did, empty if it did not or was stopped."""
+        """Wait for it to end by itself.
+
+        Returns:
+            A sentence that says how it ended; empty if it has not, or was stopped.
+        """
 
     async def write_stacks(self) -> None:
         """Make it write the stacks of its threads, for `diagnostics`."""
 
     async def stop(self, grace: float, close: Callable[[], object] = lambda: None) -> int | None:
-        """Stop it and all its children; returns its exit status, negative for a signal.
+        """Stop it and all its children. If the call is cancelled, they are killed.
 
-        None if that is not known, because it has lost its parent, or does not end by SIGKILL.
+        Args:
+            grace: Seconds for an idle worker to end after its socket was closed, and again after
+                SIGTERM; then follows SIGKILL.
+            close: Closes the socket; may be called twice.
 
-        ``close`` closes its socket, and may be called twice. An idle worker ends at that by itself;
-        it has ``grace`` seconds. If the call is cancelled, the process is killed all the same.
+        Returns:
+            The exit status, negative for a signal; None if it is unknown, because the process has
+            lost its parent or does not end by SIGKILL.
         """
 
 

@@ -26,12 +26,16 @@ _COMMANDS_AT_ONCE = 4
 class LocalLauncher:
     """Starts worker processes on this machine; a `launcher.Launcher`.
 
-    ``method`` is ``forkserver``; or ``spawn``, where each worker is a fresh interpreter, because
-    some libraries dislike fork. For the rest see `ForkServer`. Command lines are started in
-    threads, because an interpreter may lie on a disk that does not answer.
+    Command lines are started in threads, because an interpreter may be on a disk that does not
+    answer. There is a fork server for each wait policy of `openmp`, usually one.
 
-    There is a fork server for each way in which workers are to wait for their threads (`openmp`),
-    usually one; ``environment``, by default that of this process, says which one is warmed up.
+    Args:
+        method: ``forkserver``, or ``spawn`` to start each worker in a new interpreter, because
+            some libraries do not support fork.
+        preload: Modules that the fork server imports.
+        preload_seconds: Time limit of these imports.
+        on_fork_server_replaced: Called for each fork server that was lost.
+        environment: Whose wait policy `warm_up` uses; that of this process by default.
     """
 
     def __init__(
@@ -47,7 +51,7 @@ class LocalLauncher:
             ForkServer, preload, preload_seconds, on_fork_server_replaced
         )
         self._environment = os.environ if environment is None else environment
-        #: By what OpenMP reads of their environment.
+        #: By the variables of OpenMP in their environment.
         self._fork_servers: dict[tuple[tuple[str, str], ...], ForkServer] = {}
         self._checked = {sys.executable}
         self._oom_kills = OomKills()
@@ -56,12 +60,12 @@ class LocalLauncher:
         self._commands = asyncio.Semaphore(_COMMANDS_AT_ONCE)
 
     def warm_up(self) -> None:
-        """Start the fork server, so that its imports run while the server goes on starting."""
+        """Start the fork server, so that its imports run while the server continues to start."""
         if self._forks:
             self._fork_server(self._environment).warm_up()
 
     async def start(self, spec: WorkerSpec) -> LocalProcess:
-        """See `Launcher.start`; its caller has the deadline."""
+        """Start a worker, without a deadline; raises OSError."""
         terminal = Terminal() if spec.terminal else None
         spec = replace(spec, environment={**spec.environment, WORKER: uuid.uuid4().hex})
         if not self._forks or spec.python:
@@ -78,7 +82,7 @@ class LocalLauncher:
             raise
 
     async def close(self) -> None:
-        """End the fork servers. The workers must have ended; a thread that hangs is left behind."""
+        """End the fork servers, after all workers; a thread that hangs is abandoned."""
         await asyncio.gather(*self._sweeps)  # each has a deadline
         async with asyncio.TaskGroup() as group:
             for each in self._fork_servers.values():

@@ -1,7 +1,7 @@
-"""A worker process on this machine: watches its end, keeps its last output, kills its children.
+"""A worker process on this machine: detects its end, keeps its last output, kills its children.
 
-Children in its process group are killed with it, at once. The others, in sessions of their own, are
-found by the mark in their environment or below it (`frontend.lifecycle.started_processes`).
+Children in its process group are killed with it at once. Children in other sessions are found by
+the mark in their environment, or as descendants (`frontend.lifecycle.started_processes`).
 """
 
 import asyncio
@@ -36,38 +36,39 @@ from marserve.frontend.workers.terminal import Terminal
 
 T = TypeVar("T")
 
-# How much of a worker's output is remembered.
+# Remembered lines of a worker's output.
 _LAST_LINES = 20
-# How long a worker may take to write down its stacks, and how often that is looked at.
+# Time limit for a worker to write its stacks, and the interval at which they are polled.
 _STACKS_SECONDS = 0.5
 _POLL_SECONDS = 0.02
-# How long SIGKILL may take: longer only where the kernel waits for a disk or a device.
+# Time limit of SIGKILL: it takes longer only if the kernel waits for a disk or a device.
 _KILL_SECONDS = 5.0
-# How long it may take to search for its children and to kill them.
+# Time limit of the search for its children, and of killing them.
 _SEARCH_SECONDS = 6.0
 
 logger = logging.getLogger(__name__)
 
 
 class Child(Protocol):
-    """A process that was started; it leads a group of its own, but for one that is debugged.
+    """A process that was started; it leads a process group, unless its handler is debugged.
 
-    ``sentinel`` is a descriptor that is readable when it has ended.
+    Attributes:
+        sentinel: A descriptor that is readable when the process has ended.
     """
 
     pid: int
     sentinel: int
 
     async def reap(self) -> int | None:
-        """Once it has ended: free what stands for it; the exit status, if it is known."""
+        """Free its resources after its end; returns its exit status, None if it is unknown."""
 
     def discard(self) -> None:
-        """Make sure that it ends; its start was cancelled, and its socket is closed."""
+        """Kill it: its start was cancelled, and its socket is closed."""
 
 
 @dataclass(frozen=True)
 class Started:
-    """A process with our ends of its socket pair and its output, and the file of its stacks."""
+    """A process, our ends of its socket pair and its output, and the file of its stacks."""
 
     child: Child
     sock: socket.socket
@@ -76,7 +77,7 @@ class Started:
     stacks: StackFile
 
     def discard(self) -> None:
-        """End it."""
+        """Kill it and close the rest."""
         self.stacks.close()
         self.sock.close()
         self.stdout.close()
@@ -86,11 +87,11 @@ class Started:
 
 @contextlib.contextmanager
 def our_ends() -> Iterator[tuple[ExitStack, socket.socket, socket.socket, StackFile]]:
-    """Make what every way to start a process needs, for a ``with`` block that starts it.
+    """Make the resources that both ways to start a process need, in a ``with`` block.
 
     Yields:
-        A stack for what else is ours, closed with the rest if the block raises; our end of a socket
-        pair, and the worker's, which is closed in any case; the file of its stacks.
+        A stack for further resources, which are closed with the rest if the block raises; our end
+        of a socket pair; the worker's end, which is closed in any case; the file of its stacks.
     """
     with ExitStack() as ours:
         sock, their_sock = socket.socketpair()
@@ -103,7 +104,7 @@ def our_ends() -> Iterator[tuple[ExitStack, socket.socket, socket.socket, StackF
 
 
 class LocalProcess:
-    """A running worker of this machine, with its mark; a `launcher.WorkerProcess`."""
+    """A running worker of this machine; a `launcher.WorkerProcess`."""
 
     def __init__(
         self,
@@ -123,13 +124,13 @@ class LocalProcess:
         self._oom_kills = oom_kills
         self._runner = spec.runner
         self._terminal = terminal
-        #: The worker, for searches: with its time of start, so that it is no later process.
+        #: The worker, with its start time, so that it is not confused with a later process.
         self._roots: set[psutil.Process] = set()
         with contextlib.suppress(psutil.Error):  # it has ended
             self._roots = {psutil.Process(self.pid)}
         self._group = ProcessGroup(self.pid)
         self._processes = processes
-        #: The searches after the ends of workers, which may take longer than the start of the next.
+        #: Searches after the ends of workers, which may last until after the next start.
         self._sweeps = sweeps
         self._mark = f"{WORKER}={spec.environment[WORKER]}"
         self._was_signalled = False
@@ -149,22 +150,22 @@ class LocalProcess:
 
     @property
     def has_exited(self) -> bool:
-        """Whether it has ended and been reaped."""
+        """Whether it has ended and was reaped."""
         return self._exited.done()
 
     def on_exit(self, call: Callable[[], object]) -> None:
-        """See `WorkerProcess.on_exit`."""
+        """Call this when the process has ended."""
         self._exited.add_done_callback(lambda _: call())
 
     async def exit_within(self, seconds: float) -> str:
-        """See `WorkerProcess.exit_within`."""
+        """Wait for it to end by itself; returns how it did, empty if it did not."""
         await asyncio.wait({self._exited}, timeout=seconds)
         return self._exit_cause
 
     async def stop(self, grace: float, close: Callable[[], object] = lambda: None) -> int | None:
-        """See `WorkerProcess.stop`: after ``grace`` seconds comes SIGTERM, then SIGKILL."""
+        """Stop it and all its children: close its socket, SIGTERM, SIGKILL."""
         has_died = self.has_exited
-        known: Iterable[psutil.Process] = ()  # some are not marked
+        known: Iterable[psutil.Process] = ()  # includes children without the mark
         try:
             if not has_died:
                 known = await _in_time(self._processes.find, self._mark, self._roots) or ()
@@ -183,19 +184,19 @@ class LocalProcess:
             sweep = asyncio.create_task(_in_time(self._processes.kill, self._mark, known))
             self._sweeps.add(sweep)
             sweep.add_done_callback(self._sweeps.discard)
-            if not has_died:  # else it is replaced meanwhile
+            if not has_died:  # else its replacement does not wait for the search
                 await asyncio.wait({sweep})
         if not self.has_exited:
-            logger.error("Process %d does not end by SIGKILL; it is left to itself.", self.pid)
+            logger.error("Process %d does not end by SIGKILL; it is abandoned.", self.pid)
             return None
         return self._exited.result()
 
     async def write_stacks(self) -> None:
-        """See `WorkerProcess.write_stacks`."""
+        """Make it write the stacks of its threads, and wait until they are complete."""
         before = size = self._stacks.size
         for pid in self._pids():
             if catches(pid, signal.SIGQUIT):
-                with contextlib.suppress(OSError):  # gone, or another user's by now
+                with contextlib.suppress(OSError):  # it has ended
                     os.kill(pid, signal.SIGQUIT)
         deadline = time.monotonic() + _STACKS_SECONDS
         while time.monotonic() < deadline and not self.has_exited:
@@ -212,7 +213,7 @@ class LocalProcess:
         self.diagnostics = Diagnostics(self._stacks.lines(), tuple(self._last_lines))
 
     def _pids(self) -> list[int]:
-        """Of those of its processes that run the handler."""
+        """Return the ids of its processes that run the handler."""
         if self._runner is None:
             return [self.pid]
         with contextlib.suppress(psutil.Error):
@@ -227,7 +228,7 @@ class LocalProcess:
     def _on_exit(self) -> None:
         loop = asyncio.get_running_loop()
         loop.remove_reader(self._child.sentinel)
-        self._group.send(signal.SIGKILL)  # its children: its number is its own till now
+        self._group.send(signal.SIGKILL)  # its children; its id is not reused before `reap`
         self._reaping = loop.create_task(self._reap())
 
     async def _reap(self) -> None:
@@ -239,7 +240,7 @@ class LocalProcess:
         self._exited.set_result(status)
 
     def _cause_of(self, status: int | None) -> str:
-        # A runner ends as the first of its processes did that did not end well.
+        # A runner ends with the status of the first of its processes that failed.
         if status == -signal.SIGKILL and self._oom_kills.was_another():
             self.ran_out_of_memory = True
             return "Its process was killed: out of memory."
@@ -247,7 +248,7 @@ class LocalProcess:
 
 
 async def _in_time(search: Callable[..., T], *arguments: object) -> T | None:
-    """Call a function in a thread; None if it hangs, or lacks a descriptor or thread: logged."""
+    """Call a function in a thread; logs and returns None if it hangs or lacks a descriptor."""
     try:
         async with asyncio.timeout(_SEARCH_SECONDS):
             return await in_abandonable_thread(search, *arguments)

@@ -1,13 +1,12 @@
 """How the threads of OpenMP, with which torch computes, wait for each other.
 
-Each operation of a model is shared out among threads, and the first to finish waits for the last.
-By default it *spins* for some milliseconds, which is quickest where each thread has a core to
-itself. Where it has not (another worker, a client, the frontend itself, a quota), the core that the
-last one needs is taken by those that wait for it. Threads that sleep instead leave it to them.
+Each operation of a model is divided among threads, and the first to finish waits for the last. By
+default it *spins* for some milliseconds, which is fastest if each thread has its own core. If not
+(another worker, a client, the frontend itself, a quota), spinning threads occupy the core that the
+last thread needs; sleeping threads leave it free.
 
 The library (libgomp in torch's wheels, Intel's libiomp5 in others) reads this from the environment
-when it is loaded and never again. So it is the same for the life of a process, and for all that
-are forked from one that has torch loaded.
+only when it is loaded. So it is fixed for the life of a process and of its forks.
 """
 
 from collections.abc import Mapping
@@ -15,11 +14,11 @@ from dataclasses import dataclass
 
 ACTIVE, PASSIVE = "active", "passive"
 
-#: What the libraries read. The last two are stronger than the first, each for its library.
+#: The variables that the libraries read. The last two override the first, each for its library.
 VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 
-#: ``active`` is how OpenMP waits if nobody says anything: threads spin for a moment, then sleep.
-#: OMP_WAIT_POLICY=ACTIVE is another thing: libgomp's threads then spin for minutes, idle or not.
+#: ``active`` is OpenMP's default: threads spin for a moment, then sleep. OMP_WAIT_POLICY=ACTIVE is
+#: different: libgomp's threads then spin for minutes, even when idle.
 _ENVIRONMENTS: Mapping[str, Mapping[str, str]] = {
     ACTIVE: {},
     PASSIVE: {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"},
@@ -28,14 +27,14 @@ _ENVIRONMENTS: Mapping[str, Mapping[str, str]] = {
 
 @dataclass(frozen=True)
 class TorchOptions:
-    """What a worker's torch is started with, and why.
+    """The options with which a worker's torch is started, and their reasons.
 
     Attributes:
-        threads: How many it computes with; 0 leaves that to others.
-        threads_why: Who has decided that, and by what.
-        is_share: Whether it is the worker's share of the cores, of which fewer may be enough.
-        wait_policy: How they wait; empty where OpenMP's own variables say so.
-        wait_why: Who has decided that.
+        threads: Number of threads that it computes with; 0 leaves it to the environment.
+        threads_why: The reason for that number.
+        is_share: Whether the number is the worker's share of the cores; fewer may be enough.
+        wait_policy: How threads wait; empty if OpenMP's own variables are set.
+        wait_why: The reason for that policy.
     """
 
     threads: int = 0
@@ -46,16 +45,16 @@ class TorchOptions:
 
 
 def with_wait_policy(environment: Mapping[str, str], policy: str) -> dict[str, str]:
-    """An environment in which OpenMP waits so, whatever it said of that before."""
+    """Return an environment with this wait policy, in place of the one that it had."""
     others = {name: value for name, value in environment.items() if name not in VARIABLES}
     return {**others, **_ENVIRONMENTS[policy]}
 
 
 def says_how_to_wait(environment: Mapping[str, str]) -> bool:
-    """Whether somebody has decided already how OpenMP waits."""
+    """Return whether an environment sets the wait policy."""
     return any(name in environment for name in VARIABLES)
 
 
 def variables_of(environment: Mapping[str, str]) -> Mapping[str, str]:
-    """Those of an environment that OpenMP reads when it is loaded."""
+    """Return the variables of an environment that OpenMP reads when it is loaded."""
     return {name: environment[name] for name in VARIABLES if name in environment}

@@ -1,4 +1,4 @@
-"""The output of a worker, line by line, into the model log; but for lines that are metrics."""
+"""Writes the output of a worker to the model log, line by line, except lines with metrics."""
 
 import asyncio
 import logging
@@ -9,11 +9,11 @@ from typing import IO
 
 model_log = logging.getLogger("MODEL_LOG")
 
-# A progress bar without newlines would otherwise be gathered for ever.
+# The longest line; a progress bar may print without newlines.
 _MAX_LINE_BYTES = 64 * 1024
-# Of a line that is remembered.
+# The length of a remembered line, in characters.
 _MAX_REMEMBERED = 300
-# More than a pipe holds. A grandchild that outlived the worker may print without end.
+# More than a pipe holds; a grandchild that outlived the worker may print without end.
 _READS_AT_THE_END = 64
 _METRIC_LINES = (b"[METRICS]", b"INFO > [METRICS]")
 
@@ -21,15 +21,15 @@ _METRIC_LINES = (b"[METRICS]", b"INFO > [METRICS]")
 class OutputLog:
     """Sends each line of an output pipe to the model log.
 
-    A reader on the descriptor rather than a transport: nothing has to be awaited to begin, so
-    nothing can be cancelled half-way.
+    It uses a reader on the descriptor, not a transport: nothing is awaited in the constructor, so
+    that it cannot be cancelled half-way.
 
     Args:
-        pipe: Its reading end.
-        level: Of the records.
-        name: Stands in the records where others name their thread.
+        pipe: The reading end of the pipe.
+        level: The level of the log records.
+        name: The thread name in the log records.
         on_metric_line: Called with a line that begins with ``[METRICS]``, which is then not logged.
-        last_lines: Remembers what is logged, as far as it has room.
+        last_lines: Receives the logged lines.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class OutputLog:
         self._loop.add_reader(pipe.fileno(), self._on_readable)
 
     def close(self) -> None:
-        """Log what is left and close the pipe. Safe to call twice."""
+        """Log the rest and close the pipe. Safe to call twice."""
         if self._pipe.closed:
             return
         for _ in range(_READS_AT_THE_END):
@@ -68,9 +68,9 @@ class OutputLog:
             self.close()
 
     def _read_available(self) -> bytes | None:
-        """Log what is there; None where there is nothing now, nothing (``b""``) at the end.
+        """Log the available bytes and return them: None if there are none now, ``b""`` at the end.
 
-        A wake-up may find nothing: another process may hold the reading end and read it, too.
+        A wake-up may find nothing, because another process may hold and read the pipe too.
         """
         try:
             data = os.read(self._pipe.fileno(), _MAX_LINE_BYTES)

@@ -480,7 +480,7 @@ def test_a_preloaded_module_that_hangs_costs_its_preloading_only(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
 
     async def scenario() -> None:
-        launcher = LocalLauncher("forkserver", ["hanging"], 1.0)
+        launcher = LocalLauncher("forkserver", ["hanging"], 3.0)
         try:
             process = await launcher.start(spec)
             process.sock.close()
