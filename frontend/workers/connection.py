@@ -265,7 +265,7 @@ class WorkerConnection(asyncio.BufferedProtocol):
         if not self._exchanges or self._timeout is None:
             return
         now = time.monotonic()
-        if self.calls is not None and self.calls.are_under_way:
+        if self.calls is not None and self.calls.has_unanswered:
             # The worker may be waiting for us; what it waits for has deadlines of its own.
             self._deadline = max(self._deadline, now + self._timeout)
         paused = now - self._timer_at

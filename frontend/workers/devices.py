@@ -1,9 +1,9 @@
-"""Which GPU a worker gets.
+"""Allocates GPUs to workers.
 
-A plain worker gets the number of its GPU and sees all of them (no CUDA_VISIBLE_DEVICES), as
-handlers written for TorchServe expect. A parallel worker gets a block of GPUs, and sees no others.
-The GPUs with the fewest workers are next; TorchServe's counter never looked back, so that after
-scaling some were crowded and others empty.
+A plain worker gets the number of its GPU and sees all GPUs (no CUDA_VISIBLE_DEVICES), as handlers
+written for TorchServe expect. A parallel worker gets a block of GPUs, and sees no others. The GPUs
+with the fewest workers are next. (TorchServe takes them in turn, so that after scaling some have
+many workers and others none.)
 """
 
 import os
@@ -12,21 +12,25 @@ from collections.abc import Iterable, Mapping, Sequence
 
 
 class DeviceAllocator:
-    """Deals out GPUs, each time those with the fewest workers; of 0, every worker has the CPU."""
+    """Allocates the GPUs with the fewest workers; with a count of 0, all workers use the CPU."""
 
     def __init__(self, count: int) -> None:
         self.count = count
         self._load: Counter[int] = Counter()
 
     def capacity(self, size: int, allowed: Sequence[int] | None = None) -> int:
-        """How many workers of a model there can be that take ``size`` GPUs each."""
+        """Return the largest number of workers of a model with ``size`` GPUs each."""
         return len(self._choice(allowed)) // size
 
     def acquire(self, size: int = 1, allowed: Sequence[int] | None = None) -> tuple[int, ...]:
-        """Take GPUs for a worker; none when it has to run on the CPU.
+        """Allocate a block of GPUs for a worker.
 
-        More than one are neighbours, and the first of them a multiple of ``size`` among those
-        allowed, which are all by default.
+        Args:
+            size: Number of GPUs. Blocks begin at multiples of it in ``allowed``.
+            allowed: The GPUs to choose from; None for all.
+
+        Returns:
+            Their numbers; empty for the CPU.
         """
         choice = self._choice(allowed)
         blocks = [tuple(choice[at : at + size]) for at in range(0, len(choice) - size + 1, size)]
@@ -37,7 +41,7 @@ class DeviceAllocator:
         return block
 
     def release(self, gpus: Iterable[int]) -> None:
-        """Give GPUs back."""
+        """Return the GPUs of a worker that has ended."""
         self._load.subtract(gpus)
 
     def _choice(self, allowed: Sequence[int] | None) -> Sequence[int]:
@@ -47,9 +51,11 @@ class DeviceAllocator:
 
 
 def visible_names(gpus: Sequence[int], environment: Mapping[str, str] = os.environ) -> str:
-    """What CUDA_VISIBLE_DEVICES has to say so that a process sees these GPUs and no others.
+    """Return the CUDA_VISIBLE_DEVICES with which a process sees only these GPUs.
 
-    They are numbered as this process sees them, which may itself see a part only.
+    Args:
+        gpus: Their numbers in this process, which may see only some of the machine's GPUs.
+        environment: Of this process.
     """
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     if visible is None:

@@ -8,23 +8,25 @@ from dataclasses import dataclass, field
 
 from marserve.frontend.logs.formats import one_line
 
-# The longest reason of a failed load, which all clients get; a list of missing weights is long.
+# The length of a failed load's reason, which all clients get; a list of missing weights is long.
 _MAX_CHARACTERS = 4000
-# What TorchServe's log calls a timeout, on a line of its own.
+# The line for a timeout in TorchServe's log.
 _TIMEOUT = "org.pytorch.serve.wlm.WorkerInitializationException"
-# Fibonacci's. TorchServe's begins with a 0 that is never used: it moved on before it looked.
+# Fibonacci's series. TorchServe's begins with a 0 that it never uses.
 _RETRY_SECONDS = (1, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 377, 610, 987, 1597)
 _CALM_SECONDS = 5.0
-# How many workers in a row may die over requests without having answered any.
+# The number of workers in a row that may die over requests without an answer.
 _MAX_UNANSWERED = 3
 
 
 class ConnectionLost(Exception):
-    """The worker cannot answer any more; says why. Its process has to be replaced.
+    """The worker cannot answer any more; its process must be replaced.
 
-    ``cause`` is what was found out about it since, a sentence; empty for nothing. ``code`` is the
-    status for clients who wait for a load: 507 where the kernel ended it for want of memory.
-    ``may_be_profiling``: perhaps not the model is to blame, but what was tried out with it.
+    Attributes:
+        cause: What was found out later, a sentence; may be empty.
+        code: Status for clients that wait for a load; 507 if the kernel killed it for lack of
+            memory.
+        may_be_profiling: Whether batches of samples, and not the model, may be the cause.
     """
 
     cause = ""
@@ -36,7 +38,7 @@ class ConnectionLost(Exception):
 
 
 class Disconnected(ConnectionLost):
-    """The worker closed its connection, mostly because its process ended."""
+    """The worker closed its connection, usually because its process ended."""
 
 
 class ResponseTimedOut(ConnectionLost):
@@ -44,7 +46,7 @@ class ResponseTimedOut(ConnectionLost):
 
 
 class Poisoned(ConnectionLost):
-    """The worker reported that it can serve no more, because of a sticky CUDA error, say."""
+    """The worker reported that it cannot serve any longer, e.g. after a sticky CUDA error."""
 
 
 class StartTimedOut(ConnectionLost):
@@ -56,15 +58,16 @@ class StartTimedOut(ConnectionLost):
 
 
 def may_be_profiling(error: Exception) -> bool:
-    """Whether a worker was lost while batches may have been tried out."""
+    """Return whether a worker was lost while it may have run batches of samples."""
     return isinstance(error, ConnectionLost) and error.may_be_profiling
 
 
 class LoadFailed(Exception):
     """The worker reported that its model cannot be loaded.
 
-    With 500; 507 for out of memory, 400 for a model that is not what its settings say.
-    ``permanent``: the next try would fail for the same reason.
+    Attributes:
+        code: 500; 507 for out of memory, 400 for a model that contradicts its settings.
+        permanent: Whether the next try would fail for the same reason.
     """
 
     def __init__(self, code: int, reason: str, *, permanent: bool = False) -> None:
@@ -74,16 +77,17 @@ class LoadFailed(Exception):
 
 
 def with_cause(what: str, cause: str) -> str:
-    """Two sentences; only the first where there is no cause."""
+    """Return two sentences; only the first if there is no cause."""
     return f"{what.removesuffix('.')}. {cause}" if cause else what
 
 
 @dataclass(frozen=True)
 class Diagnostics:
-    """The last output of a worker, line by line.
+    """The last output of a worker, as lines.
 
-    ``stack`` has the stacks of its threads when it crashed or on request, ``output`` the last lines
-    that it printed.
+    Attributes:
+        stack: The stacks of its threads at a crash or on request.
+        output: The last lines that it printed.
     """
 
     stack: Sequence[str] = ()
@@ -95,9 +99,9 @@ class Failure:
     """How a worker failed.
 
     Attributes:
-        what: TorchServe's words for it, or what the worker reported.
-        cause: Why, a sentence; empty where that is not known, or said already.
-        moment: When, in seconds since the epoch.
+        what: TorchServe's text for it, or the worker's report.
+        cause: A sentence; empty if the cause is unknown, or part of ``what``.
+        moment: Seconds since the epoch.
     """
 
     what: str
@@ -107,22 +111,23 @@ class Failure:
 
     @classmethod
     def of(cls, error: Exception, diagnostics: Diagnostics) -> "Failure":
-        """Make the failure of this moment from an exception."""
+        """Return the failure of this moment for an exception."""
         if isinstance(error, ConnectionLost):
             return cls(error.args[0], error.cause, time.time(), diagnostics)
         return cls(_shortened(str(error)), "", time.time(), diagnostics)
 
     @property
     def reason(self) -> str:
-        """What and why."""
+        """The failure and its cause."""
         return with_cause(self.what, self.cause)
 
 
 class FailureHistory:
     """The failures of one worker since its last success, and the log lines about them.
 
-    ``last`` is None if it never failed or has succeeded since: by a load after a failed load, by an
-    answer after any other failure.
+    Attributes:
+        last: None if it never failed or has succeeded since: after a failed load by a load, after
+            any other failure by an answer.
     """
 
     def __init__(self, worker: str, log: "logging.LoggerAdapter[logging.Logger]") -> None:
@@ -136,20 +141,19 @@ class FailureHistory:
 
     @property
     def has_loaded(self) -> bool:
-        """Whether the model was loaded at the latest try."""
+        """Whether the latest load succeeded."""
         return self._has_loaded and not self._failed_loads
 
     @property
     def cannot_load(self) -> bool:
-        """Whether the model cannot be loaded, as far as the latest try tells.
+        """Whether the latest load failed; twice in a row, if the model was loaded before.
 
-        If it could be loaded before, one failure is not enough: the GPU memory of the dead worker,
-        say, may not be free yet.
+        Then one failure may have another cause: GPU memory of the dead worker is not free yet.
         """
         return self._failed_loads > (1 if self._has_loaded else 0)
 
     def loaded(self) -> None:
-        """Note that a model was loaded."""
+        """Note that the model was loaded."""
         if self._failed_loads:
             self.last = None
         self._failed_loads, self._has_loaded = 0, True
@@ -162,7 +166,7 @@ class FailureHistory:
         self._timeouts_in_a_row = 0
 
     def failed(self, error: Exception, diagnostics: Diagnostics, *, was_ready: bool) -> None:
-        """Note a failure, and log it in the lines that TorchServe's operators have alerts for."""
+        """Note a failure, and log it in the form for which TorchServe's operators have alerts."""
         if not was_ready and not may_be_profiling(error):
             self._failed_loads += 1
         failure = self.last = Failure.of(error, diagnostics)
@@ -176,14 +180,14 @@ class FailureHistory:
             failure,
             self._worker,
             is_timeout=is_timeout or isinstance(error, StartTimedOut),
-            # Why a model cannot be loaded is told in full where it was tried.
+            # The worker has logged a failed load completely.
             with_output=not isinstance(error, LoadFailed),
         )
         expected = isinstance(error, ConnectionLost | LoadFailed | OSError)
         self._log.error("%s", text, exc_info=None if expected else error)
 
     def recovering(self) -> None:
-        """Note, and log, that the worker is about to recover."""
+        """Log that the worker is started again."""
         if self._is_recovering or self.last is None:
             self._log.warning("Auto recovery failed again")
         else:
@@ -194,10 +198,13 @@ class FailureHistory:
 def report(
     failure: Failure, worker: str, *, is_timeout: bool = False, with_output: bool = True
 ) -> str:
-    """The text for the log, of several lines.
+    """Return the text for the log, of several lines.
 
-    There are alerts on TorchServe's words for a timeout. ``with_output``: the last lines of the
-    worker's output belong to it.
+    Args:
+        failure: The failure.
+        worker: The worker's name.
+        is_timeout: Whether to use TorchServe's lines for a timeout, which alerts match.
+        with_output: Whether to add the last lines of the worker's output.
     """
     if is_timeout:
         lines = [
@@ -216,11 +223,11 @@ def report(
 
 
 def _indented(line: str) -> str:
-    return f"    {one_line(line)}"  # so that it cannot pass for a line of the log
+    return f"    {one_line(line)}"  # it must not look like a line of the log
 
 
 def _shortened(text: str) -> str:
-    """The beginning of what a worker reported; its own log has all of it."""
+    """Return the beginning of a worker's report; the model log has all of it."""
     if len(text) <= _MAX_CHARACTERS:
         return text
     more = len(text) - _MAX_CHARACTERS
@@ -228,19 +235,17 @@ def _shortened(text: str) -> str:
 
 
 class Backoff:
-    """How long a failed worker waits before its next start: TorchServe's series and window.
+    """The delay before a failed worker is started again: TorchServe's series and window.
 
-    The window, in seconds, opens at the first failure after a success; a failure inside it earns
-    another try, one after it does not.
+    The window, in seconds, opens at the first failure after a success. A failure inside it is
+    followed by another try, a later one is not.
 
-    With one exception: a worker that was READY is replaced at once. What ended it (the kernel short
-    of memory, an operator, one bad request) is gone mostly, and its model has shown that it can be
-    loaded. Not so if it has failed only just before: a model that dies as soon as it is loaded
-    would otherwise be started as fast as the machine can.
+    A worker that was READY is replaced at once: its model can be loaded, and the cause (the kernel
+    short of memory, an operator, one bad request) is usually gone. Except shortly after another
+    failure: a model that dies as soon as it is loaded would be started without a pause.
 
-    A worker that dies while it has requests does not count as a failure of the model but of one of
-    those, and is replaced at once however often that happens; unless several in a row answered
-    nothing before they died, because then it may be the model after all.
+    A worker that dies while it has requests counts as a failure of one of these, and is replaced at
+    once each time, unless several in a row died without an answer.
     """
 
     def __init__(self, window: float) -> None:
@@ -252,9 +257,14 @@ class Backoff:
         self._unanswered = 0
 
     def failed(self, now: float, *, over_requests: bool = False) -> float | None:
-        """Note a failure at ``now``; the seconds to wait before the next try, None for never.
+        """Note a failure at ``now``.
 
-        ``over_requests``: a READY worker had requests in flight.
+        Args:
+            now: Seconds of a monotonic clock.
+            over_requests: Whether a READY worker had requests in flight.
+
+        Returns:
+            Seconds until the next try; None for no other try.
         """
         was_well = self._has_loaded and now - self._failed_at >= _CALM_SECONDS
         self._has_loaded = False
@@ -277,11 +287,11 @@ class Backoff:
         self._unanswered = 0
 
     def succeeded(self) -> None:
-        """Note a successful load: the series starts anew."""
+        """Note a successful load: the series starts again."""
         self._index = 0
         self._opened = None
         self._has_loaded = True
 
     def given_up(self, now: float) -> bool:
-        """Whether the current streak of failures has outlived the window."""
+        """Return whether the window is over without a success."""
         return self._opened is not None and now - self._opened > self._window

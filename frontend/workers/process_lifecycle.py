@@ -1,4 +1,4 @@
-"""Starts the process of a worker within a time limit, and finds out why it ended."""
+"""Starts the process of a worker within a time limit, and finds the cause of its loss."""
 
 import asyncio
 
@@ -12,9 +12,9 @@ from marserve.frontend.workers.failures import (
 )
 from marserve.frontend.workers.launchers.launcher import Launcher, WorkerProcess, WorkerSpec
 
-# How long after the end of its process a last reply may still be in the socket.
+# Time for the last reply to be read from the socket, after the end of the process.
 _LAST_REPLY_SECONDS = 0.5
-# How long after its connection a process may end: torchrun ends its other processes first.
+# Time for a process to end after its connection: torchrun ends its other processes first.
 _EXIT_SECONDS = 5.0
 
 
@@ -22,11 +22,11 @@ async def start_in_time(launcher: Launcher, spec: WorkerSpec, timeout: float) ->
     """Start a worker, within ``timeout`` seconds.
 
     Raises:
-        StartTimedOut: There was none in time; what comes later is ended.
+        StartTimedOut: It took longer; the start is cancelled.
         OSError: It could not be started.
     """
-    # Not asyncio.wait_for: until Python 3.12 it swallows a cancellation that comes in the turn in
-    # which the process does, and a worker that is to stop would begin to serve.
+    # Not asyncio.wait_for: before Python 3.12 it loses a cancellation in the turn in which the
+    # process arrives, and a worker that is to stop would begin to serve.
     starting = asyncio.ensure_future(launcher.start(spec))
     try:
         await asyncio.wait({starting}, timeout=timeout)
@@ -42,9 +42,9 @@ async def start_in_time(launcher: Launcher, spec: WorkerSpec, timeout: float) ->
 
 
 def fail_later(connection: WorkerConnection) -> None:
-    """Give up on a process that has ended though its socket is open: a child of it holds that.
+    """Fail the connection of a process that has ended but whose child holds the socket open.
 
-    Later, because a last reply may still lie in the socket, and EOF behind it is the normal case.
+    Not at once: usually the last reply and EOF can still be read from the socket.
     """
     loop = asyncio.get_running_loop()
     loop.call_later(_LAST_REPLY_SECONDS, connection.fail, "Worker process ended.", Disconnected)
@@ -53,9 +53,16 @@ def fail_later(connection: WorkerConnection) -> None:
 async def find_cause(
     loss: ConnectionLost, process: WorkerProcess, setting: str, timeout: float | None
 ) -> str:
-    """Find out why a worker was lost; returns a sentence, empty if ``loss`` says it already.
+    """Find the cause of the loss of a worker.
 
-    ``setting`` is the name of the timeout that applied.
+    Args:
+        loss: The loss; its code becomes 507 if memory ran out.
+        process: The worker's process.
+        setting: The name of the timeout that applied.
+        timeout: That timeout in seconds.
+
+    Returns:
+        A sentence; empty if ``loss`` contains the cause.
     """
     if isinstance(loss, ResponseTimedOut):
         await process.write_stacks()
@@ -66,5 +73,5 @@ async def find_cause(
         end = await process.exit_within(_EXIT_SECONDS)
         if process.ran_out_of_memory:
             loss.code = 507
-        return end or "It closed its connection and went on."
+        return end or "It closed its connection, but did not end."
     return ""

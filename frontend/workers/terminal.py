@@ -1,4 +1,4 @@
-"""The terminal of the server, which a worker whose handler is debugged reads and writes."""
+"""The terminal of the server, which a worker with a debugged handler shares."""
 
 import os
 import termios
@@ -8,9 +8,13 @@ from typing import Any
 
 
 class Terminal:
-    """The terminal of this session, as it is set now; OSError where there is none.
+    """The terminal of this session, with its settings at construction.
 
-    ``is_ours``: we are in its foreground, and what is typed reaches us, Ctrl-C too.
+    Attributes:
+        is_ours: Whether this process is in its foreground, so that it receives Ctrl-C.
+
+    Raises:
+        OSError: There is none.
     """
 
     def __init__(self) -> None:
@@ -19,9 +23,9 @@ class Terminal:
             self._settings: list[Any] = termios.tcgetattr(terminal)
 
     def restore(self) -> None:
-        """Set it to what it was: a worker that ended at a prompt left it without an echo."""
-        with suppress(OSError), _opened() as terminal:  # it may be gone by now
-            if _is_ours(terminal):  # whoever sets it from the background is stopped
+        """Restore the settings; a worker that ended at a prompt has switched the echo off."""
+        with suppress(OSError), _opened() as terminal:  # it may be closed
+            if _is_ours(terminal):  # a background process that sets it is stopped
                 termios.tcsetattr(terminal, termios.TCSADRAIN, self._settings)
 
 
@@ -34,7 +38,7 @@ def _opened() -> Iterator[int]:
     terminal = os.open("/dev/tty", os.O_RDWR | os.O_CLOEXEC)
     try:
         yield terminal
-    except termios.error as error:  # which is none, as it happens
+    except termios.error as error:  # not a subclass of OSError
         raise OSError(*error.args) from error
     finally:
         os.close(terminal)

@@ -88,9 +88,9 @@ def test_each_call_gets_the_answer_to_it(
         CallReply(1, Prediction(b"B")),
         CallReply(0, None, 500, "InternalServerException", "Worker died. It fell."),
     ]
-    assert calls.are_under_way
+    assert calls.has_unanswered
     models.answers["c"](Prediction(b"C"))
-    assert not calls.are_under_way
+    assert not calls.has_unanswered
     assert models.cancelled == []
 
 
@@ -99,7 +99,7 @@ def test_a_call_that_is_refused_is_answered_at_once(
 ) -> None:
     calls.begin(job, call(1, "none"))
     assert replies == [CallReply(1, None, 404, "ModelNotFoundException", "No such model.")]
-    assert not calls.are_under_way
+    assert not calls.has_unanswered
 
 
 @pytest.mark.parametrize("end", ["resolve", "cancel", "fail"])
@@ -121,7 +121,7 @@ def test_calls_end_with_the_job_on_whose_behalf_they_are(
     calls.begin(job, call(4, "d"))
     assert replies[-1].status == GONE
     models.answers["c"](Prediction(b""))
-    assert not calls.are_under_way
+    assert not calls.has_unanswered
 
 
 def test_calls_end_with_a_stream_that_is_not_read_any_more(
@@ -144,7 +144,7 @@ def test_what_the_handler_cancels_is_not_answered(
     calls.cancel(1)
     calls.cancel(99)
     job.cancel()
-    assert (models.cancelled, replies, calls.are_under_way) == (["a"], [], False)
+    assert (models.cancelled, replies, calls.has_unanswered) == (["a"], [], False)
 
 
 def test_a_worker_has_a_bounded_number_of_calls(
