@@ -1,8 +1,8 @@
-"""The documentation site: `make docs` builds it from these pages, for Sphinx.
+"""Configuration of the documentation site for Sphinx; `make docs` builds it.
 
-The pages are read on GitHub, too: they link each other and files of the repository as they do
-there. What is made of the code is in `extensions/reference`; what becomes of links to files that
-are no pages, in `extensions/repository_files.py`.
+The pages are also read on GitHub, so links to pages and files of the repository are relative.
+`extensions/reference` generates text from the code, `extensions/repository_files.py` makes pages
+of linked files.
 """
 
 import sys
@@ -21,11 +21,11 @@ extensions = ["myst_parser", "reference", "repository_files", "link_check"]
 source_suffix = {".md": "markdown"}
 exclude_patterns = ["extensions"]
 nitpicky = True
-highlight_language = "text"  # of code that says nothing else
+highlight_language = "text"  # of code blocks without a language
 smartquotes = False  # --flags stay as they are
 
 myst_enable_extensions = ["attrs_inline", "deflist"]
-myst_heading_anchors = 4  # as on GitHub
+myst_heading_anchors = 4  # levels of headings, as on GitHub
 
 html_theme = "furo"
 html_title = "marserve"

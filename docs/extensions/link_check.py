@@ -1,4 +1,4 @@
-"""Checks the links of the finished site: pages, files and anchors by looking, addresses by form."""
+"""Checks the links of the built site: targets and anchors exist, addresses are valid."""
 
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class _Page(HTMLParser):
-    """What a page links, and what can be linked on it."""
+    """The links of a page, and its anchors."""
 
     links: list[str] = field(default_factory=list)
     anchors: set[str] = field(default_factory=set)
@@ -43,7 +43,7 @@ def _check(app: Sphinx, exception: Exception | None) -> None:
 
 
 def broken_links(site: Path) -> list[tuple[str, str, str]]:
-    """Page, link and what is wrong with it, of a built site."""
+    """Return page, link and problem of each broken link of a built site."""
     pages = {path: _read(path) for path in sorted(site.rglob("*.html"))}
     return [
         (str(path.relative_to(site)), link, problem)
@@ -65,11 +65,11 @@ def _problem(path: Path, link: str, pages: dict[Path, _Page]) -> str:
         return ""
     if parts.scheme or parts.netloc:
         is_well_formed = parts.scheme in ("http", "https") and "." in parts.netloc
-        return "" if is_well_formed and " " not in link else "it is no web address"
+        return "" if is_well_formed and " " not in link else "not a web address"
     target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
     if not target.is_file():
-        return "there is no such file"
+        return "the file does not exist"
     anchor = unquote(parts.fragment)
     if anchor and target in pages and anchor not in pages[target].anchors:
-        return "there is no such anchor"
+        return "the anchor does not exist"
     return ""

@@ -1,8 +1,7 @@
-"""Links to files and folders of the repository lead to pages that show them.
+"""Makes pages of the files and folders of the repository that pages of the site link.
 
-So the site needs no address of a repository, and shows files of its own version. There is a page
-for each file and folder that a page of the site links, and for each that these link in turn. What
-is in the folders of tests is told by name only: it would be a thousand pages.
+The site thus shows files of its version and needs no address of a repository. Files and folders
+that these pages link get pages, too. Of tests only names are listed: it would be a thousand pages.
 """
 
 from collections.abc import Iterator
@@ -28,13 +27,13 @@ _LEFT_OUT = (".", "__pycache__")
 
 
 class RepositoryFiles:
-    """What is linked, and the pages of it."""
+    """The linked files and folders, and their pages."""
 
     def __init__(self) -> None:
         self._linked: dict[Path, None] = {}
 
     def adopt_links(self, app: Sphinx, document: nodes.document) -> None:
-        """Lead the links of a page that go outside the site to pages of it."""
+        """Change links to files of the repository into links to their pages."""
         page = app.env.docname
         linked = (addnodes.pending_xref, addnodes.download_reference)
         for node in [node for kind in linked for node in document.findall(kind)]:
@@ -46,14 +45,14 @@ class RepositoryFiles:
                 node.replace_self(link)
 
     def pages(self, app: Sphinx) -> Iterator[tuple[str, dict[str, Any], str]]:
-        """Every page with its title and text; what they link gets pages, too."""
+        """Yield each page with its title and text, including those that pages link."""
         done: set[Path] = set()
         while waiting := self._linked.keys() - done:
             path = waiting.pop()
             done.add(path)
             title = str(path.relative_to(_ROOT))
             body = self._body(app, path)
-            if path.suffix != ".md":  # those have a heading
+            if path.suffix != ".md":  # Markdown has its own heading
                 body = f"<h1>{escape(title)}</h1>\n{body}"
             yield self._page(path), {"title": title, "body": body}, "page.html"
 
@@ -116,7 +115,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
 
 
 def _target(node: nodes.Element) -> str:
-    """As the page has it; a document without its suffix where Sphinx takes it for one."""
+    """Return the target as written, with the suffix that Sphinx removes from documents."""
     target = str(node["reftarget"])
     if node.get("refdomain") == "doc":
         target += ".md"
@@ -124,7 +123,7 @@ def _target(node: nodes.Element) -> str:
 
 
 def _highlighted(app: Sphinx, text: str, language: str) -> str:
-    assert isinstance(app.builder, StandaloneHTMLBuilder)  # only it collects pages
+    assert isinstance(app.builder, StandaloneHTMLBuilder)  # the only builder that collects pages
     return app.builder.highlighter.highlight_block(text, language or "text")
 
 

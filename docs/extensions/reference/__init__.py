@@ -1,6 +1,6 @@
-"""Puts what the code knows of itself into the pages of the reference.
+"""Inserts text generated from the code into the pages of the reference.
 
-A page has the comment ``<!-- generated: NAME -->`` where it belongs, which GitHub does not show.
+The comment ``<!-- generated: NAME -->`` marks the place; GitHub does not show it.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""What each command says of itself."""
+"""The help texts of the commands."""
 
 import contextlib
 import io
@@ -12,11 +12,11 @@ from marserve.tools.archiver import archiver, workflow_archiver
 
 Program = Callable[[list[str]], object]
 
-_WIDTH = "84"  # columns that the page has room for
+_WIDTH = "84"  # columns that fit on the page
 
 
 def commands() -> str:
-    """The help of all commands."""
+    """Return the help of all commands."""
     own: dict[str, Program] = {
         "torchserve": lambda words: cli.main(words, "torchserve"),
         **{f"marserve {name}": _program(name) for name in cli.PROGRAMS},

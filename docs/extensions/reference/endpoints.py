@@ -1,4 +1,4 @@
-"""The endpoints, by the OpenAPI documents that the server serves."""
+"""The endpoints, from the OpenAPI documents of the server."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -12,7 +12,7 @@ _LISTENERS = {"Inference": 8080, "Management": 8081, "Metrics": 8082}
 
 
 def endpoints() -> str:
-    """All operations: first in tables by listener, then each with its parameters."""
+    """Return all operations: a table for each listener, then each with its parameters."""
     return "\n".join(text for name in _LISTENERS for text in _listener(name))
 
 

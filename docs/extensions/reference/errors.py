@@ -8,7 +8,7 @@ from reference.markdown import code, sentence, table
 
 
 def error_table() -> str:
-    """Each error with its status and TorchServe's word for it."""
+    """Return a table of errors with status and TorchServe's type."""
     classes = [item for _, item in inspect.getmembers(errors, inspect.isclass)]
     found = [item for item in classes if issubclass(item, ServeError) and item is not ServeError]
     found.sort(key=lambda item: (item.status, item.__name__))

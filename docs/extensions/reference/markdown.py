@@ -1,4 +1,4 @@
-"""Pieces of Markdown."""
+"""Functions that return Markdown."""
 
 from collections.abc import Iterable, Sequence
 
@@ -6,27 +6,27 @@ from docutils.nodes import make_id
 
 
 def code(text: str) -> str:
-    """As code, or nothing for nothing."""
+    """Return a text as code, and nothing for an empty text."""
     return f"`{text}`" if text else ""
 
 
 def anchored(name: str) -> str:
-    """A name as code, which `linked` leads to."""
+    """Return a name as code with the anchor that `linked` uses."""
     return f"[`{name}`]{{#{make_id(name)}}}"
 
 
 def linked(name: str, page: str) -> str:
-    """A name that is anchored on a page."""
+    """Return a link to a name that is anchored on a page."""
     return f"[`{name}`]({page}#{make_id(name)})"
 
 
 def cell(text: str) -> str:
-    """A text that ends neither the cell nor the row of a table."""
+    """Return a text for a cell of a table, without line breaks and bars."""
     return " ".join(text.split()).replace("|", "\\|")
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table, without the columns that are empty in all rows."""
+    """Return a table without the columns that are empty in all rows."""
     rows = [[cell(text) for text in row] for row in rows]
     used = [index for index in range(len(headings)) if any(row[index] for row in rows)]
     lines = [[headings[i] for i in used], ["---"] * len(used)]
@@ -35,12 +35,12 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def definition(term: str, *paragraphs: str) -> str:
-    """An item of a list of definitions."""
+    """Return an item of a list of definitions."""
     text = "\n\n  ".join(filter(None, paragraphs))
     return f"{term}\n: {text}\n"
 
 
 def sentence(text: str) -> str:
-    """It begins with a capital and ends with a full stop."""
+    """Return a text with a capital at its start and a full stop at its end."""
     text = " ".join(text.split())
     return text[:1].upper() + text[1:] + ("" if text.endswith((".", ":", "?")) else ".")

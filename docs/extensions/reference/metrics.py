@@ -1,4 +1,4 @@
-"""The metrics that the server has, and those of the handlers that it knows."""
+"""The metrics of the server and of the built-in handlers."""
 
 from marserve.frontend.rest.endpoints import watch_bytes
 from marserve.frontend.serving.monitoring import watch_models
@@ -13,7 +13,7 @@ _OURS = "marserve_"
 
 
 def metrics() -> str:
-    """All series, with their types and labels."""
+    """Return tables of all series with types and labels."""
     server = Metrics("host")
     WorkflowFamilies(server)
     CatalogMetrics(server).watch_pending(lambda: 0)

@@ -26,7 +26,7 @@ _OURS = "(marserve)"
 
 
 def configuration_keys() -> str:
-    """Each key with its default and the explanation of the sample configuration."""
+    """Return each key with its default and its comment in the sample configuration."""
     found: list[str] = []
     for block in _SAMPLE.read_text(encoding="utf-8").split("\n\n"):
         words: list[str] = []
@@ -57,14 +57,14 @@ def _escaped(text: str) -> str:
 
 
 def environment() -> str:
-    """The variable of each key."""
+    """Return a table of the variable of each key."""
     found = environment_variables()
     rows = ((code(found[key]), linked(key, _KEYS_PAGE)) for key in KEYS if key in found)
     return table(["Variable", "Key"], rows)
 
 
 def model_settings() -> str:
-    """Each setting in the words of yaml, requests, ``models=`` and the properties file."""
+    """Return each setting with its names in yaml, requests, ``models=`` and the file."""
     defaults = {**vars(BatchingValues()), **vars(ModelValues())}
     others = SETTINGS[len(BATCHING) :]
     return "\n".join(
