@@ -1,15 +1,15 @@
-"""gRPC: what the server offers over it, and how calls become what the rest of the server knows.
+"""The gRPC transport: listeners, calls and services.
 
-grpc's core reads two variables of the environment when it is imported:
+The core of grpc reads two environment variables when it is imported:
 
-* It prepares for forks of its process, by handlers that run between fork and exec, too. With uvloop
-  that is how processes are started, and every tenth or so that was started during a call died of it
-  (SIGSEGV; grpcio 1.85, uvloop 0.23). No child goes on using this process's grpc, so they are off.
-* It prints a line for each TLS handshake that fails, so that any client could fill the console. So
-  it prints nothing, unless ``GRPC_VERBOSITY`` is set.
+* ``GRPC_ENABLE_FORK_SUPPORT``: its fork handlers run between fork and exec, too. uvloop starts
+  processes that way, and about one in ten that started during a call died (SIGSEGV; grpcio 1.85,
+  uvloop 0.23). No child process uses this process's grpc, so fork support is disabled.
+* ``GRPC_VERBOSITY``: it prints a line for each failed TLS handshake, so that a client could fill
+  the console. So it prints nothing, unless the variable is set.
 
-They are put back at once: workers inherit the environment, and their handlers may use grpc in their
-own way.
+Both are restored after the import: workers inherit the environment, and their handlers may use
+grpc.
 """
 
 import os
@@ -22,7 +22,7 @@ _VARIABLES = {
 _given = {name: os.environ.get(name) for name in _VARIABLES}
 os.environ.update(_VARIABLES)
 try:
-    import grpc  # noqa: F401  # for its sake all this
+    import grpc  # noqa: F401  # reads the variables
 finally:
     for _name, _value in _given.items():
         if _value is None:

@@ -1,8 +1,8 @@
 """The number of gRPC calls that may be open, and of messages that are read at a time.
 
-Both follow from the memory that requests may take (``max_bytes_in_flight``, here M). In the worst
-case, incomplete first messages take M/2, further ones of streams M/2, those of calls that need no
-key M/8, and calls that are not read M with and M without a key, besides M of complete messages.
+Both follow from the memory that requests may use (``max_bytes_in_flight``, here M). In the worst
+case, incomplete first messages use M/2, later messages of streams M/2, those of calls that need no
+key M/8, calls that are not read M with and M without a key, and complete messages M.
 """
 
 import sys
@@ -14,11 +14,11 @@ from marserve.frontend.security.usage import Usage
 
 #: What grpc keeps of a call that is not read, in bytes.
 WINDOW_BYTES = 1 << 16
-# A read that lasts so long may end when other calls need its slot.
+# Seconds after which a read may end because other calls need its slot.
 _UNDISTURBED_SECONDS = 5.0
-# Streams that may be open though their messages, if all were of full length, would not fit.
+# Streams that may be open even if their messages of full length would not fit.
 _MIN_STREAMS = 16
-# Of calls that need no key.
+# Limits of calls that need no key.
 _PROBE_BYTES = 1 << 16
 _PROBE_SECONDS = 5.0
 _PROBE_UNDISTURBED_SECONDS = 0.02
@@ -41,7 +41,7 @@ class CallKind:
     open: int = 0
 
     def remove(self, _task: object) -> None:
-        """Count one less."""
+        """Count one call less."""
         self.open -= 1
 
 
@@ -50,8 +50,8 @@ class Limits:
     """What the clients of a listener may use.
 
     Attributes:
-        max_calls: Open at the same time, with a key, and as many of services that need none.
-        usage: Of bytes of requests.
+        max_calls: Open at the same time with a key; the same number without one.
+        usage: Counts the bytes of requests.
         max_message: Bytes of a message.
         message_timeout: Seconds for the message of a call, or the first of a stream.
         on_limit: Called with the name of a limit when clients reach it.
@@ -64,7 +64,7 @@ class Limits:
     on_limit: Callable[[str], object] = lambda _limit: None
 
     def kinds(self) -> tuple[CallKind, CallKind, CallKind]:
-        """Calls that need no key; those with one request; those with a stream of requests.
+        """Return the kinds of calls: without a key, with one request, with a stream of requests.
 
         A stream may wait for its next request for any time, so each counts as one message.
         """
@@ -77,12 +77,12 @@ class Limits:
         return self._kind(probes), self._kind(reads), self._kind(reads, max_streams)
 
     def _kind(self, reads: MessageReads, max_open: int = sys.maxsize) -> CallKind:
-        """Calls of which so many may be open, if what grpc keeps of unread ones fits as well."""
+        """Return a kind of calls, limited also by the bytes that grpc keeps of unread calls."""
         that_fit = min(max_open, max(1, self.usage.max_bytes // WINDOW_BYTES))
         if that_fit < self.max_calls:
             return CallKind(that_fit, "max_bytes_in_flight", reads)
         return CallKind(self.max_calls, "grpc_max_calls", reads)
 
     def _that_fit(self, share: float) -> int:
-        """The number of messages of full length that fit into a share of the bytes in flight."""
+        """Return the number of messages that fit into a share of the bytes in flight."""
         return max(1, int(self.usage.max_bytes * share) // self.max_message)

@@ -1,17 +1,17 @@
-"""Calls: who may make them, how they are read, answered, counted and logged.
+"""Calls: checks their keys, reads, answers, counts and logs them.
 
 A `Service` names a service of a .proto file and an object with a method for each of its calls. The
 method has the name of the call in lower case with underscores:
 
     async def ping(self, request, call) -> Message     one request, one answer
-    async def watch(self, request, call) -> Answers    one request, answers in a stream
-    async def chat(self, requests, call) -> Answers    requests as they come, answers in a stream
+    async def watch(self, request, call) -> Answers    one request, a stream of answers
+    async def chat(self, requests, call) -> Answers    a stream of requests, a stream of answers
 
 The latter two are asynchronous generators. A ServeError that a method raises is the answer; another
 exception is logged, and the client gets INTERNAL. When the client cancels the call, or its deadline
 passes, the method is cancelled. `endpoints` has the services of each listener.
 
-Messages are parsed here: grpc would log a traceback for each that is broken, and answer UNKNOWN.
+Messages are parsed here, because grpc logs a traceback for each malformed one and answers UNKNOWN.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ from marserve.frontend.telemetry.access_log import AccessLog
 
 logger = logging.getLogger(__name__)
 
-# Handlers are shown what clients say, but for what opens doors.
+# Metadata that handlers do not get.
 _SECRETS = frozenset({"authorization", "cookie", "proxy-authorization"})
 _UPPER = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _COUNTED_BYTES = 1 << 16
@@ -54,7 +54,7 @@ _MAX_WAITING_WHEN_FULL = 1 << 20
 
 
 def _is_worth_a_line(record: logging.LogRecord) -> bool:
-    """False of the traceback that grpc logs for each client that leaves while it is answered."""
+    """Return False for the traceback that grpc logs when a client leaves during an answer."""
     return not (record.exc_info and isinstance(record.exc_info[1], grpc.aio.InternalError))
 
 
@@ -68,9 +68,9 @@ class Service:
     """A service that a listener offers.
 
     Attributes:
-        descriptor: What it is called, and the calls it has.
-        calls: Has a method for each of them.
-        key: The key that clients need where tokens are on; None for none.
+        descriptor: Its name and its calls.
+        calls: An object with a method for each call.
+        key: The key that clients need if keys are enabled; None for none.
         failure_of: Translates the errors of its methods.
     """
 
@@ -81,7 +81,7 @@ class Service:
 
 
 class Call:
-    """A call, as the methods of services see it.
+    """A call, as the methods of services get it.
 
     Attributes:
         method: Its full name, as ``package.Service/Method``.
@@ -102,14 +102,14 @@ class Call:
         self._context: Context | None = None
 
     def begin(self, context: Context) -> None:
-        """Note that it is being answered."""
+        """Note that the call is being answered."""
         self._context = context
 
     def hold(self, size: int) -> None:
-        """Count the bytes of a request, if it is large, until the current task is done.
+        """Count the bytes of a large request until the current task is done.
 
         Raises:
-            TooMuchInFlight: There are too many.
+            TooMuchInFlight: The clients use as much memory as they may.
         """
         usage = self._usage
         is_small = size <= _COUNTED_BYTES
@@ -122,14 +122,14 @@ class Call:
         self._release_with_task(client, size)
 
     def holding(self) -> Holding:
-        """Return what counts the memory of the call beside its messages."""
+        """Return a counter for memory of the call other than its messages."""
         return Holding(self._usage, self._usage.client(self.host()))
 
     def count_answer(self, answer: Prediction | Stream | int) -> None:
         """Count a large answer, or its number of bytes, until the current task has sent it.
 
-        Its client may read slowly, or never; where too much is in flight, requests are refused. Of
-        an answer in pieces counts what waits; it is broken off where too much is in flight.
+        The client may read slowly or never. Of a stream the waiting bytes count; it is broken off
+        when too much is in flight.
         """
         if isinstance(answer, Stream):
             self._follow(answer)
@@ -145,7 +145,7 @@ class Call:
 
         def count(more: int) -> None:
             usage.add(client, more)
-            # Others may have filled it; a client that reads has not much waiting.
+            # Other clients may have filled it; a client that reads has few bytes waiting.
             if usage.is_full and more > 0 and stream.waiting_bytes > _MAX_WAITING_WHEN_FULL:
                 stream.fall_behind("the client is too slow, and too much is in flight")
 
@@ -158,7 +158,7 @@ class Call:
         task.add_done_callback(lambda _task: self._usage.add(client, -size))
 
     def headers(self) -> dict[str, str]:
-        """The client's metadata, as handlers see headers; without secrets."""
+        """Return the metadata of the client as headers, without secrets."""
         headers: dict[str, str] = {}
         for name, value in self._metadata:
             if name not in _SECRETS:
@@ -167,14 +167,14 @@ class Call:
         return headers
 
     def metadata(self, name: str) -> str | None:
-        """The first value of one name."""
+        """Return the first value of a name, or None."""
         for known, value in self._metadata:
             if known == name and isinstance(value, str):
                 return value
         return None
 
     def options(self, headers: Mapping[str, str]) -> RequestOptions:
-        """How soon the client wants an answer: by its headers, and by the call's deadline.
+        """Return timeout and priority of the client: from its headers and the call's deadline.
 
         Raises:
             BadRequest: A header is invalid.
@@ -187,7 +187,7 @@ class Call:
         return RequestOptions(min(timeout, options.timeout), options.priority)
 
     def peer(self) -> str:
-        """The client, as ``host:port``."""
+        """Return the client as ``host:port``."""
         if self._context is None:
             return ""
         kind, _, address = self._context.peer().partition(":")
@@ -196,18 +196,18 @@ class Call:
         return address
 
     def host(self) -> str:
-        """The client's address."""
+        """Return the address of the client."""
         return self.peer().rpartition(":")[0]
 
 
-class CallRouter(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # the stubs' invention
-    """Everything between grpc and the services of a listener.
+class CallRouter(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in the stubs only
+    """Passes the calls of a listener to its services.
 
     Args:
-        services: What it offers.
-        guard: Checks keys, and where calls come from.
+        services: The services of the listener.
+        guard: Checks keys and origins.
         access_log: Logs every call.
-        limits: What its clients may use.
+        limits: The limits of its clients.
     """
 
     def __init__(
@@ -222,7 +222,7 @@ class CallRouter(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # the stubs
         self._limits = limits
         self.usage = limits.usage
         keyless, unary, streams = limits.kinds()
-        #: Set when no more calls are taken.
+        #: Set when no more calls are accepted.
         self.stopping = asyncio.Event()
         #: Tasks that wait for the next request of a stream.
         self.readers: set[asyncio.Task[Any]] = set()
@@ -244,20 +244,20 @@ class CallRouter(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # the stubs
             reader.cancel()
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
-        """Called by grpc at the beginning of a call, in the task that will answer it."""
+        """Return the handler of a call; grpc calls this in the task that answers the call."""
         metadata: Metadata = handler_call_details.invocation_metadata
         name = handler_call_details.method
         call = Call(name.removeprefix("/"), metadata, self)
         method = self._methods.get(name)
         try:
             if method is None:
-                failure = Failure(StatusCode.UNIMPLEMENTED, f"There is no method {name[:200]}.", "")
+                failure = Failure(StatusCode.UNIMPLEMENTED, f"Unknown method: {name[:200]}.", "")
                 return self._refusal(call, failure)
             if self._guard.checks(method.key):
                 headers = {key: value for key, value in metadata if isinstance(value, str)}
                 self._guard.admit(method.key, headers)
         except ServeError as error:
-            # The text of TorchServe has no class here.
+            # TorchServe's text has no class here.
             failure = Failure(StatusCode.PERMISSION_DENIED, error.message, "")
             return self._refusal(call, failure)
         if self.stopping.is_set():
@@ -278,16 +278,16 @@ class CallRouter(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # the stubs
             call.begin(context)
             await self.fail(call, context, failure)
 
-        # Of a kind for which grpc reads no message.
+        # A stream, so that grpc reads no message.
         return grpc.stream_stream_rpc_method_handler(refuse)
 
     async def fail(self, call: Call, context: Context, failure: Failure) -> None:
-        """End a call without an answer; raises what ends it."""
+        """Log the end of a call and abort it; always raises."""
         self.log(call, failure.code)
         await context.abort(failure.code, failure.text)
 
     def log(self, call: Call, code: StatusCode) -> None:
-        """Log and count the end of a call; before it is sent, so that its client finds it there."""
+        """Log and count the end of a call; called before the client gets the status."""
         seconds = time.monotonic() - call.arrived
         method = call.method
         status = http_status_of(code)
@@ -295,10 +295,10 @@ class CallRouter(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # the stubs
 
 
 class _Method:
-    """One method of a service: makes the handler that grpc wants for each call.
+    """One method of a service: makes the handler of each call.
 
-    grpc calls it as one that takes a stream of requests, also where there is one request: the
-    message is read here, so that its read can be limited and ended.
+    For grpc every method has a stream of requests, even with one request: the message is read here,
+    so that the read can be limited and ended.
     """
 
     def __init__(
@@ -317,7 +317,7 @@ class _Method:
             self._make, self._answer = grpc.stream_stream_rpc_method_handler, self._stream
 
     def handler(self, call: Call) -> Any:
-        """What grpc calls to answer a call."""
+        """Return the function that answers a call."""
         return self._make(partial(self._answer, call))
 
     async def _unary(self, call: Call, _requests: object, context: Context) -> bytes:
@@ -355,14 +355,14 @@ class _Method:
         return self._message(data)
 
     async def _requests(self, call: Call, context: Context) -> AsyncIterator[Message]:
-        """The requests of a stream, which ends as well when the server stops."""
+        """Yield the requests of a stream; it ends when the server stops."""
         router, reader = self._router, asyncio.current_task()
         assert reader is not None
         is_first = True
         while not router.stopping.is_set():
             router.readers.add(reader)
             try:
-                # Streams without a key have the limits of their first message for each.
+                # Without a key, every message of a stream has the limits of the first.
                 if is_first or self.key is None:
                     data = await self._first(call, context)
                 else:
@@ -388,18 +388,18 @@ class _Method:
     def _message(self, data: bytes) -> Message:
         try:
             return self._request.FromString(data)
-        except UnicodeDecodeError as error:  # of protobuf in Python, where it has no C code
+        except UnicodeDecodeError as error:  # from the pure Python code of protobuf
             raise DecodeError from error
 
     async def _run(self, call: Call, context: Context, answering: Awaitable[Any]) -> Any:
-        """Answer a call, whatever happens, and log it."""
+        """Answer a call, also after an unexpected error, and log it."""
         call.begin(context)
         try:
             result = await answering
         except ServeError as error:
             failure = self._failure_of(error)
         except DecodeError:
-            text = "The request is not such a message, or is cut off."
+            text = "The request is not a message of this type, or is incomplete."
             failure = Failure(StatusCode.INVALID_ARGUMENT, text, "")
         except asyncio.CancelledError:
             is_late = context.time_remaining() == 0
@@ -408,7 +408,7 @@ class _Method:
             raise
         except grpc.aio.AbortError:  # `MessageReads` has ended and logged it
             raise
-        except grpc.aio.InternalError:  # of a message that could not be sent
+        except grpc.aio.InternalError:  # a message could not be sent
             self._router.log(call, StatusCode.CANCELLED)
             raise asyncio.CancelledError from None
         except Exception as error:  # the last resort
@@ -417,7 +417,7 @@ class _Method:
         else:
             self._router.log(call, StatusCode.OK)
             return result
-        # Not in the except clauses: grpc keeps what this raises, and with it its context, whose
-        # traceback refers to the request.
+        # Outside the except clauses: grpc keeps the exception that this raises, and its __context__
+        # would keep the request in memory.
         await self._router.fail(call, context, failure)
         return None

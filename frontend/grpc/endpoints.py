@@ -1,24 +1,24 @@
-"""What the server offers over gRPC: its two listeners, their services, and who may use them.
+"""The gRPC listeners of the server, their services, guards and limits.
 
-To add a service, put it into the list of its listener in `GrpcEndpoints._services`.
+To add a service, add it to the list of its listener in `GrpcEndpoints._services`.
 
 grpc.aio runs in the frontend's event loop. TLS, keepalive, flow control and compression are those
-of grpc. What a listener promises:
+of grpc. The properties of a listener:
 
-* Web pages cannot send requests to it, so Host and Origin are not checked as for HTTP (`guard`):
-  browsers neither speak HTTP/2 without TLS nor send the headers that gRPC requires.
-* A port in use ends the start, also where its owner would share it (``SO_REUSEPORT``).
-* At the stop no new connections and calls are taken; calls that are open are answered while the
-  models drain, as over HTTP, and then ended. Streams that wait for requests end at once.
-* A listener has ``max_connections`` connections at most, and all of them a quarter of the file
-  descriptors. A connection on which nothing is sent is closed after ``request_head_timeout``.
-* A message may have ``max_request_size`` bytes, also after decompression. There are at most
-  ``grpc_max_calls`` calls at once; large requests and answers count for ``max_bytes_in_flight``,
+* Host and Origin are not checked as for HTTP (`guard`): browsers neither use HTTP/2 without TLS nor
+  send the headers that gRPC requires, so web pages cannot send requests to it.
+* A port in use ends the start, even if its owner allows sharing (``SO_REUSEPORT``).
+* At the stop, new connections and calls are refused. Open calls are answered while the models
+  drain, as over HTTP, and then ended. Streams that wait for requests end at once.
+* A listener has at most ``max_connections`` connections, and all gRPC listeners a quarter of the
+  file descriptors. A connection without a byte is closed after ``request_head_timeout``.
+* A message has at most ``max_request_size`` bytes, also after decompression. There are at most
+  ``grpc_max_calls`` calls at once; large requests and answers count in ``max_bytes_in_flight``,
   and incomplete messages are limited to what fits in it (`call_limits`).
-* A client that has gone without a word is noticed after ``grpc_keepalive_time`` seconds.
+* A client that is gone without closing is detected after ``grpc_keepalive_time`` seconds.
 
-Not in our hands: grpc cannot be told to give up a call whose client reads nothing but lives. Such a
-call keeps one message in memory, until its deadline or the end of its connection.
+grpc has no timeout for a client that is connected but does not read its answer. Such a call keeps
+one message in memory until its deadline or the end of its connection.
 """
 
 from collections.abc import Sequence
@@ -51,10 +51,10 @@ from marserve.frontend.telemetry.metrics import Metrics
 from marserve.frontend.workflows.registry import WorkflowRegistry
 
 _INFERENCE, _MANAGEMENT = "gRPC Inference", "gRPC Management"
-# For calls that are still open when every request has been answered.
+# Seconds for calls that are still open when every request is answered.
 _CLOSE_SECONDS = 2.0
 _MAX_INT = 2**31 - 1
-# Less often clients may ask whether the server is still there, or are disconnected.
+# Clients that send pings more often are disconnected.
 _MIN_PING_MS = 5000
 _COMPRESSIONS = {
     "none": grpc.Compression.NoCompression,
@@ -65,20 +65,20 @@ _COMPRESSIONS = {
 
 @dataclass
 class GrpcListener:
-    """A listener; calls are answered once it is bound and listens."""
+    """A listener, which answers calls when it is bound and listens."""
 
     name: str
-    address: Address  # with the port that the system chose, if it was left to it and is bound
+    address: Address  # port 0 is replaced when it is bound
     server: grpc.aio.Server
     router: CallRouter
-    credentials: grpc.ServerCredentials | None  # None: it does not speak TLS
+    credentials: grpc.ServerCredentials | None  # None: no TLS
     when_ready: bool  # whether it is bound only when every model is READY
 
     def bind(self) -> None:
-        """Take the port; clients can connect from now on, though nobody is answered yet.
+        """Bind the port; clients can connect, but are answered only after `listen`.
 
         Raises:
-            OSError: It cannot be had.
+            OSError: The port is in use, or the address is not one of this machine.
         """
         text = self.address.url.partition("://")[2]
         try:
@@ -97,10 +97,10 @@ class GrpcListener:
         self.address = replace(self.address, port=port)
 
     async def listen(self, opened: AsyncExitStack) -> None:
-        """Answer calls, until ``opened`` is closed; those that are open then go on.
+        """Answer calls until ``opened`` is closed; open calls continue.
 
         Raises:
-            OSError: It is bound only now, and cannot be.
+            OSError: A listener that is bound now (``when_ready``) cannot be bound.
         """
         if self.when_ready:
             self.bind()
@@ -120,14 +120,14 @@ class GrpcEndpoints:
     management: ModelManagement
     metrics: Metrics
     access_log: AccessLog
-    tokens: Tokens | None  # None: there are none
-    tls: TlsIdentity | None  # None: the listeners do not speak it
+    tokens: Tokens | None  # None: no keys
+    tls: TlsIdentity | None  # None: no TLS
 
     async def bind(self, opened: AsyncExitStack) -> list[GrpcListener]:
-        """Bind the listeners, inference first; those of a platform are bound `when_ready`.
+        """Bind the listeners, inference first; those of a platform are bound when models are ready.
 
         Raises:
-            OSError: One cannot be bound.
+            OSError: A listener cannot be bound.
         """
         inference, management = self.config.grpc_listeners
         for_inference, for_management = self._services()
@@ -147,7 +147,7 @@ class GrpcEndpoints:
         return [*listeners, *on_platform]
 
     def _services(self) -> tuple[Sequence[Service], Sequence[Service]]:
-        """The services of the inference listener, and those of the management listener."""
+        """Return the services of the inference listener, and those of the management listener."""
         inference = [
             inference_service(self.config, self.registry, self.workflows),
             *open_inference_services(self.config, self.registry),
@@ -199,7 +199,7 @@ class GrpcEndpoints:
             reached = self.metrics.limits_reached
             reached.join(name, limit, self.metrics.hostname).update(1)
 
-        # What may be sent at all can be served, if by itself.
+        # A single request of the maximum size can always be served.
         usage = Usage(
             max(in_flight, config.max_request_size),
             max(from_client, config.max_request_size),
@@ -212,7 +212,7 @@ class GrpcEndpoints:
 
 
 def _options(config: Config, *, is_inference: bool) -> list[tuple[str, int]]:
-    """What grpc is told; the names are those of its core."""
+    """Return the options of grpc's core."""
     if is_inference:
         age = config.grpc_inference_max_connection_age_ms
         grace = config.grpc_inference_max_connection_age_grace_ms
@@ -225,7 +225,7 @@ def _options(config: Config, *, is_inference: bool) -> list[tuple[str, int]]:
         # Without a probe, the window of a call that is not read does not grow.
         ("grpc.http2.bdp_probe", 0),
         ("grpc.http2.lookahead_bytes", WINDOW_BYTES),
-        ("grpc.max_send_message_length", -1),  # what a worker may answer, its client may have
+        ("grpc.max_send_message_length", -1),  # the answers of workers have their own limit
         ("grpc.max_allowed_incoming_connections", _max_connections(config)),
         ("grpc.max_connection_age_ms", min(age or _MAX_INT, _MAX_INT)),
         ("grpc.max_connection_age_grace_ms", min(grace or _MAX_INT, _MAX_INT)),

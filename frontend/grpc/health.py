@@ -1,8 +1,8 @@
-"""grpc.health.v1: whether the server, or a model, can answer now.
+"""grpc.health.v1: whether the server or a model can answer now.
 
-The server (the empty name, and the names of its services) is SERVING while GET /ready says 200. A
-model is asked for as ``NAME`` or ``NAME/VERSION``. Like GET /ready, it needs no key: probes have
-none. A server about to stop is NOT_SERVING, and so are its models.
+The server (the empty name, and the names of its services) is SERVING while GET /ready answers 200.
+The name of a model is ``NAME`` or ``NAME/VERSION``. Like GET /ready, the service needs no key. A
+server that is about to stop is NOT_SERVING, and so are its models.
 """
 
 import asyncio
@@ -17,14 +17,14 @@ from marserve.frontend.serving.registry import ModelRegistry
 
 _HEALTH = load_proto("grpc/health/v1/health.proto")
 _Response = _HEALTH.messages.HealthCheckResponse
-# How often the server looks for changes while streams watch. After a change, streams look in turn,
-# so that other requests are answered in between.
-_SECONDS_BETWEEN_LOOKS = 0.5
-_SECONDS_FOR_A_STREAM = 1e-4
+# The server checks for changes at this interval while streams watch. After a change, streams check
+# at random times, so that other requests are answered in between.
+_SECONDS_BETWEEN_CHECKS = 0.5
+_SECONDS_PER_STREAM = 1e-4
 
 
 def health_service(registry: ModelRegistry) -> Service:
-    """The service, for one listener."""
+    """Return the service of one listener."""
     return Service(_HEALTH.services["Health"], _Health(registry), key=None)
 
 
@@ -32,16 +32,16 @@ class _Health:
     def __init__(self, registry: ModelRegistry) -> None:
         self._registry = registry
         self._watching = 0
-        #: Set at the next change; one task looks for it while streams watch.
+        #: Set at the next change; one task detects it while streams watch.
         self._change = asyncio.Event()
         self._looking: asyncio.Task[None] | None = None
 
     async def check(self, request: Message, _call: Call) -> Message:
-        """The state now; NOT_FOUND if nothing has that name."""
+        """Return the state now; NOT_FOUND for an unknown name."""
         return _Response(status=self._state(request.service))
 
     async def watch(self, request: Message, call: Call) -> Answers:
-        """The state now and whenever it changes, until the client leaves or the server stops."""
+        """Send the state now and after each change, until the client leaves or the server stops."""
         last = None
         self._watching += 1
         if self._looking is None or self._looking.done():
@@ -59,7 +59,7 @@ class _Health:
                 if call.stopping.is_set():
                     return
                 await change.wait()  # no deadline: the client ends it
-                await asyncio.sleep(random.random() * _SECONDS_FOR_A_STREAM * self._watching)  # noqa: S311 - no secret
+                await asyncio.sleep(random.random() * _SECONDS_PER_STREAM * self._watching)  # noqa: S311 - no secret
         finally:
             self._watching -= 1
 
@@ -67,7 +67,7 @@ class _Health:
         """Set the event of each change, while streams watch and until the server stops."""
         while self._watching and not stopping.is_set():
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_SECONDS_BETWEEN_LOOKS):
+                async with asyncio.timeout(_SECONDS_BETWEEN_CHECKS):
                     await stopping.wait()
             now = self._states()
             if now != before or stopping.is_set():

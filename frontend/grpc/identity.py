@@ -1,4 +1,4 @@
-"""What gRPC listeners that speak TLS show: key and certificates, which can be read again."""
+"""The key and certificates of gRPC listeners with TLS, which can be read again."""
 
 from collections.abc import Callable
 from typing import Any
@@ -29,11 +29,11 @@ class TlsIdentity:
             self._current = self._read()
 
     def credentials(self) -> grpc.ServerCredentials:
-        """What a listener speaks TLS with."""
+        """Return the credentials of a listener."""
         return grpc.dynamic_ssl_server_credentials(self._current, self._news())
 
     def _news(self) -> Callable[[], Any]:
-        """What grpc calls at each handshake, for what is new; None where nothing is."""
+        """Return the function that grpc calls at each handshake; it returns new files, or None."""
         known = self._current
 
         def fetch() -> Any:

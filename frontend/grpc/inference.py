@@ -1,11 +1,11 @@
 """TorchServe's inference service: health, predictions, and predictions in streams.
 
-A request's inputs are the handler's ``data[i]`` by name, always as bytes. The client's metadata are
-its headers (`Call.headers`); TorchServe drops them. ``x-timeout-ms`` and ``x-priority`` among them,
-and the deadline of the call, are those of `operations.request_options`. A field ``sequence_id``
-counts before a header of that meaning.
+The inputs of a request are the handler's ``data[i]`` by name, always as bytes. Client metadata
+are its headers (`Call.headers`); TorchServe drops them. The headers ``x-timeout-ms`` and
+``x-priority``, and the deadline of the call, apply (`operations.request_options`). The field
+``sequence_id`` takes precedence over the header.
 
-Of an answer the body is passed on: a handler's status and headers have no place in the message.
+Only the body of an answer is sent: the message has no fields for a handler's status and headers.
 """
 
 import math
@@ -48,8 +48,7 @@ _Response = _INFERENCE.messages.PredictionResponse
 _Health = _INFERENCE.messages.TorchServeHealthResponse
 _ErrorInfo = load_proto("google/rpc/error_details.proto").messages.ErrorInfo
 
-# Requests of one stream that are not answered yet, or whose answers the client has not taken; the
-# next is read when there are fewer.
+# Requests of one stream that are not answered, or whose answers the client has not read.
 _MAX_UNDER_WAY = 64
 
 
@@ -60,14 +59,14 @@ class ParameterMissing(BadRequest, status=400, wire_type="BadRequestException"):
 def inference_service(
     config: Config, registry: ModelRegistry, workflows: WorkflowRegistry
 ) -> Service:
-    """The service, for models, and for workflows where no model has the name."""
+    """Return the service, for models, and for workflows where no model has the name."""
     descriptor = _INFERENCE.services["InferenceAPIsService"]
     calls = _Inference(config, registry, workflows)
     return Service(descriptor, calls, "inference", failure_of_prediction)
 
 
 def failure_of_prediction(error: ServeError) -> Failure:
-    """The failure as TorchServe has it of predictions: INTERNAL, where others say what is wrong."""
+    """Return the status of a failed prediction as in TorchServe: INTERNAL for most errors."""
     failure = failure_of(error)
     match error:
         case ParameterMissing():
@@ -89,12 +88,12 @@ class _Inference:
     long_work: LongWork = field(default_factory=LongWork)
 
     async def ping(self, _request: Message, _call: Call) -> Message:
-        """What GET /ping says; the call succeeds whatever that is."""
+        """Return the answer of GET /ping; the call succeeds in any case."""
         status = "Healthy" if is_healthy(self.registry) else "Unhealthy"
         return _Health(health=json_text({"status": status}).rstrip("\n"))
 
     async def predictions(self, request: Message, call: Call) -> Message:
-        """One answer; an answer in pieces is put together, for as long as the call has."""
+        """Return one answer; a stream is joined, until the deadline of the call."""
         answer = await self._predict(request, call)
         if isinstance(answer, Stream):
             limit = self.config.max_response_size
@@ -102,7 +101,7 @@ class _Inference:
         return self._response(answer, answer.body)
 
     async def stream_predictions(self, request: Message, call: Call) -> Answers:
-        """One message for each piece of the answer; a whole one is one piece."""
+        """Send one message for each piece of the answer."""
         answer = await self._predict(request, call)
         call.count_answer(answer)
         async with aclosing(self._messages(answer)) as messages:
@@ -110,10 +109,10 @@ class _Inference:
                 yield message
 
     async def stream_predictions2(self, requests: AsyncIterator[Message], call: Call) -> Answers:
-        """Each request is answered by a message, or several; a failure is one, too.
+        """Answer each request of a stream by messages, or by a message with an error.
 
-        Requests are submitted in the order in which they come, and do not wait for each other here.
-        A client that breaks the stream off ends the sequences that it has asked for.
+        Requests are submitted in their order, and do not wait for each other. When a client breaks
+        the stream off, the sequences of its requests end.
         """
         with StreamSequences() as used:
             answers = partial(self._answers, call=call, used=used)
@@ -123,13 +122,13 @@ class _Inference:
                     yield message
 
     async def _answers(self, request: Message, call: Call, used: StreamSequences) -> Answers:
-        """The answers to one request of a stream; its sequence is added to those ``used``."""
+        """Send the answers to one request of a stream, and add its sequence to those ``used``."""
         try:
             self._check_sequence(request, call)
             call.hold(request.ByteSize())
             predict_request = self._read(request, call)
             model = self.registry.find(request.model_name, request.model_version or None)
-            # Straight to the queue: what is awaited before could change the order.
+            # Nothing is awaited before, because that could change the order.
             try:
                 answer = await model.predict(predict_request)
             finally:
@@ -171,7 +170,7 @@ class _Inference:
         return PredictRequest(input_, call.arrived, by_version, options, holding=call.holding)
 
     def _check_sequence(self, request: Message, call: Call) -> None:
-        """TorchServe wants an id in this call, except of a request that begins a sequence."""
+        """Require an id, except for a request that starts a sequence, as in TorchServe."""
         start = self.config.ts_header_key_sequence_start
         named = request.sequence_id or call.metadata(self.config.ts_header_key_sequence_id)
         begins = request.input.get(start, b"").lower() == b"true"
@@ -196,7 +195,7 @@ class _Inference:
                 yield self._response(answer.first, piece)
 
     async def _pieces(self, stream: Stream) -> AsyncGenerator[Buffer, None]:
-        """The pieces of an answer, which is closed afterwards.
+        """Yield the pieces of an answer, and close it.
 
         Raises:
             ServeError: The answer was broken off.
@@ -211,7 +210,7 @@ class _Inference:
 
 
 def _failed(failure: Failure, sequence_id: str) -> Message:
-    """The message that a request of a stream has failed."""
+    """Return the message for a failed request of a stream."""
     response = _Response()
     if sequence_id:
         response.sequence_id = sequence_id

@@ -1,4 +1,4 @@
-"""TorchServe's management service: the operations of the management listener."""
+"""TorchServe's management service."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +25,7 @@ class _ModelApiDisabled(ServeError, status=403, wire_type="ModelException"):
 
 
 def management_service(operations: ModelManagement) -> Service:
-    """The service, on top of its operations."""
+    """Return the service that calls the operations."""
     descriptor = _MANAGEMENT.services["ManagementAPIsService"]
     return Service(descriptor, _Management(operations), key="management")
 
@@ -35,19 +35,19 @@ class _Management:
     operations: ModelManagement
 
     async def describe_model(self, request: Message, _call: Call) -> Message:
-        """What GET /models/{name}[/{version}] answers."""
+        """Return the answer of GET /models/{name}[/{version}]."""
         asked = Input(new_request_id(), {}, []) if request.customized else None
         version = request.model_version or None
         documents = await self.operations.describe(request.model_name, version, asked)
         return _document(documents)
 
     async def list_models(self, request: Message, _call: Call) -> Message:
-        """What GET /models answers; TorchServe lists nothing where no limit is given."""
+        """Return the answer of GET /models; without a limit TorchServe lists nothing."""
         limit = request.limit or MAX_LISTED
         return _document(self.operations.list_models(limit, request.next_page_token))
 
     async def register_model(self, request: Message, _call: Call) -> Message:
-        """Register a version; unlike POST /models it does not wait unless it is told to."""
+        """Register a version; unlike POST /models, it is asynchronous by default."""
         self._check_model_api()
         given: dict[str, Any] = {
             "synchronous": request.synchronous,
@@ -62,7 +62,7 @@ class _Management:
         return _sentence(await self.operations.register(Parameters(given)))
 
     async def scale_worker(self, request: Message, _call: Call) -> Message:
-        """Change the number of workers; one at least, since 0 counts as not given."""
+        """Change the number of workers; at least one, because 0 counts as absent."""
         low = request.min_worker if request.min_worker > 0 else 1
         high = request.max_worker if request.max_worker > 0 else low
         limits = Parameters({"min_worker": low, "max_worker": high})
@@ -73,15 +73,15 @@ class _Management:
         return _sentence(await change)
 
     async def set_default(self, request: Message, _call: Call) -> Message:
-        """Make a version the default one."""
+        """Make a version the default version."""
         changed = self.operations.set_default(request.model_name, request.model_version)
         return _sentence(await changed)
 
     async def unregister_model(self, request: Message, _call: Call) -> Message:
-        """Unregister a version, by default the default one."""
+        """Unregister a version; without one, the default version."""
         self._check_model_api()
         if not request.model_name:
-            raise BadRequest("Parameter url is required.")  # TorchServe's words
+            raise BadRequest("Parameter url is required.")  # TorchServe's message
         version = request.model_version or None
         return _sentence(await self.operations.unregister(request.model_name, version))
 
@@ -95,6 +95,6 @@ def _document(document: object) -> Message:
 
 
 def _sentence(outcome: Outcome) -> Message:
-    """The sentence; what is to be warned of on lines below it, as there is no other field."""
+    """Return the sentence of an outcome, followed by its warnings: the message has one field."""
     warnings = (f"Warning: {warning}" for warning in outcome.warnings)
     return _Response(msg="\n".join((outcome.sentence, *warnings)))

@@ -1,9 +1,9 @@
-"""Limits the memory of messages that clients have not sent completely.
+"""Limits the memory of incomplete messages.
 
 grpc.aio returns a message when it is complete. Until then no call gives the number of bytes that
-have arrived, and grpc cannot be given a limit of memory from Python. So the number of messages that
-are read at a time is limited to those that fit if each is as long as allowed. While more calls have
-a message to read, reads that last long end with an error.
+have arrived, and Python cannot set a memory limit in grpc. So the number of messages that are read
+at a time is limited to those that fit if each has the maximum length. While more calls wait to read
+a message, long reads end with an error.
 """
 
 import asyncio
@@ -51,16 +51,16 @@ class _Read:
             self._ending = asyncio.create_task(self._end(error))
 
     async def _end(self, error: ServeError) -> None:
-        if not self.is_over:  # else the message came a moment before, and is answered
-            with contextlib.suppress(grpc.aio.BaseError):  # what an abort raises
+        if not self.is_over:  # else the message has just arrived, and is answered
+            with contextlib.suppress(grpc.aio.BaseError):  # an abort always raises
                 await self._fail(error)
 
 
 class MessageReads:
     """Reads the first messages of calls that share a limit.
 
-    A free slot goes to the newest call of the client that has fewest slots. So one client does not
-    keep out the others, and a complete message does not wait behind incomplete ones.
+    A free slot goes to the newest call of the client with the fewest slots. So one client does not
+    block the others, and a complete message does not wait behind incomplete ones.
 
     Args:
         slots: Messages that are read at a time.
@@ -133,7 +133,7 @@ class MessageReads:
             self._waiting.pop(read.client, None)
 
     def _release(self, client: str) -> None:
-        """Give a slot of a client to a call that waits, or to the next that comes."""
+        """Pass the slot of a client to a call that waits, or free it."""
         self._held[client] -= 1
         if not self._held[client]:
             del self._held[client]
@@ -153,7 +153,7 @@ class MessageReads:
             self._timer = self._loop.call_later(seconds, self._check)
 
     def _check(self) -> None:
-        """End what takes too long, and as many reads as calls wait."""
+        """End late reads and waits, and one disturbed read for each call that waits."""
         self._timer = None
         now = self._loop.time()
         for read in self._reads:
@@ -172,12 +172,12 @@ class MessageReads:
             self._set_timer()
 
     def _late(self) -> ServeError:
-        return ServeError(f"No message has come within {self._timeout:g} s.", status=504)
+        return ServeError(f"No message arrived within {self._timeout:g} s.", status=504)
 
     def _disturbed(self, now: float) -> list[_Read]:
         """Return the reads that may end because others wait.
 
-        Those of the client that has most come first; of one client the oldest.
+        Those of the client with the most reads come first; of one client, the oldest.
         """
         left = self._held.copy()
         found: list[tuple[int, _Read]] = []

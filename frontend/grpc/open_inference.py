@@ -1,11 +1,11 @@
-"""The Open Inference Protocol: tensors, metadata, and what Triton's clients ask for besides.
+"""The Open Inference Protocol: tensors, metadata, and the extensions of Triton's clients.
 
-The service has two names: ``inference`` is the protocol's, and TorchServe called it otherwise. What
-it does stands in `operations.open_inference` and `operations.open_inference_models`; here messages
-are read and written (`tensor_messages`). The service of TorchServe's name fails with TorchServe's
-codes, where the other has those that say what is wrong: NOT_FOUND, UNAVAILABLE, INVALID_ARGUMENT.
+The service has two packages: ``inference`` of the protocol, and that of TorchServe. The operations
+are `operations.open_inference` and `operations.open_inference_models`; this file reads and writes
+messages (`tensor_messages`). TorchServe's service fails with TorchServe's codes, the other with
+specific ones: NOT_FOUND, UNAVAILABLE, INVALID_ARGUMENT.
 
-On the management listener it loads and unloads models, and does nothing else.
+On the management listener the service only loads and unloads models.
 """
 
 import asyncio
@@ -49,14 +49,14 @@ from marserve.frontend.serving.stateful.model_sequences import SequenceHeaders
 _FILE = "open_inference.proto"
 _SERVICE = "GRPCInferenceService"
 _TORCHSERVES = "org.pytorch.serve.grpc.openinference"
-# Requests of one stream that are not answered yet, or whose answers the client has not taken.
+# Requests of one stream that are not answered, or whose answers the client has not read.
 _MAX_UNDER_WAY = 64
 _FINAL = "triton_final_response"
 _WANTS_FINAL = "triton_enable_empty_final_response"
 
 
 class _InferenceFailed(ServeError):
-    """Why an inference failed, to be told by TorchServe's codes."""
+    """The error of an inference, which is sent with TorchServe's codes."""
 
     def __init__(self, error: ServeError) -> None:
         super().__init__(error.message, status=error.status)
@@ -64,7 +64,7 @@ class _InferenceFailed(ServeError):
 
 
 def open_inference_services(config: Config, registry: ModelRegistry) -> list[Service]:
-    """The service under both of its names, for the models of a registry."""
+    """Return the service in both packages, for the models of a registry."""
     models = OpenInferenceModels(registry)
     names = SequenceHeaders(config).all
     ours = _OpenInference(models, names)
@@ -78,7 +78,7 @@ def open_inference_services(config: Config, registry: ModelRegistry) -> list[Ser
 
 
 def repository_service(models: OpenInferenceModels) -> Service:
-    """The service of the management listener."""
+    """Return the service of the management listener."""
     file = load_proto(_FILE)
     repository = _Repository(models, file.messages)
     return Service(file.services[_SERVICE], repository, "management", _plain_failure_of)
@@ -97,26 +97,26 @@ def _torchserves_failure_of(error: ServeError) -> Failure:
 
 
 class _Health:
-    """What both listeners answer."""
+    """The calls of both listeners."""
 
     def __init__(self, models: OpenInferenceModels, messages: Any) -> None:
         self.models = models
         self.messages = messages
 
     async def server_live(self, _request: Message, _call: Call) -> Message:
-        """Always true."""
+        """Return true."""
         return self.messages.ServerLiveResponse(live=True)
 
     async def server_ready(self, _request: Message, _call: Call) -> Message:
-        """Whether every model can answer now; always true in TorchServe."""
+        """Return whether every model can answer now; always true in TorchServe."""
         return self.messages.ServerReadyResponse(ready=self.models.is_server_ready())
 
     async def server_metadata(self, _request: Message, _call: Call) -> Message:
-        """Who serves, and which extensions it has."""
+        """Return the name, version and extensions of the server."""
         return ParseDict(self.models.server_metadata(), self.messages.ServerMetadataResponse())
 
     async def repository_index(self, request: Message, _call: Call) -> Message:
-        """The models and their states."""
+        """Return the models and their states."""
         index = self.models.index(only_ready=request.ready)
         return ParseDict({"models": index}, self.messages.RepositoryIndexResponse())
 
@@ -139,7 +139,7 @@ class _Health:
 
 
 class _Repository(_Health):
-    """Refuses what the inference listener answers."""
+    """The service of the management listener, which refuses the calls of inference."""
 
     async def _refuse(self, _request: Message, _call: Call) -> Message:
         raise _NotHere
@@ -153,16 +153,16 @@ class _Repository(_Health):
 
 class _NotHere(ServeError, status=501):
     def __init__(self) -> None:
-        super().__init__("Models are loaded and unloaded here; ask the inference address.")
+        super().__init__("This address loads and unloads models; use the inference address.")
 
 
 class _Decoupled(ServeError, status=501):
     def __init__(self, name: str) -> None:
-        super().__init__(f"Model {name} answers in pieces; ask for them with ModelStreamInfer.")
+        super().__init__(f"Model {name} answers with a stream; use ModelStreamInfer.")
 
 
 class _Asked(NamedTuple):
-    """A request as it was read; with ``rows``, ``predict`` is what they have in common."""
+    """A request that is read; ``predict`` has the common members of its ``rows``, if any."""
 
     model: ModelVersion
     request: InferRequest
@@ -171,7 +171,7 @@ class _Asked(NamedTuple):
 
 
 class _OpenInference(_Health):
-    """The service of the inference listener; ``package`` is where its messages are."""
+    """The service of the inference listener; ``package`` has its messages."""
 
     def __init__(
         self, models: OpenInferenceModels, sequence_headers: tuple[str, str, str], package: str = ""
@@ -183,30 +183,30 @@ class _OpenInference(_Health):
         self._run = LongWork().run
 
     async def model_ready(self, request: Message, _call: Call) -> Message:
-        """Whether a model can answer now."""
+        """Return whether a model can answer now."""
         _require(request.name, "name")
         ready = self.models.is_model_ready(request.name, request.version or None)
         return self.messages.ModelReadyResponse(ready=ready)
 
     async def model_metadata(self, request: Message, _call: Call) -> Message:
-        """The versions of a model, and the tensors that it declares."""
+        """Return the versions of a model, and the tensors that it declares."""
         _require(request.name, "model_name")
         metadata = self.models.metadata(request.name, request.version or None)
         return ParseDict(metadata, self.messages.ModelMetadataResponse())
 
     async def model_config(self, request: Message, _call: Call) -> Message:
-        """A model's configuration in Triton's words."""
+        """Return the configuration of a model in Triton's format."""
         _require(request.name, "model_name")
         config = self.models.config(request.name, request.version or None)
         return ParseDict({"config": config}, self.messages.ModelConfigResponse())
 
     async def model_statistics(self, request: Message, _call: Call) -> Message:
-        """What was counted of a version, of all of a model, or of all models."""
+        """Return the statistics of a version, of all versions of a model, or of all models."""
         statistics = self.models.statistics(request.name, request.version or None)
         return ParseDict(statistics, self.messages.ModelStatisticsResponse())
 
     async def model_infer(self, request: Message, call: Call) -> Message:
-        """One request, one answer."""
+        """Answer one request."""
         try:
             return await self._infer(request, call)
         except ServeError as error:
@@ -215,10 +215,10 @@ class _OpenInference(_Health):
             raise
 
     async def model_stream_infer(self, requests: AsyncIterator[Message], call: Call) -> Answers:
-        """Each request is answered by a message for each piece of its answer, or by a failure.
+        """Answer each request of a stream: a message for each piece of the answer, or an error.
 
-        Requests are submitted in the order in which they come, and do not wait for each other.
-        A client that breaks the stream off ends the sequences of its requests.
+        Requests are submitted in their order, and do not wait for each other. When a client breaks
+        the stream off, the sequences of its requests end.
         """
         with StreamSequences() as used:
             answers = partial(self._answers, call=call, order=asyncio.Lock(), used=used)
@@ -239,7 +239,7 @@ class _OpenInference(_Health):
     async def _predict(
         self, asked: _Asked, on_ticket: Callable[[Ticket], object] | None = None
     ) -> InferAnswer | Stream:
-        """The answer, or the stream of its pieces, which the caller closes."""
+        """Return the answer, or the stream of its pieces, which the caller closes."""
         model, rows = asked.model, asked.rows
         if rows is not None:
             requests = [replace(asked.predict, input=row) for row in rows.rows]
@@ -253,7 +253,7 @@ class _OpenInference(_Health):
     async def _answers(
         self, message: Message, call: Call, order: asyncio.Lock, used: StreamSequences
     ) -> Answers:
-        """The answers to one request of a stream; its sequence is added to those ``used``."""
+        """Send the answers to one request of a stream, and add its sequence to those ``used``."""
         try:
             call.hold(message.ByteSize())
             asked, answer = await self._predict_in_order(message, call, order, used)
@@ -270,7 +270,7 @@ class _OpenInference(_Health):
     async def _predict_in_order(
         self, message: Message, call: Call, order: asyncio.Lock, used: StreamSequences
     ) -> tuple[_Asked, InferAnswer | Stream]:
-        """Predict; the next request of the stream has to wait until this one is in the queue."""
+        """Predict; the next request of the stream waits until this one is in the queue."""
         await order.acquire()
         is_queued = False
 
@@ -292,7 +292,7 @@ class _OpenInference(_Health):
     async def _pieces(
         self, answer: InferAnswer | Stream, request: InferRequest
     ) -> AsyncGenerator[InferAnswer, None]:
-        """The pieces of an answer; each says whether it is the last, as Triton's clients expect."""
+        """Yield the pieces of an answer, with a parameter that marks the last one, as in Triton."""
         if isinstance(answer, InferAnswer):
             answer.parameters = {**answer.parameters, _FINAL: True}
             yield answer
@@ -317,7 +317,7 @@ class _OpenInference(_Health):
         headers = call.headers()
         options = call.options(headers)
         id_, by_version = new_request_id(), bool(message.model_version)
-        # Before tensors are read, which may take long, and be for nothing.
+        # Before tensors are read, which may take long.
         model.check(PredictRequest(Input(id_, headers, []), call.arrived, by_version, options))
         request = await self._run(read_request(message))
         headers |= self._sequence(request.head.get("parameters", {}))
@@ -340,12 +340,12 @@ class _OpenInference(_Health):
         try:
             await self._run(write_answer(answer, response, is_typed=request.is_typed))
         except (ValueError, TypeError, struct.error) as error:
-            # A name that is no UTF-8, a length beyond 64 bits: JSON has room for what this has not.
+            # A name that is not UTF-8, or a length beyond 64 bits, which JSON can have.
             raise UnreadableAnswer from error
         return response
 
     def _sequence(self, parameters: Mapping[str, Any]) -> dict[str, str]:
-        """The headers of a sequence, of the parameters with which Triton's clients tell of one."""
+        """Return the headers of a sequence from the parameters of Triton's clients."""
         sequence = parameters.get("sequence_id")
         if not sequence:
             return {}

@@ -1,7 +1,7 @@
-"""gRPC's server reflection: tools like grpcurl ask which services, calls and messages there are.
+"""gRPC's server reflection: lists services, calls and messages for tools like grpcurl.
 
-It shows what the .proto files say and nothing of this server, so it needs no key. It is the one
-service that needs the package ``grpcio-reflection``; without that it is left out.
+It returns the content of the .proto files and nothing of this server, so it needs no key. Without
+the package ``grpcio-reflection`` the service is left out.
 """
 
 from collections.abc import AsyncIterator, Sequence
@@ -12,7 +12,7 @@ from marserve.frontend.grpc.messages import POOL, Answers, Message
 
 
 def reflection_services(services: Sequence[Service]) -> Sequence[Service]:
-    """The service that describes others, and itself; none if the package is missing."""
+    """Return the service that describes others and itself; none if the package is missing."""
     try:
         from grpc_reflection.v1alpha import reflection, reflection_pb2
     except ImportError:
@@ -31,6 +31,6 @@ class _Reflection:
         self._servicer = servicer
 
     def server_reflection_info(self, requests: AsyncIterator[Message], _call: Call) -> Answers:
-        """Answer questions, one after the other."""
+        """Answer requests in their order."""
         answers: Answers = self._servicer.ServerReflectionInfo(requests, None)
         return answers

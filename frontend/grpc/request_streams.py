@@ -1,9 +1,8 @@
-"""Requests that come in a stream and are answered side by side.
+"""Requests of a stream that are answered concurrently.
 
-Each is answered in a task of its own, started in the order of the requests. A request counts as
-under way until the client has taken its last answer; while too many are, no further is read, and
-grpc tells the client to wait. So neither a client that asks fast nor one that reads slowly makes
-the server hold more.
+Each request has a task; the tasks start in the order of the requests. A request is in progress
+until the client has read its last answer. At the maximum, no further request is read, and grpc's
+flow control stops the client. So neither a fast nor a slow client makes the server keep more.
 """
 
 import asyncio
@@ -12,7 +11,7 @@ from typing import Any
 
 from marserve.frontend.grpc.messages import Answers, Message
 
-#: Makes the answers to a request.
+#: Yields the answers to a request.
 Answer = Callable[[Message], Answers]
 
 
@@ -20,9 +19,9 @@ class RequestStream:
     """The requests of one call.
 
     Args:
-        answer: Answers one.
-        requests: As they come; what it raises is raised by `answers`.
-        max_under_way: How many may be answered at the same time.
+        answer: Answers a request.
+        requests: The requests; `answers` raises its exceptions.
+        max_under_way: The maximum number of requests in progress.
     """
 
     def __init__(
@@ -30,14 +29,14 @@ class RequestStream:
     ) -> None:
         self._answer = answer
         self._requests = requests
-        self._places = asyncio.Semaphore(max_under_way)
+        self._slots = asyncio.Semaphore(max_under_way)
         self._ready: asyncio.Queue[Message | Exception | None] = asyncio.Queue(maxsize=1)
-        #: A queue that is full lets a newcomer pass those that wait for it; a lock does not.
+        #: Keeps the order of waiting tasks, which a full queue does not.
         self._turn = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def answers(self) -> Answers:
-        """The answers as they come, until all requests have theirs; then nothing is under way."""
+        """Yield answers as they are ready; at the end all requests are answered."""
         self._start(self._read())
         try:
             while (item := await self._ready.get()) is not None:
@@ -52,7 +51,7 @@ class RequestStream:
     async def _read(self) -> None:
         try:
             async for request in self._requests:
-                await self._places.acquire()
+                await self._slots.acquire()
                 self._start(self._run(request))
         except Exception as error:  # noqa: BLE001 - `answers` raises it
             await self._ready.put(error)
@@ -69,7 +68,7 @@ class RequestStream:
         except Exception as error:  # noqa: BLE001 - `answers` raises it
             await self._ready.put(error)
         finally:
-            self._places.release()
+            self._slots.release()
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

@@ -1,7 +1,7 @@
-"""Failures as gRPC has them: a status code, and the text that TorchServe's clients know.
+"""Errors in gRPC: a status code, and TorchServe's text.
 
-The text is the message and, on a line of its own, the name of TorchServe's class, or what
-TorchServe puts there instead.
+The text is the message and, on a second line, the name of TorchServe's class, or the text that
+TorchServe has in its place.
 """
 
 from typing import NamedTuple
@@ -30,13 +30,13 @@ _BY_CLASS = {
     4: StatusCode.FAILED_PRECONDITION,
     5: StatusCode.INTERNAL,
 }
-#: And back: what a call counts as in the metrics of responses.
+#: The reverse: the status of a call in the metrics of responses.
 _HTTP_STATUSES = {code: status for status, code in _CODES.items()} | {
     StatusCode.OK: 200,
     StatusCode.FAILED_PRECONDITION: 400,
     StatusCode.RESOURCE_EXHAUSTED: 429,
 }
-#: TorchServe's packages, of the classes that are not in its package ``http``.
+#: The packages of TorchServe's classes that are not in its package ``http``.
 _PACKAGES = {
     "DownloadArchiveException": "archive",
     "InvalidKeyException": "archive.model",
@@ -51,12 +51,12 @@ _PACKAGES = {
 }
 
 
-# Clients take 8 KiB of metadata; the text of a status is there, and a byte may need three.
+# Clients accept 8 KiB of metadata, which contain the text; each byte may be encoded as three.
 _MAX_TEXT_BYTES = 2048
 
 
 class Failure(NamedTuple):
-    """Why a call, or a request of a stream, failed."""
+    """The error of a call, or of a request of a stream."""
 
     code: StatusCode
     message: str
@@ -64,15 +64,15 @@ class Failure(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The details of the call's status."""
+        """The details of the status of the call."""
         message = sendable(self.message)
         return f"{message}\n{self.reason}" if self.reason else message
 
 
 def sendable(text: str) -> str:
-    """The text of an error as it can be sent: its beginning if it is long, and no lone surrogates.
+    """Return the text of an error without lone surrogates, cut at 2 KiB.
 
-    Whatever a handler raised or a client asked for may stand in it.
+    It may contain text of a handler or a client.
     """
     data = text.encode("utf-8", "backslashreplace")
     if len(data) <= _MAX_TEXT_BYTES:
@@ -81,24 +81,24 @@ def sendable(text: str) -> str:
 
 
 def failure_of(error: ServeError) -> Failure:
-    """The failure that an error is."""
+    """Return the status of an error."""
     package = _PACKAGES.get(error.wire_type, "http")
     reason = f"org.pytorch.serve.{package}.{error.wire_type}"
     return Failure(code_of(error.status), error.message, reason)
 
 
 def code_of(http_status: int) -> StatusCode:
-    """The code for an HTTP status."""
+    """Return the code of an HTTP status."""
     by_class = _BY_CLASS.get(http_status // 100, StatusCode.UNKNOWN)
     return _CODES.get(http_status, by_class)
 
 
 def number_of(code: StatusCode) -> int:
-    """The number of a code, which is what is sent."""
+    """Return the number of a code."""
     number: int = code.value[0]
     return number
 
 
 def http_status_of(code: StatusCode) -> int:
-    """The HTTP status that means the same."""
+    """Return the HTTP status of a code."""
     return _HTTP_STATUSES.get(code, 500)

@@ -1,4 +1,4 @@
-"""The sequences of a stream of requests. They end if the stream breaks off."""
+"""The sequences of a stream of requests, which end if the stream breaks off."""
 
 from typing import Protocol, Self
 
@@ -6,19 +6,19 @@ _MIN_LIMIT = 64
 
 
 class StatefulModel(Protocol):
-    """A model version, as far as it matters here."""
+    """A model version with sequences."""
 
     def has_sequence(self, sequence_id: str) -> bool:
-        """Whether there is such a sequence."""
+        """Return whether a sequence is open."""
 
     def leave_sequence(self, sequence_id: str) -> None:
-        """Note that the client of a sequence is gone for good."""
+        """End a sequence whose client has left."""
 
 
 class StreamSequences:
     """The open sequences of one stream, for a ``with`` block in which the stream is answered.
 
-    A stream may last for days. Sequences that have ended are therefore removed now and then.
+    A stream may last for days, so ended sequences are removed from time to time.
     """
 
     def __init__(self) -> None:
@@ -40,6 +40,8 @@ class StreamSequences:
         """Add the sequence of a request that was answered; does nothing without an id."""
         if sequence_id and model.has_sequence(sequence_id):
             self._used.add((model, sequence_id))
-        if len(self._used) > self._limit:  # twice those that are left: each is looked at seldom
+        if (
+            len(self._used) > self._limit
+        ):  # twice those that are left, so that each is checked rarely
             self._used = {(each, id_) for each, id_ in self._used if each.has_sequence(id_)}
             self._limit = max(_MIN_LIMIT, 2 * len(self._used))

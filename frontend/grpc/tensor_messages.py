@@ -1,8 +1,8 @@
 """Tensors in the messages of the Open Inference Protocol, read and written.
 
-A tensor comes as raw bytes, or as typed contents: values in a field that its datatype chooses. An
-answer has what its request had. FP16 and BF16 have no typed field, so an answer with one of them is
-raw as a whole. Values are taken from messages, and put there, some thousands in a step.
+A tensor has raw bytes, or typed contents: values in a field that depends on its datatype. An answer
+has the form of its request. FP16 and BF16 have no typed field, so an answer with one of them is raw
+as a whole. One step reads or writes some thousand values.
 """
 
 from collections.abc import Mapping
@@ -22,15 +22,15 @@ _FIELDS = (
     | dict.fromkeys(("UINT8", "UINT16", "UINT32"), "uint_contents")
     | {"FP32": "fp32_contents", "FP64": "fp64_contents", BYTES: "bytes_contents"}
 )
-_VALUES = 8192  # that are taken in one step
+_VALUES = 8192  # that one step reads
 _MAX_NAME = 80
-# Of one request; they are turned into JSON in one step. Two bytes of a message can be a tensor.
+# Of one request; one step converts them to JSON. Two bytes of a message can be a tensor.
 _MAX_MEMBERS = 10_000
 _MIN_INT64, _MAX_INT64 = -(2**63), 2**63 - 1
 
 
 def parameters_of(parameters: Mapping[str, Message]) -> dict[str, Any]:
-    """Parameters by name, as JSON has them; those without a value are left out."""
+    """Return parameters as JSON values, by name; those without a value are left out."""
     found = {}
     for name, parameter in parameters.items():
         choice = parameter.WhichOneof("parameter_choice")
@@ -65,7 +65,7 @@ def read_request(message: Message) -> Steps[InferRequest]:
             buffers.append((yield from _typed_contents(tensor)))
         elif tensor.HasField("contents"):
             raise BadRequest(
-                f"Input {tensor.name[:_MAX_NAME]!r} has contents beside raw_input_contents."
+                f"Input {tensor.name[:_MAX_NAME]!r} has contents and raw_input_contents."
             )
         else:
             buffers.append(raw[place])
@@ -95,7 +95,7 @@ def _check_members(message: Message) -> None:
 
 
 def write_answer(answer: InferAnswer, message: Message, *, is_typed: bool) -> Steps[None]:
-    """Fill in a ``ModelInferResponse``."""
+    """Write an answer into a ``ModelInferResponse``."""
     message.id = answer.id
     message.model_name = answer.model_name
     message.model_version = answer.model_version
@@ -113,13 +113,13 @@ def write_answer(answer: InferAnswer, message: Message, *, is_typed: bool) -> St
 
 
 def _typed_contents(tensor: Message) -> Steps[bytes]:
-    """The values of an input, as the bytes they would be if it were raw."""
+    """Return the values of an input as raw bytes."""
     datatype, name = tensor.datatype, tensor.name[:_MAX_NAME]
     field = _FIELDS.get(datatype)
     if field is None:
         if datatype in tensors.ITEM_BYTES:
             raise BadRequest(f"Input {name!r}: {datatype} can only be in raw_input_contents.")
-        return b""  # of a datatype that there is not, which will be refused
+        return b""  # unknown datatype; a later check refuses it
     values = getattr(tensor.contents, field)
     pieces = []
     for start in range(0, len(values), _VALUES):
@@ -150,7 +150,7 @@ def _write_contents(contents: Message, output: OutputTensor) -> Steps[None]:
 
 
 def _requested(output: Message) -> dict[str, Any]:
-    """An output asked for; it is sent as all are, whatever is said of binary data."""
+    """Return a requested output without ``binary_data``, which has no effect here."""
     parameters = parameters_of(output.parameters)
     parameters.pop("binary_data", None)
     return {"name": output.name} | ({"parameters": parameters} if parameters else {})

@@ -73,7 +73,7 @@ def test_a_message_that_does_not_come_ends_after_its_time(run: Run) -> None:
         context, reading = Calls(slots=1).begin()
         with pytest.raises(grpc.aio.AbortError):
             await reading
-        assert context.failure == "No message has come within 60 s."
+        assert context.failure == "No message arrived within 60 s."
         assert 60 <= loop.time() - began <= 61.5
 
     run(main())

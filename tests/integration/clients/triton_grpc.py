@@ -278,7 +278,7 @@ def check_what_is_wrong_is_said(client):
         )
     both = typed(np.array([3]), "INT8")
     both.raw_input_contents.append(b"\3")
-    check_raises(lambda: stub.ModelInfer(both), "has contents beside raw_input_contents")
+    check_raises(lambda: stub.ModelInfer(both), "has contents and raw_input_contents")
     for raw, datatype, sentence in (
         ([b"\3", b"\4"], "INT8", "There are 1 inputs, and raw_input_contents has 2"),
         ([b"\3\4"], "INT8", "has 2 bytes"),
