@@ -1,4 +1,4 @@
-"""Makes one answer of the outputs of a workflow's leaves."""
+"""Builds the answer of a workflow from the outputs of its leaves."""
 
 import http
 import json
@@ -13,14 +13,13 @@ _PHRASES = {status.value: status.phrase for status in http.HTTPStatus}
 
 
 def answer_of(outputs: Mapping[str, Prediction]) -> Steps[Prediction]:
-    """The output of a single leaf as it is, or a JSON object with a member for each leaf.
+    """Return the output of a single leaf unchanged, or a JSON object with a member for each leaf.
 
-    The output of a single leaf keeps the status and the headers that its handler has set. JSON is
-    what it is called where the handler has not said, whatever it is: TorchServe calls all so. The
-    phrase is the standard one, which its predictions lack.
+    The output of a single leaf keeps the status and headers of its handler. Its default content
+    type is JSON, as in TorchServe, and it gets the standard reason phrase.
 
     Raises:
-        ServeError: One of several outputs is no text.
+        ServeError: One of several outputs is not text.
     """
     if len(outputs) == 1:
         [output] = outputs.values()
@@ -34,12 +33,12 @@ def answer_of(outputs: Mapping[str, Prediction]) -> Steps[Prediction]:
         before = f"{',' if pieces else '{'}\n  {json.dumps(name, ensure_ascii=False)}: "
         pieces += (before.encode(), _json_text(name, output.body))
         yield
-    body = b"".join((*pieces, b"\n}\n"))  # which may be large: of text there would be copies
+    body = b"".join((*pieces, b"\n}\n"))  # bytes, because text would be copied
     return Prediction(body, 200, _PHRASES[200], {"content-type": _JSON})
 
 
 def _json_text(name: str, body: Buffer) -> bytes:
-    """An output as JSON: as it is if it is JSON, else as a text."""
+    """Return an output as JSON: unchanged if it is JSON, else as a string."""
     try:
         text = bytes(body).decode()
     except UnicodeDecodeError as error:
@@ -54,5 +53,5 @@ def _json_text(name: str, body: Buffer) -> bytes:
 
 
 def _refuse_constant(name: str) -> None:
-    """NaN and the infinities, which Python reads and writes, are no JSON."""
+    """Refuse NaN and infinities, which are not JSON."""
     raise ValueError(name)

@@ -1,12 +1,13 @@
-"""One run of a workflow: a node is run as soon as all its parents have answered.
+"""One run of a workflow: a node starts as soon as all its parents have answered.
 
-A task goes on from a node to its child; where a node has several children that are ready, the
-others get tasks of their own. So a chain needs no task beside its caller's. The first failure
-cancels all other nodes: their jobs leave their queues. An output is dropped when all children of
-its node have answered; until then it counts as in flight.
+The task of a node continues with its child; further children that are ready get new tasks. So a
+chain needs no task except its caller's. The first failure cancels all other nodes: their jobs leave
+their queues. An output is dropped when all children of its node have answered; until then it counts
+as in flight.
 
-    The start node gets the parts of the request, a node with one parent its output as ``body``, a
-    node with several a part for each, by the parent's name. All get the headers of the request.
+The start node gets the parts of the request, a node with one parent the parent's output as
+``body``, a node with several parents a part for each, by the parent's name. All get the headers of
+the request.
 """
 
 import asyncio
@@ -48,18 +49,17 @@ logger = logging.getLogger(__name__)
 
 _CLIENTS_FAULT = range(400, 500)
 _ERRORS = 400  # HTTP statuses from here on
-# What would be answered in the same way at once: the client is to try later, or to begin its
-# sequence anew, or cannot.
+# Errors that a retry would repeat: the client must retry later, or start its sequence again.
 _NOT_RETRIED = (NoWorker, Overloaded, SequenceOver, ServerStopping, TooMuchInFlight)
 
 
 class Graph:
-    """What the runs of a workflow share.
+    """The common data of all runs of a workflow.
 
     Attributes:
         model_names: The model of each node.
-        options: Of the requests to each node, where the client has none of its own.
-        max_output_bytes: How long the output of a node that answers in pieces may be.
+        options: The options of each node, for requests without options.
+        max_output_bytes: The maximum size of a streamed output.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Graph:
 
 
 class _Answered(Exception):
-    """A node's handler has answered with an error status, which ends the run."""
+    """The handler of a node has answered with an error status, which ends the run."""
 
     def __init__(self, prediction: Prediction) -> None:
         super().__init__()
@@ -90,9 +90,14 @@ class _Answered(Exception):
 
 
 class Run:
-    """One run; ``request`` is what the client has sent, and its time is that of the whole.
+    """One run.
 
-    The caller closes ``holding``, which counts the outputs of nodes.
+    Args:
+        graph: The workflow.
+        request: The client's request; its timeout is that of the run.
+
+    Attributes:
+        holding: Counts the outputs of nodes; the caller closes it.
     """
 
     def __init__(self, graph: Graph, request: PredictRequest) -> None:
@@ -107,12 +112,12 @@ class Run:
         self.times = RunTimes(request.input.id, time.monotonic())
 
     async def outputs(self) -> Mapping[str, Prediction]:
-        """Run all nodes; returns the outputs of the leaves, or the one with an error status.
+        """Run all nodes; return the outputs of the leaves, or the one with an error status.
 
         Raises:
-            NodeFailed: A node failed at every try.
-            TooMuchInFlight: The outputs do not fit into the memory.
-            RequestExpired: The time of the whole was over.
+            NodeFailed: A node failed in every attempt.
+            TooMuchInFlight: The outputs exceed the bytes in flight.
+            RequestExpired: The timeout of the run has passed.
             ServeError: A node's model refused its request, or its handler the input.
         """
         start = self._graph.specification.start
@@ -127,7 +132,7 @@ class Run:
             raise first from first.__cause__
         leaves = self._graph.specification.leaves
         if len(leaves) > 1:
-            self.holding.hold(self.holding.bytes)  # for the answer that is made of them
+            self.holding.hold(self.holding.bytes)  # for the joint answer
         return {name: self._outputs[name] for name in leaves}
 
     async def _run_from(self, node: Node, group: asyncio.TaskGroup) -> None:
@@ -154,7 +159,7 @@ class Run:
         return [Part(name, "", body) for name, body in zip(names, outputs, strict=True)]
 
     def _drop_parts(self, node: Node) -> None:
-        """Drop the outputs of which a node was the last that needed them."""
+        """Drop the outputs that no other node needs."""
         self._answered.update(node.parents)
         for parent in node.parents:
             if self._answered[parent] == len(self._nodes[parent].children):
@@ -178,15 +183,15 @@ class Run:
 
     async def _try_until_answered(self, node: Node, times: NodeTimes) -> Prediction:
         while True:
-            begun = time.monotonic()
-            left = self._deadline - begun
+            start = time.monotonic()
+            left = self._deadline - start
             if left <= 0:
                 raise self._expired()
             times.attempts += 1
             try:
-                return await self._try(node, times, begun, min(node.timeout, left))
+                return await self._try(node, times, start, min(node.timeout, left))
             except ServeError as error:
-                # It refers to inputs and outputs, and to runs that failed in the same batch.
+                # The traceback refers to inputs, outputs, and other runs of the same batch.
                 error.__traceback__ = None
                 self._graph.metrics.failed_tries[node.name].update(1)
                 # Timers are up to a millisecond early.
@@ -207,8 +212,8 @@ class Run:
                     )
                     raise NodeFailed(node.name, _cause(node, error)) from error
 
-    async def _try(self, node: Node, times: NodeTimes, begun: float, timeout: float) -> Prediction:
-        request = self._request_of(node, times.attempts, begun, timeout)
+    async def _try(self, node: Node, times: NodeTimes, start: float, timeout: float) -> Prediction:
+        request = self._request_of(node, times.attempts, start, timeout)
         model = self._graph.models.find(self._graph.model_names[node.name])
         tickets: list[Ticket] = []
         try:
@@ -218,15 +223,15 @@ class Run:
                 times.started = tickets[0].dispatched
                 times.is_final = times.started is not None and not model.repeats_requests
         if isinstance(prediction, Stream):
-            deadline, limit = begun + timeout, self._graph.max_output_bytes
+            deadline, limit = start + timeout, self._graph.max_output_bytes
             holding = self._request.holding()
             prediction = await whole_answer(prediction, deadline, limit, holding)
         self.holding.hold(len(prediction.body))
         return prediction
 
-    def _request_of(self, node: Node, attempt: int, begun: float, timeout: float) -> PredictRequest:
+    def _request_of(self, node: Node, attempt: int, start: float, timeout: float) -> PredictRequest:
         whole = self._request
-        again = f".{attempt}" if attempt > 1 else ""  # the one before may still be at the worker
+        again = f".{attempt}" if attempt > 1 else ""  # the worker may still have the earlier one
         id_ = f"{whole.input.id}.{node.name}{again}"
         input_ = Input(id_, dict(whole.input.headers), self._parts(node))
         options = whole.options
@@ -234,7 +239,7 @@ class Run:
             options = self._graph.options[node.name]
         elif timeout < options.timeout:
             options = replace(options, timeout=timeout)
-        return PredictRequest(input_, begun, by_version=False, options=options, continues=True)
+        return PredictRequest(input_, start, by_version=False, options=options, continues=True)
 
     def _expired(self) -> RequestExpired:
         milliseconds = round(self._request.options.timeout * 1000)
@@ -247,7 +252,7 @@ def model_name(workflow: str, node: str) -> str:
 
 
 def _cause(node: Node, error: ServeError) -> ServeError:
-    """How a node failed: its own time limit is not the client's."""
+    """Return the error of a node; its own time limit is not the client's."""
     if isinstance(error, RequestExpired):
         return RequestExpired(f"No output within timeout-ms={node.settings.timeout_ms}.")
     return error

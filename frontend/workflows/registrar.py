@@ -1,8 +1,8 @@
-"""Registers and unregisters workflows: an archive is opened, and its nodes become models.
+"""Registers and unregisters workflows: opens an archive, and registers its nodes as models.
 
-Models are registered and unregistered by the model manager. If one cannot be registered, those that
-were are unregistered again. A change runs in a task of its own, so that a client who hangs up does
-not leave it half done.
+The model manager registers and unregisters models. If one cannot be registered, the others are
+unregistered again. A change runs in a separate task, so that it is complete even if its client
+disconnects.
 """
 
 import asyncio
@@ -45,14 +45,14 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_NODES_AT_ONCE = 4  # that load
+_NODES_AT_ONCE = 4  # that are being loaded
 
 
 @dataclass(frozen=True)
 class WorkflowRegistration:
-    """What is to be registered; an empty name leaves it to the manifest."""
+    """A workflow to register; an empty name means the name in the manifest."""
 
-    url: str  # see `ArchiveOpener.open_workflow`
+    url: str  # of the archive, as `ArchiveOpener.open_workflow` accepts it
     name: str = ""
     response_timeout: float | None = None  # seconds, of each node's workers; None: as configured
     startup_timeout: float | None = None
@@ -60,7 +60,7 @@ class WorkflowRegistration:
 
 
 class WorkflowRegistrar:
-    """Changes which workflows are served; see `running`."""
+    """Registers and unregisters workflows, within `running`."""
 
     def __init__(
         self,
@@ -78,13 +78,13 @@ class WorkflowRegistrar:
         self._long_work = LongWork()
         self._background = BackgroundTasks()
         #: Names that are being registered.
-        self._coming: set[str] = set()
-        #: Workflows that finish their runs, and what is set when they are gone.
+        self._registering: set[str] = set()
+        #: Workflows that finish their runs; the event is set when they are unregistered.
         self._leaving: dict[str, asyncio.Event] = {}
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Make changes within the block; those under way are cancelled where it ends."""
+        """Allow changes within the block; its end cancels unfinished ones."""
         try:
             async with self._background:
                 yield
@@ -96,20 +96,20 @@ class WorkflowRegistrar:
         """Open an archive, register its nodes, and serve it when all their workers are ready.
 
         Raises:
-            WorkflowNotFound, WorkflowRefused, GraphRefused: There is no such archive, or no
-                workflow in it.
-            WorkflowConflict: The name is taken.
+            WorkflowNotFound, WorkflowRefused, GraphRefused: The archive does not exist, or has no
+                valid workflow.
+            WorkflowConflict: The name is in use.
             WorkflowFailed: A node could not be registered; the others are unregistered again.
             ServeError: The archive cannot be opened.
         """
         return await self._run(self._register(registration))
 
     async def unregister(self, name: str) -> None:
-        """Refuse further runs, finish those under way, and unregister all nodes.
+        """Refuse further runs, finish the others, and unregister all nodes.
 
         Raises:
-            WorkflowNotFound: There is none.
-            WorkflowFailed: A node could not be unregistered; the workflow is gone all the same.
+            WorkflowNotFound: There is no such workflow.
+            WorkflowFailed: A node could not be unregistered; the workflow is unregistered.
         """
         await self._run(self._unregister(name))
 
@@ -197,7 +197,7 @@ class WorkflowRegistrar:
         logger.info("Workflow %s unregistered.", name)
 
     async def _unregister_nodes(self, names: Iterable[str]) -> list[str]:
-        """Unregister models; returns what went wrong. One that is gone already is no failure."""
+        """Unregister models, and return the errors. A missing model is not an error."""
 
         async def unregister(name: str) -> str:
             try:
@@ -212,21 +212,21 @@ class WorkflowRegistrar:
 
     @contextlib.contextmanager
     def _claimed(self, name: str) -> Iterator[None]:
-        if name in self._workflows or name in self._coming:
+        if name in self._workflows or name in self._registering:
             raise WorkflowConflict(f"Workflow {name} is already registered.")
-        self._coming.add(name)
+        self._registering.add(name)
         try:
             yield
         finally:
-            self._coming.discard(name)
+            self._registering.discard(name)
 
     async def _run(self, change: Coroutine[Any, Any, T]) -> T:
-        """Make a change to its end, even if its caller is cancelled."""
+        """Complete a change, even if its caller is cancelled."""
         return await outcome_of(self._background.start(change, _log_failure))
 
 
 def _named(manifest: WorkflowManifest, name: str) -> WorkflowManifest:
-    """The manifest under the name of the registration, if it has one."""
+    """Return the manifest with the name of the registration, if it has one."""
     named = replace(manifest, workflow_name=name or manifest.workflow_name)
     try:
         named.validate()
@@ -240,13 +240,15 @@ def _check_handler(specification: Specification, contents: WorkflowContents) -> 
     if functions and not contents.has_handler:
         file = contents.manifest.handler
         missing = f"the handler file {file} is not in the archive" if file else "it has no handler"
-        raise WorkflowRefused(f"{functions[0]} is no model, so it is a function; but {missing}.")
+        raise WorkflowRefused(
+            f"{functions[0]} is not in models, so it must be a function; but {missing}."
+        )
 
 
 def _registration_of(
     node: Node, registration: WorkflowRegistration, manifest: WorkflowManifest, archive: Archive
 ) -> Registration:
-    """A function is a model whose directory is that of the workflow."""
+    """Return the registration of a node; a function is a model in the workflow's directory."""
     settings, workflow = node.settings, manifest.workflow_name
     timeouts = {
         "response_timeout": registration.response_timeout,

@@ -28,14 +28,14 @@ class WorkflowRegistry:
         return workflow
 
     def add(self, workflow: Workflow) -> None:
-        """Serve a workflow; there is no other of its name."""
+        """Add a workflow; its name is not in use."""
         self._workflows[workflow.name] = workflow
 
     def remove(self, workflow: Workflow) -> None:
-        """Serve it no more."""
+        """Remove a workflow."""
         del self._workflows[workflow.name]
 
     async def drained(self) -> None:
-        """Wait until no run is under way, without a deadline; callers set one."""
+        """Wait until no workflow runs, without a deadline; callers set one."""
         for workflow in list(self._workflows.values()):
             await workflow.drained()

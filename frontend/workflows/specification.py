@@ -1,15 +1,14 @@
-"""What the YAML of a workflow says: its nodes, their settings, and which node feeds which.
+"""Reads the YAML of a workflow: its nodes, their settings, and the edges between them.
 
     models:
-      batch-size: 4                  a default, of the models that follow
+      batch-size: 4                  a default of the models that follow
       m1: {url: m1.mar}              every other key is a model
     dag:
-      pre: [m1]                      "pre" is no model: a function of the workflow's handler file
+      pre: [m1]                      "pre" is not in models: a function of the handler file
       m1: []
 
-It is read in order, as TorchServe reads it: a default that stands behind a model does not count for
-that model, and for functions count the retries and the time limit that stand at the end. The checks
-of the graph have TorchServe's words; of what made its reader fail we say what is wrong.
+As in TorchServe, the order counts: a default applies only to the models behind it, and functions
+have the last retries and time limit. The errors of the graph have TorchServe's texts.
 """
 
 import itertools
@@ -21,7 +20,7 @@ from marserve.frontend.configuration.model_schema import MAX_WORKERS
 from marserve.frontend.configuration.setting_kinds import MAX_NUMBER, short_repr
 from marserve.frontend.errors import GraphRefused, WorkflowRefused
 
-#: Nodes of a workflow, at most: each is a process, or several.
+#: The maximum number of nodes of a workflow: each is one process or several.
 MAX_NODES = 100
 _MAX_RETRIES = 100
 
@@ -32,7 +31,7 @@ def _key(name: str, minimum: int, maximum: int, default: int) -> Any:
 
 @dataclass(frozen=True)
 class NodeSettings:
-    """The settings of a node, with TorchServe's defaults; times in milliseconds, as written."""
+    """The settings of a node, with TorchServe's defaults; times in milliseconds."""
 
     min_workers: int = _key("min-workers", 0, MAX_WORKERS, 1)
     max_workers: int = _key("max-workers", 1, MAX_WORKERS, 1)
@@ -50,7 +49,7 @@ class Node:
     """A node; its parents and children are in the order of the specification.
 
     Attributes:
-        url: Of a model's archive; empty for a function of the handler file.
+        url: The URL of the model's archive; empty for a function of the handler file.
     """
 
     name: str
@@ -66,23 +65,23 @@ class Node:
 
     @property
     def timeout(self) -> float:
-        """Seconds that one try may take."""
+        """The time limit of one attempt, in seconds."""
         return self.settings.timeout_ms / 1000
 
     @property
     def tries(self) -> int:
-        """How often it is tried, at most."""
+        """The maximum number of attempts."""
         return self.settings.retry_attempts + 1
 
 
 @dataclass(frozen=True)
 class Specification:
-    """A workflow's graph.
+    """The graph of a workflow.
 
     Attributes:
-        defaults: What stands at the end of ``models``.
+        defaults: The defaults at the end of ``models``.
         nodes: By name; parents come before their children.
-        dag: The edges as they were written.
+        dag: The edges as in the YAML.
     """
 
     defaults: NodeSettings
@@ -101,7 +100,7 @@ class Specification:
 
     @property
     def longest(self) -> float:
-        """Seconds that a run may take, if all nodes of some path take their time at every try."""
+        """The maximum seconds of a run: all attempts of the nodes on the longest path."""
         until: dict[str, float] = {}
         for name, node in self.nodes.items():
             before = max((until[parent] for parent in node.parents), default=0.0)
@@ -116,14 +115,14 @@ class Specification:
 
 
 def read_specification(document: Any) -> Specification:
-    """The specification that the values of a YAML file stand for.
+    """Return the specification of a parsed YAML file.
 
     Raises:
-        WorkflowRefused: It is none; names the place and the rule.
-        GraphRefused: The edges make no directed acyclic graph with one start.
+        WorkflowRefused: The YAML is invalid; names the place and the rule.
+        GraphRefused: The edges are not a directed acyclic graph with one start.
     """
     if not isinstance(document, dict):
-        raise WorkflowRefused("The specification is no mapping with models and dag.")
+        raise WorkflowRefused("The specification is not a mapping with models and dag.")
     defaults, models = _read_models(document.get("models"))
     dag = _read_dag(document.get("dag"))
     names = dict.fromkeys(each for name, children in dag.items() for each in (name, *children))
@@ -144,7 +143,7 @@ def read_specification(document: Any) -> Specification:
 
 
 def _read_models(section: Any) -> tuple[NodeSettings, dict[str, tuple[str, NodeSettings]]]:
-    """The defaults at the end, and each model's URL and settings."""
+    """Return the last defaults, and the URL and settings of each model."""
     if not isinstance(section, dict):
         raise WorkflowRefused("The specification has no mapping called models.")
     defaults, models = NodeSettings(), {}
@@ -154,7 +153,7 @@ def _read_models(section: Any) -> tuple[NodeSettings, dict[str, tuple[str, NodeS
             continue
         where = f"models.{name}"
         if not isinstance(value, dict):
-            raise WorkflowRefused(f"{_shown(where)} is no mapping with the url of a model.")
+            raise WorkflowRefused(f"{_shown(where)} is not a mapping with the url of a model.")
         url = value.get("url")
         if not isinstance(url, str) or not url:
             raise WorkflowRefused(f"{_shown(where)} has no url.")
@@ -184,7 +183,7 @@ def _read_dag(section: Any) -> dict[str, tuple[str, ...]]:
     for name, children in section.items():
         found = [] if children is None else children
         if not isinstance(found, list) or any(each and not isinstance(each, str) for each in found):
-            raise WorkflowRefused(f"{_shown(f'dag.{name}')} is no list of names.")
+            raise WorkflowRefused(f"{_shown(f'dag.{name}')} is not a list of names.")
         dag[name] = tuple(each for each in found if each and each.strip())
     for each in {*dag, *itertools.chain.from_iterable(dag.values())}:
         if not each.strip() or not each.isprintable() or "/" in each:
@@ -207,7 +206,7 @@ def _parents(names: Iterable[str], dag: Mapping[str, Sequence[str]]) -> dict[str
 def _sorted(
     parents: Mapping[str, Sequence[str]], dag: Mapping[str, Sequence[str]]
 ) -> Sequence[str]:
-    """The nodes so that parents come before their children."""
+    """Return the nodes, parents before their children."""
     found = [name for name, above in parents.items() if not above]
     if len(found) != 1:
         raise GraphRefused("DAG should have only one start node")

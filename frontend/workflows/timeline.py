@@ -1,4 +1,4 @@
-"""The time line of runs: when each node was ready, sent to a worker and done, for the last runs."""
+"""The time line of the last runs: when each node was ready, dispatched and done."""
 
 import time
 from collections import deque
@@ -11,11 +11,13 @@ _MAX_RUNS = 100
 
 @dataclass(slots=True)
 class NodeTimes:
-    """When a node's input was there (``queued``), when it was sent to a worker, and when it ended.
+    """The times of a node, on the monotonic clock.
 
-    Moments are those of the monotonic clock; where a node is tried again, ``started`` is of the
-    last try. ``ended`` is None while it runs. ``is_final``: it cannot be tried again, because the
-    worker of a stateful model had it.
+    Attributes:
+        queued: When its input was complete.
+        started: When it was sent to a worker, in the last attempt.
+        ended: When it ended; None while it runs.
+        is_final: Whether no attempt may follow, because a stateful worker has received it.
     """
 
     node: str
@@ -29,7 +31,7 @@ class NodeTimes:
 
 @dataclass(slots=True)
 class RunTimes:
-    """One run; its nodes in the order in which they were ready."""
+    """One run; its nodes are in the order in which they were ready."""
 
     id: str
     started: float
@@ -55,7 +57,7 @@ class Timeline:
         self._runs.append(run)
 
     def as_documents(self) -> list[dict[str, Any]]:
-        """The runs as JSON objects, the newest last; times in milliseconds since a run's start."""
+        """Return the runs as JSON objects, oldest first; times in ms since the start of a run."""
         epoch = self._wall_clock() - self._clock()
         return [
             {

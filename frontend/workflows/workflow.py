@@ -1,4 +1,4 @@
-"""A workflow that is served: it admits runs, bounds them, and records how they went."""
+"""A workflow that is served: admits, limits and records its runs."""
 
 import asyncio
 import logging
@@ -19,15 +19,15 @@ logger = logging.getLogger(__name__)
 
 
 class _RunTicket:
-    """The `Ticket` of a run in a task of its own."""
+    """The `Ticket` of a run in a separate task."""
 
-    dispatched = None  # there are several requests behind it
+    dispatched = None  # a run has several requests
 
     def __init__(self, task: "asyncio.Task[None]") -> None:
         self._task = task
 
     def cancel(self) -> None:
-        """See `Ticket.cancel`."""
+        """Cancel the run."""
         self._task.cancel()
 
 
@@ -36,8 +36,8 @@ class Workflow:
     """A graph of models under a name.
 
     Attributes:
-        archive: What it was registered from.
-        max_runs: How many there may be at once.
+        archive: The archive of its registration.
+        max_runs: The maximum number of concurrent runs.
         timeline: The last runs.
         refusal: The error that every request gets; None while requests are accepted.
     """
@@ -56,33 +56,33 @@ class Workflow:
         self._drained = asyncio.Event()
 
     def check(self) -> None:
-        """Raise what `run` would raise now; the input need not be read yet.
+        """Raise the error with which `run` would refuse a request now.
 
         Raises:
-            ServerBusy: As many runs are under way as there may be.
-            ServerStopping, WorkflowNotFound: It takes no more.
+            ServerBusy: The maximum number of runs is reached.
+            ServerStopping, WorkflowNotFound: Requests are no longer accepted.
         """
         if self.refusal is not None:
             raise self.refusal.with_traceback(None)
         if self.runs >= self.max_runs:
             self.graph.metrics.runs["refused"].update(1)
             raise ServerBusy(
-                f'Workflow "{self.name}" has {self.max_runs} runs under way, and may not have '
-                "more (max_workflow_runs). Try again later."
+                f'Workflow "{self.name}" has {self.max_runs} runs in progress, the maximum '
+                "(max_workflow_runs). Try again later."
             )
 
     async def run(self, request: PredictRequest) -> Prediction:
-        """Ask all nodes, and make one answer of what the leaves say.
+        """Run all nodes, and return the answer built from the outputs of the leaves.
 
-        The time of the request counts for the whole. Without one it takes no longer than all tries
-        of the nodes on the longest path may take. Cancelled, it takes its jobs from their queues.
+        The timeout of the request is that of the run. Without one the limit is the time of all
+        attempts on the longest path. A cancelled run removes its jobs from their queues.
 
         Raises:
-            NodeFailed: A node failed at every try; its cause says how.
-            RequestExpired: The time was over.
-            ServerBusy, NoWorker, Overloaded: It, or a model of it, has too much to do.
-            TooMuchInFlight: The outputs of its nodes do not fit into the memory.
-            ServeError: A handler refused its input, or the outputs do not make one answer.
+            NodeFailed: A node failed in every attempt; its cause has the error.
+            RequestExpired: The timeout has passed.
+            ServerBusy, NoWorker, Overloaded: The workflow, or a model of it, is overloaded.
+            TooMuchInFlight: The outputs of its nodes exceed the bytes in flight.
+            ServeError: A handler refused its input, or the outputs cannot be joined.
         """
         self.check()
         self.runs += 1
@@ -103,10 +103,10 @@ class Workflow:
         return answer
 
     def submit(self, request: PredictRequest, on_answer: OnAnswer) -> Ticket:
-        """Run it in a task; ``on_answer`` is called as by `ModelVersion.submit`.
+        """Run the workflow in a task; ``on_answer`` is called once, after submit has returned.
 
         Raises:
-            ServeError: See `check`.
+            ServeError: The request is refused.
         """
         self.check()
         return _RunTicket(asyncio.get_running_loop().create_task(self._answer(request, on_answer)))
@@ -117,13 +117,13 @@ class Workflow:
             answer = await self.run(request)
         except ServeError as error:
             answer = error
-        except Exception as error:  # a defect of ours, which must not leave the client waiting
+        except Exception as error:  # the last resort: the client must get an answer
             logger.exception("Workflow %s cannot be run.", self.name)
             answer = unexpected(error)
         on_answer(answer)
 
     async def drained(self) -> None:
-        """Wait until no run is under way, without a deadline; callers set one."""
+        """Wait until there is no run, without a deadline; callers set one."""
         while self.runs:
             self._drained.clear()
             await self._drained.wait()

@@ -372,7 +372,10 @@ WORKFLOW = MANIFEST["workflow"]
         (zipped(manifest=without("archiverVersion")), "Workflow archive version is not defined."),
         (zipped(manifest=without("workflowName", True)), "Workflow name is not defined."),
         (zipped(manifest=without("specFile", True)), "Workflow specification file is not defined."),
-        (zipped(manifest=without("handler", True)), "pre is no model, so it is a function; but"),
+        (
+            zipped(manifest=without("handler", True)),
+            "pre is not in models, so it must be a function; but",
+        ),
         (zipped(manifest=[]), "Failed to parse signature.json."),
         (zipped(manifest={"workflow": 1}), "Manifest field workflow must be an object."),
         (
