@@ -20,6 +20,7 @@ from marserve.backend.protocol import (
     CallReply,
     EndSequence,
     Message,
+    Piece,
     Predict,
     ProtocolError,
     Reply,
@@ -112,7 +113,7 @@ class _Connection(asyncio.BufferedProtocol):
             logger.warning("Invoking custom service failed.", exc_info=True)
             return Reply(503, "Prediction failed")
 
-    def _send_numbered(self, number: int, reply: Reply) -> None:
+    def _send_numbered(self, number: int, reply: Reply | Piece) -> None:
         """Send a reply; may be called from any thread, since handlers may use threads."""
         reply.number = number
         frame = b"".join(encode_safely(reply))

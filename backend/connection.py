@@ -10,12 +10,16 @@ from marserve.backend.framing import Decoder, encode
 from marserve.backend.protocol import (
     Buffer,
     EndSequence,
+    Loaded,
+    LoadFailure,
     Message,
+    Piece,
     Predict,
     Profile,
     ProtocolError,
     Reply,
     SetThreads,
+    WorkerAnswer,
 )
 
 logger = logging.getLogger(__name__)
@@ -23,20 +27,25 @@ logger = logging.getLogger(__name__)
 # The frontend limits requests; this only protects the memory from a broken peer.
 MAX_REQUEST_FRAME_BYTES = (1 << 32) - 1
 _JOINED_BYTES = 64 * 1024
+_FAILED = "Prediction failed"
 
 
 def encode_safely(message: Message) -> list[Buffer]:
-    """Encode a message; a reply with objects that cannot be encoded becomes an error reply."""
+    """Encode a message; one with values of the handler that cannot be encoded becomes an error."""
     try:
         return encode(message)
     except (ProtocolError, TypeError, ValueError, AttributeError, RecursionError):
-        if not isinstance(message, Reply):
+        failure: Message
+        if isinstance(message, Reply):
+            failure = Reply(503, _FAILED, number=message.number, poisoned=message.poisoned)
+        elif isinstance(message, Piece):
+            failure = Piece(code=503, message=_FAILED, number=message.number)
+        elif isinstance(message, Loaded):
+            failure = LoadFailure(500, "The handler's description of the model is not JSON")
+        else:
             raise
-        logger.exception("The reply cannot be sent.")
-        number, poisoned = message.number, message.poisoned
-        return encode(
-            Reply(503, "Prediction failed", number=number, more=message.more, poisoned=poisoned)
-        )
+        logger.exception("%s cannot be sent.", type(message).__name__)
+        return encode(failure)
 
 
 class FrontendConnection:
@@ -96,14 +105,10 @@ class FrontendConnection:
             for buffer in buffers:
                 self._sock.sendall(buffer)
 
-    def announce_load(self) -> None:
-        """Send the reply that loading begins."""
-        FrontendConnection.send(self, Reply(more=True))
-
-    def reply(self, number: int, reply: Reply) -> None:
-        """Send the reply to the batch with this number."""
-        reply.number = number
-        self.send(reply)
+    def reply(self, number: int, answer: WorkerAnswer) -> None:
+        """Send an answer to the message of this number."""
+        answer.number = number
+        self.send(answer)
 
     def stop_receiving(self) -> None:
         """End a `receive` in another thread, as if the frontend had closed the connection."""

@@ -34,9 +34,11 @@ from marserve.backend.protocol import (
     EndSequence,
     Input,
     Load,
+    Loaded,
     Predict,
     Prediction,
     Profile,
+    Profiled,
     Reply,
     SetThreads,
 )
@@ -74,15 +76,13 @@ def serve_debugged(connection: FrontendConnection, load: Load, server: int) -> N
     model = DebuggedModel(load, lambda _number, _frame: os.kill(server, signal.SIGTERM))
     model.refresh()
     # Its handler may come to want to know which sequences are over.
-    ends_sequences = bool(load.sequence_headers)
-    loaded = f"loaded model {load.model_name}"
-    connection.send(Reply(message=loaded, ends_sequences=ends_sequences))
+    connection.send(Loaded(ends_sequences=bool(load.sequence_headers)))
     print(_instructions(load), file=sys.stderr)  # noqa: T201 - to the author
     while (message := connection.receive_work()) is not None:
         model.refresh()
         send = functools.partial(connection.reply, message.number)
         if isinstance(message, Profile):
-            send(Reply(profiling_note="a handler that is debugged is not profiled"))
+            send(Profiled(note="a handler that is debugged is not profiled"))
         elif isinstance(message, EndSequence):
             send(model.end_sequence(message))
         elif isinstance(message, SetThreads):

@@ -1,4 +1,4 @@
-"""Encodes messages of `backend.protocol` as bytes, and decodes them; no I/O, no clock.
+"""Encode messages of `backend.protocol` as bytes, and decode them; without I/O and clock.
 
 A frame is a fixed head, a JSON text that describes the message, and its bodies, raw and in order::
 
@@ -9,19 +9,20 @@ A frame is a fixed head, a JSON text that describes the message, and its bodies,
       u32      u8        u8     u32           n bytes
 
 ``length`` is the number of bytes that follow it; integers are big-endian. JSON is used because the
-C codec of the standard library converts a whole batch in one call, and cannot run code as pickle
-can. Bodies are raw because they are large and not interpreted here.
+C codec of the standard library converts a whole batch in one call, and because it cannot run code,
+as pickle can. Bodies are raw because they are large.
 
 Frames that break these rules raise `ProtocolError`; the connection cannot be used after that.
 """
 
 import json
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from typing import Any
 
 from marserve.backend.protocol import (
+    BatchCost,
     Buffer,
     Call,
     CallReply,
@@ -29,17 +30,25 @@ from marserve.backend.protocol import (
     EndSequence,
     Input,
     Load,
+    Loaded,
+    LoadFailure,
+    LoadStarted,
     Message,
+    NextBatch,
     Part,
+    Piece,
     Predict,
     Prediction,
     Profile,
+    Profiled,
     ProtocolError,
     Reply,
     SetThreads,
+    ThreadsSet,
+    Trials,
 )
 
-VERSION = 4
+VERSION = 5
 
 _HEAD = struct.Struct("!IBBI")
 LENGTH_BYTES = 4
@@ -47,18 +56,26 @@ _AFTER_LENGTH = struct.Struct("!BBI")
 AFTER_LENGTH_BYTES = _AFTER_LENGTH.size
 
 _NOTHING = memoryview(b"")
-# A longer frame is received in a buffer of its own.
+# A longer frame is received in a buffer of its own size.
 _SCRATCH_BYTES = 64 * 1024
-_ALIGNMENT = 16  # of the first large body, as of memory that was allocated
+# Of the first large body, as of memory that was allocated: arrays are views of it.
+_ALIGNMENT = 16
+
+Encoded = tuple[Any, Iterable[Buffer]]
 
 
 def encode(message: Message) -> list[Buffer]:
-    """Encode a message as the buffers of one frame; ProtocolError if that is 4 GiB or more."""
+    """Encode a message as the buffers of one frame.
+
+    Raises:
+        ProtocolError: The frame would be 4 GiB or more.
+        TypeError, ValueError: A value cannot be written as JSON.
+    """
     kind, encoder = _ENCODERS[type(message)]
     meta, bodies = encoder(message)
     text = _to_json(meta).encode()
     size = sum(map(len, bodies))
-    if size > _SCRATCH_BYTES:  # arrays are made of large bodies where they are received
+    if size > _SCRATCH_BYTES:
         text += b" " * (-(_HEAD.size + len(text)) % _ALIGNMENT)
     length = AFTER_LENGTH_BYTES + len(text) + size
     if length >= 1 << 32:
@@ -66,7 +83,7 @@ def encode(message: Message) -> list[Buffer]:
     return [_HEAD.pack(length, VERSION, kind, len(text)) + text, *bodies]
 
 
-def _encode_predict(predict: Predict) -> tuple[Any, list[Buffer]]:
+def _encode_predict(predict: Predict) -> Encoded:
     inputs = [
         (
             request.id,
@@ -81,47 +98,41 @@ def _encode_predict(predict: Predict) -> tuple[Any, list[Buffer]]:
     return meta, [part.body for request in predict.inputs for part in request.parts]
 
 
-def _encode_reply(reply: Reply) -> tuple[Any, list[Buffer]]:
-    meta: tuple[Any, ...] = (
+#: The fields of a reply that are sent only if one of them differs from its default.
+_USUAL = (200, "", "", -1, "", (), (), 0.0)
+
+
+def _encode_reply(reply: Reply) -> Encoded:
+    predictions = [(len(p.body), p.status, p.reason, p.headers) for p in reply.predictions]
+    meta: tuple[Any, ...] = reply.number, reply.handler_ms, reply.metrics, predictions
+    rare = (
         reply.code,
         reply.message,
-        reply.metrics,
-        reply.handler_ms,
-        reply.number,
-        reply.more,
-        reply.places,
-        [(len(p.body), p.status, p.reason, p.headers) for p in reply.predictions],
-    )
-    rare = (
-        reply.permanent,
-        reply.costs,
-        reply.profiling_note,
-        reply.too_large,
-        reply.overlaps,
         reply.poisoned,
-        reply.suspects,
+        reply.suspect,
         reply.raised_at,
-        reply.ends_sequences,
-        reply.tensors,
-        reply.compiled,
-        reply.threads,
-        reply.lengths,
         reply.rows,
-        reply.validation,
+        reply.lengths,
         reply.length_seconds,
     )
-    if any(rare):  # else all have their defaults
+    if rare != _USUAL:
         meta += rare
     return meta, [prediction.body for prediction in reply.predictions]
 
 
-def _encode_call(call: Call) -> tuple[Any, list[Buffer]]:
+def _encode_piece(piece: Piece) -> Encoded:
+    predictions = [(len(p.body), p.status, p.reason, p.headers) for p in piece.predictions]
+    meta = piece.number, piece.code, piece.message, piece.places, predictions
+    return meta, [prediction.body for prediction in piece.predictions]
+
+
+def _encode_call(call: Call) -> Encoded:
     parts = [(part.name, part.content_type, len(part.body)) for part in call.parts]
     meta = call.number, call.batch, call.model, call.version, call.timeout, call.headers, parts
     return meta, [part.body for part in call.parts]
 
 
-def _encode_call_reply(reply: CallReply) -> tuple[Any, list[Buffer]]:
+def _encode_call_reply(reply: CallReply) -> Encoded:
     meta = reply.number, reply.status, reply.type, reply.message, reply.retry_after
     prediction = reply.prediction
     if prediction is None:
@@ -190,63 +201,83 @@ def _decode_predict(meta: Any, bodies: _Bodies) -> Predict:
     )
 
 
+def _decode_reply(meta: Any, bodies: _Bodies) -> Reply:
+    number, handler_ms, metrics, predictions, *rare = meta
+    reply = Reply(
+        200,
+        "",
+        _predictions(predictions, bodies),
+        list(metrics),
+        float(handler_ms),
+        int(number),
+    )
+    if rare:
+        code, message, poisoned, suspect, raised_at, rows, lengths, length_seconds = rare
+        reply.code, reply.message, reply.poisoned = int(code), str(message), str(poisoned)
+        reply.suspect, reply.raised_at = int(suspect), str(raised_at)
+        reply.rows = tuple(map(int, rows))
+        reply.lengths = tuple((int(place), float(length)) for place, length in lengths)
+        reply.length_seconds = float(length_seconds)
+    return reply
+
+
+def _decode_piece(meta: Any, bodies: _Bodies) -> Piece:
+    number, code, message, places, predictions = meta
+    return Piece(
+        _predictions(predictions, bodies),
+        [int(place) for place in places],
+        int(code),
+        str(message),
+        int(number),
+    )
+
+
+def _predictions(described: Any, bodies: _Bodies) -> list[Prediction]:
+    take = bodies.take
+    return [Prediction(bytes(take(n)), int(s), str(r), dict(h)) for n, s, r, h in described]
+
+
+def _decode_load(meta: Any, _bodies: _Bodies) -> Load:
+    return Load(**{**meta, "trials": Trials(**meta["trials"])})
+
+
+def _decode_loaded(meta: Any, _bodies: _Bodies) -> Loaded:
+    return Loaded(
+        list(meta["metrics"]),
+        int(meta["overlaps"]),
+        bool(meta["ends_sequences"]),
+        dict(meta["tensors"]),
+        dict(meta["compiled"]),
+        int(meta["threads"]),
+        str(meta["threads_why"]),
+        _profiled(**meta["profiled"]),
+        dict(meta["validation"]),
+    )
+
+
+def _profiled(costs: Any, note: Any, too_large: Any, poisoned: Any, number: Any) -> Profiled:
+    return Profiled(
+        [BatchCost(int(size), float(seconds), int(peak)) for size, seconds, peak in costs],
+        str(note),
+        int(too_large),
+        str(poisoned),
+        int(number),
+    )
+
+
+def _decode_load_failure(meta: Any, _bodies: _Bodies) -> LoadFailure:
+    code, message, permanent = meta
+    return LoadFailure(int(code), str(message), bool(permanent))
+
+
 def _decode_end_sequence(meta: Any, _bodies: _Bodies) -> EndSequence:
     sequence_id, reason, number = meta
     return EndSequence(str(sequence_id), str(reason), int(number))
 
 
-def _encode_profile(profile: Profile) -> tuple[Any, list[Buffer]]:
-    return (profile.sizes, profile.seconds, profile.longest, profile.number), []
-
-
 def _decode_profile(meta: Any, _bodies: _Bodies) -> Profile:
     sizes, seconds, longest, number = meta
     return Profile([int(size) for size in sizes], float(seconds), float(longest), int(number))
-
-
-def _decode_reply(meta: Any, bodies: _Bodies) -> Reply:
-    code, message, metrics, handler_ms, number, more, places, predictions, *rare = meta
-    take = bodies.take
-    return Reply(
-        int(code),
-        str(message),
-        [Prediction(bytes(take(n)), int(s), str(r), dict(h)) for n, s, r, h in predictions],
-        list(metrics),
-        float(handler_ms),
-        int(number),
-        bool(more),
-        [int(place) for place in places],
-        *(_decode_rare(*rare) if rare else ()),
-    )
-
-
-def _decode_rare(*rare: Any) -> tuple[Any, ...]:
-    """The fields of a reply that are seldom sent, in their order."""
-    permanent, costs, profiling_note, too_large, overlaps, poisoned, *hint = rare
-    suspects, raised_at, ends_sequences, tensors, *learnt = hint
-    compiled, threads, lengths, rows, validation, length_seconds = learnt
-    return (
-        bool(permanent),
-        [[int(size), float(seconds), int(peak)] for size, seconds, peak in costs],
-        str(profiling_note),
-        int(too_large),
-        int(overlaps),
-        str(poisoned),
-        [int(place) for place in suspects],
-        str(raised_at),
-        bool(ends_sequences),
-        dict(tensors),
-        dict(compiled),
-        _read_threads(*threads) if threads else [],
-        [[int(place), float(length)] for place, length in lengths],
-        [int(count) for count in rows],
-        dict(validation),
-        float(length_seconds),
-    )
-
-
-def _read_threads(count: Any, note: Any) -> list[Any]:
-    return [int(count), str(note)]
 
 
 def _decode_call(meta: Any, bodies: _Bodies) -> Call:
@@ -301,27 +332,44 @@ def _from_json(text: str) -> Any:
 _to_json = _json_writer()
 _read_json = json.JSONDecoder().raw_decode
 
-_ENCODERS: dict[type, tuple[int, Any]] = {
-    Load: (1, lambda load: (asdict(load), [])),
-    Predict: (2, _encode_predict),
-    Reply: (3, _encode_reply),
-    Call: (4, _encode_call),
-    CancelCall: (5, lambda cancelled: (cancelled.number, [])),
-    CallReply: (6, _encode_call_reply),
-    EndSequence: (7, lambda end: ((end.sequence_id, end.reason, end.number), [])),
-    Profile: (8, _encode_profile),
-    SetThreads: (9, lambda told: ((told.before, told.count, told.number), [])),
+_ENCODERS: dict[type, tuple[int, Callable[[Any], Encoded]]] = {
+    Load: (1, lambda load: (asdict(load), ())),
+    LoadStarted: (2, lambda _started: ((), ())),
+    Loaded: (3, lambda loaded: (asdict(loaded), ())),
+    LoadFailure: (4, lambda failure: ((failure.code, failure.message, failure.permanent), ())),
+    Predict: (5, _encode_predict),
+    Reply: (6, _encode_reply),
+    Piece: (7, _encode_piece),
+    NextBatch: (8, lambda request: (request.number, ())),
+    EndSequence: (9, lambda end: ((end.sequence_id, end.reason, end.number), ())),
+    Profile: (
+        10,
+        lambda profile: ((profile.sizes, profile.seconds, profile.longest, profile.number), ()),
+    ),
+    Profiled: (11, lambda profiled: (asdict(profiled), ())),
+    SetThreads: (12, lambda change: ((change.before, change.count, change.number), ())),
+    ThreadsSet: (13, lambda threads: ((threads.count, threads.number), ())),
+    Call: (14, _encode_call),
+    CallReply: (15, _encode_call_reply),
+    CancelCall: (16, lambda cancelled: (cancelled.number, ())),
 }
 _DECODERS: dict[int, Callable[[Any, _Bodies], Message]] = {
-    1: lambda meta, _bodies: Load(**meta),
-    2: _decode_predict,
-    3: _decode_reply,
-    4: _decode_call,
-    5: lambda number, _bodies: CancelCall(int(number)),
-    6: _decode_call_reply,
-    7: _decode_end_sequence,
-    8: _decode_profile,
-    9: lambda meta, _bodies: SetThreads(*map(int, meta)),
+    1: _decode_load,
+    2: lambda meta, _bodies: LoadStarted(*meta),
+    3: _decode_loaded,
+    4: _decode_load_failure,
+    5: _decode_predict,
+    6: _decode_reply,
+    7: _decode_piece,
+    8: lambda number, _bodies: NextBatch(int(number)),
+    9: _decode_end_sequence,
+    10: _decode_profile,
+    11: lambda meta, _bodies: _profiled(**meta),
+    12: lambda meta, _bodies: SetThreads(*map(int, meta)),
+    13: lambda meta, _bodies: ThreadsSet(*map(int, meta)),
+    14: _decode_call,
+    15: _decode_call_reply,
+    16: lambda number, _bodies: CancelCall(int(number)),
 }
 
 

@@ -58,16 +58,16 @@ class InputLengths:
         self._clock = clock
         self._next = -math.inf
 
-    def of(self, rows: Sequence[Mapping[str, Any]]) -> list[list[float]]:
+    def of(self, rows: Sequence[Mapping[str, Any]]) -> list[tuple[int, float]]:
         """Pairs of place and length of some rows; `FAILED` for a length that is not known."""
         measure = self._hook()
         if measure is None or not rows or (began := self._clock()) < self._next:
             return []
-        found: list[list[float]] = []
+        found: list[tuple[int, float]] = []
         step = -(-len(rows) // _ROWS)
         for place in range(0, len(rows), step):
             length = self._length(measure, rows[place])
-            found.append([place, length])
+            found.append((place, length))
             if length == FAILED:
                 self._next = self._clock() + _PAUSE_SECONDS
                 return found

@@ -27,7 +27,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any
 
 from marserve.backend.connection import FrontendConnection
-from marserve.backend.protocol import Predict, Reply
+from marserve.backend.protocol import NextBatch, Piece, Predict, Reply
 from marserve.backend.service import (
     BatchRun,
     Service,
@@ -43,7 +43,7 @@ _SAFETY = 1.2
 _RECENT_BATCHES = 8
 _MIN_BATCHES = 2
 
-SendNumbered = Callable[[int, Reply], None]
+SendNumbered = Callable[[int, Reply | Piece | NextBatch], None]
 
 
 def serve_in_stages(connection: FrontendConnection, service: Service, send: SendNumbered) -> None:
@@ -64,7 +64,11 @@ class _Batch:
     """A batch and its failure, if any; ``send`` takes pieces of its answer."""
 
     def __init__(
-        self, service: Service, stages: Stages, message: Predict, send: Callable[[Reply], None]
+        self,
+        service: Service,
+        stages: Stages,
+        message: Predict,
+        send: Callable[[Reply | Piece], None],
     ) -> None:
         self.message = message
         self.send = send
@@ -211,7 +215,7 @@ class _Loop:
             return None
         began = time.perf_counter()
         send = functools.partial(self._send, message.number)
-        ask = functools.partial(send, Reply(more=True))  # `Reply.asks`
+        ask = functools.partial(self._send, message.number, NextBatch())
         if self._pace.slack <= 0.0:
             ask()
         else:

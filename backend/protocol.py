@@ -1,65 +1,82 @@
-"""The messages between the frontend and a worker; `backend.framing` turns them to bytes and back.
+"""The messages between the frontend and a worker; `backend.framing` encodes and decodes them.
 
-Only data classes, without I/O; both sides import this file.
+    frontend to worker            answered by
+    ------------------            -----------
+    Load                          LoadStarted, then Loaded or LoadFailure
+    Predict                       any number of Piece and NextBatch, then Reply
+    EndSequence                   Reply without predictions
+    Profile                       Profiled
+    SetThreads                    ThreadsSet
+
+    worker to frontend            answered by
+    ------------------            -----------
+    Call                          CallReply
+    CancelCall                    nothing
+
+Frontend and worker are always of the same version. Only data classes, without I/O.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
-#: What a handler takes a batch through: preprocess, inference, postprocess.
+#: The stages of a handler: preprocess, inference, postprocess.
 STAGES = 3
-#: Response header that tells whether more pieces of an answer follow; TorchServe's clients read it.
+#: Response header: whether more pieces of an answer follow. TorchServe's clients read it.
 STREAM_NEXT = "ts_stream_next"
-
-#: Type of a part that is a request of the Open Inference Protocol with its tensors as bytes; see
-#: `backend.tensor_requests`.
+#: Media type of a part that is a request of the Open Inference Protocol with tensors as bytes.
 TENSORS_TYPE = "application/vnd.marserve.tensors"
 
 Buffer = bytes | bytearray | memoryview
 
 
 class ProtocolError(Exception):
-    """The peer broke the protocol; the text says what was found and what was expected."""
+    """The peer broke the protocol; the message names what was received and what was expected."""
+
+
+@dataclass(frozen=True)
+class Trials:
+    """The batches of samples that a worker runs between loading a model and serving it.
+
+    Attributes:
+        threads: Numbers of torch's threads to compare, rising. The last is what the process was
+            started with; the worker takes a smaller one that is as fast.
+        sizes: Batch sizes whose cost is measured, within about ``seconds``.
+        validated_sizes: Batch sizes whose answers are compared with those of single requests,
+            within about ``validation_seconds``.
+        tolerance: Accepted difference of two numbers; 0 for the default of the model's precision.
+        must_validate: Whether loading fails if answers differ or cannot be compared.
+    """
+
+    threads: list[int] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    seconds: float = 2.0
+    validated_sizes: list[int] = field(default_factory=list)
+    validation_seconds: float = 60.0
+    tolerance: float = 0.0
+    must_validate: bool = False
 
 
 @dataclass(frozen=True)
 class Load:
-    """Frontend to worker: load this model. Answered by a `Reply` without predictions.
+    """Load this model.
 
-    An empty reply with ``more`` precedes it: the process has started, and loading begins.
-
-    ``envelope`` names the request envelope around the handler's entry point; empty for none. With
-    ``asynchronous`` the handler is a coroutine, and batches are sent without waiting for replies.
-
-    ``profiled_sizes`` are the batch sizes whose cost the worker measures once the model is loaded,
-    within about ``profiling_seconds``; with none, nothing is measured. ``sample_input`` is the file
-    in the model directory from which such batches are made; if empty, the handler is asked for a
-    sample. ``compiled_sizes`` are the only sizes that batches will have; if empty, they have any
-    size up to ``batch_size``.
-
-    ``tried_threads`` are numbers of torch's threads, rising; the last is what it was started with,
-    and the worker takes a smaller one if that is as fast for the sample. With none it tries none.
-
-    ``overlap_stages`` asks that the stages of successive batches overlap; loading fails if the
-    handler cannot do that.
-
-    ``validated_sizes`` are the batch sizes at which answers are compared with those of single
-    requests, within about ``validation_seconds``; with none, nothing is compared. Loading fails if
-    they differ, or cannot be compared, and it ``must_validate``. Numbers may differ by
-    ``tolerance``; 0 is what is usual for the model's precision. ``more_samples`` are further files
-    beside ``sample_input``.
-
-    ``declared_metrics`` are those of metrics.yaml, as rows for `backend.metrics`.
-    ``max_call_bytes`` is the largest body of a `Call`.
-
-    ``batch_dims`` are the dimensions along which the tensors of a request, and those of its answer,
-    have a row for each row of the batch. ``stack_inputs`` is the library of whose arrays the
-    handler gets one for each input, with all rows of the batch (`backend.stacking`); empty for a
-    list with a dict for each row.
-
-    ``sequence_headers`` are set for stateful models: the names of the headers that give the id of a
-    request's sequence, mark its first request, and its end.
+    Attributes:
+        envelope: The request envelope around the handler's entry point; empty for none.
+        asynchronous: Whether the handler is a coroutine; requests are then sent without waiting
+            for replies.
+        overlap_stages: Whether the stages of successive batches overlap. Loading fails if the
+            handler cannot do that.
+        samples: Files in the model directory that are sample inputs; if empty, the handler is
+            asked for samples.
+        compiled_sizes: The only sizes of batches; if empty, any up to ``batch_size``.
+        declared_metrics: The metrics of metrics.yaml, as rows for `backend.metrics`.
+        max_call_bytes: The largest body of a `Call`.
+        sequence_headers: Of a stateful model: the names of the headers that contain the id of a
+            request's sequence, mark its first request, and its end.
+        batch_dims: The dimensions of a request's tensors, and of its answer's, that count the rows.
+        stack_inputs: The library (numpy, torch) of whose arrays the handler gets one for each
+            input, with all rows of the batch; empty for a list with a dict for each row.
     """
 
     model_name: str
@@ -73,29 +90,91 @@ class Load:
     server_version: str
     envelope: str = ""
     asynchronous: bool = False
-    profiled_sizes: list[int] = field(default_factory=list)
-    profiling_seconds: float = 2.0
-    sample_input: str = ""
-    compiled_sizes: list[int] = field(default_factory=list)
-    tried_threads: list[int] = field(default_factory=list)
     overlap_stages: bool = False
+    samples: list[str] = field(default_factory=list)
+    compiled_sizes: list[int] = field(default_factory=list)
     declared_metrics: list[list[Any]] = field(default_factory=list)
     max_call_bytes: int = 0
     sequence_headers: list[str] = field(default_factory=list)
     batch_dims: list[int] = field(default_factory=lambda: [0, 0])
     stack_inputs: str = ""
-    more_samples: list[str] = field(default_factory=list)
-    validated_sizes: list[int] = field(default_factory=list)
-    must_validate: bool = False
-    validation_seconds: float = 60.0
-    tolerance: float = 0.0
+    trials: Trials = field(default_factory=Trials)
+
+
+@dataclass(frozen=True)
+class LoadStarted:
+    """The worker's process has started and begins to load."""
+
+
+@dataclass(frozen=True)
+class LoadFailure:
+    """The model cannot be loaded; if ``permanent``, another try would fail in the same way."""
+
+    code: int
+    message: str
+    permanent: bool = False
+
+
+class BatchCost(NamedTuple):
+    """The cost of a batch: seconds, and bytes of memory beyond those of the idle model."""
+
+    size: int
+    seconds: float
+    peak_bytes: int
+
+
+@dataclass
+class Profiled:
+    """The costs of batch sizes that were measured so far.
+
+    Attributes:
+        costs: Smallest size first.
+        note: Why not all sizes were measured; empty if all were, or measuring has not ended.
+        too_large: The size that ran out of memory; 0 for none.
+        poisoned: As of `Reply`.
+    """
+
+    costs: list[BatchCost] = field(default_factory=list)
+    note: str = ""
+    too_large: int = 0
+    poisoned: str = ""
+    number: int = 0
+
+
+@dataclass
+class Loaded:
+    """The model is loaded.
+
+    Attributes:
+        metrics: Rows of `backend.metrics`, reported while it was loaded.
+        overlaps: The number of batches that the model processes at a time if stages overlap; else
+            0. A worker whose stages overlap sends a `NextBatch` for each batch.
+        ends_sequences: Whether the handler is called when a sequence ends (`EndSequence`).
+        tensors: The handler's declaration of its tensors (`tensors.checks.is_declaration`).
+        compiled: The description by `Context.describe_compiled`; may be empty.
+        threads: The number of threads that torch computes with; 0 if it is not loaded.
+        threads_why: Why the worker has chosen that number; empty if it has not.
+        profiled: The costs of `Trials.sizes`.
+        validation: The result for `Trials.validated_sizes` (`profiling.validation.Validation`);
+            empty if nothing was compared.
+    """
+
+    metrics: list[list[Any]] = field(default_factory=list)
+    overlaps: int = 0
+    ends_sequences: bool = False
+    tensors: dict[str, Any] = field(default_factory=dict)
+    compiled: dict[str, Any] = field(default_factory=dict)
+    threads: int = 0
+    threads_why: str = ""
+    profiled: Profiled = field(default_factory=Profiled)
+    validation: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class Part:
-    """One named field of an input, e.g. a form field; a plain request body is named ``body``.
+    """One named field of an input, such as a form field; a plain request body is named ``body``.
 
-    ``content_type`` is a media type without parameters, empty for none.
+    ``content_type`` is a media type without parameters; it may be empty.
     """
 
     name: str
@@ -105,7 +184,7 @@ class Part:
 
 @dataclass(slots=True)
 class Input:
-    """The input of one job: its request id, its headers (in the client's case) and its parts."""
+    """The input of one job: its request id, its headers as the client spelt them, and its parts."""
 
     id: str
     headers: dict[str, str]
@@ -114,16 +193,15 @@ class Input:
 
 @dataclass(slots=True)
 class Predict:
-    """Frontend to worker: one batch. Answered by a `Reply` with as many predictions, in order.
+    """Run one batch.
 
-    Any number of replies with ``more`` may come before it. All of them have the same ``number``, so
-    that a reply to another batch (of a handler that forked, say) never reaches the clients of this
-    one. If ``run_as`` is larger than the number of inputs, the handler gets that many rows: the
-    worker repeats the last input, and drops the results of the repeats.
-
-    ``rows`` are how many rows of the batch each input is; empty for one each. An input that is more
-    than one is a block: rows of one request in tensors, which follow each other in the batch
-    (`backend.row_blocks`).
+    Attributes:
+        number: Of the batch; its replies have the same, so that a reply to another batch (of a
+            child that a handler forked, for example) does not reach the clients of this one.
+        run_as: The number of rows that the handler gets, if larger than the number of rows in the
+            batch: the last input is repeated, and the results of the repetitions are dropped.
+        rows: How many rows of the batch each input is; empty for one each. An input that is several
+            is a block: rows of one request in tensors (`tensors.blocks`).
     """
 
     inputs: Sequence[Input]
@@ -133,16 +211,16 @@ class Predict:
 
     @property
     def count(self) -> int:
-        """How many rows it has."""
+        """The number of rows."""
         return sum(self.rows) or len(self.inputs)
 
 
 @dataclass(slots=True)
 class EndSequence:
-    """Frontend to worker: a sequence is over, for this reason. Answered by an empty `Reply`.
+    """A sequence has ended for this reason; sent only if the handler is called (`Loaded`).
 
-    It comes when the requests of the sequence are answered, and before those of a new one with the
-    same id. Sent only if the handler wants to know (`Reply.ends_sequences`).
+    It is sent when the requests of the sequence are answered, and before those of a new sequence
+    with the same id.
     """
 
     sequence_id: str
@@ -152,13 +230,14 @@ class EndSequence:
 
 @dataclass(slots=True)
 class Profile:
-    """Frontend to worker: run one batch of samples, to measure what batches of these sizes cost.
+    """Run one batch of samples, to measure the cost of these batch sizes.
 
-    Answered by a `Reply` with the ``costs`` that are complete so far. Each such message is one run,
-    so that the worker can be needed for requests in between. With ``sizes`` profiling begins anew;
-    without, it goes on. It is over when all sizes have their costs, or there is a
-    ``profiling_note``. For ``seconds`` see `Load.profiling_seconds`; no batch is run that would
-    take longer than ``longest`` seconds, as far as known.
+    One message is one run, so that requests can be served in between. With ``sizes`` profiling
+    starts; without, it continues. It has ended when all sizes have their costs or there is a note.
+
+    Attributes:
+        seconds: The time for all runs.
+        longest: The expected time of a run, in seconds, from which on it is not started.
     """
 
     sizes: list[int]
@@ -169,13 +248,17 @@ class Profile:
 
 @dataclass(slots=True)
 class SetThreads:
-    """Frontend to worker: compute with ``count`` threads, if they are still the ``before`` given.
-
-    Sent between batches, when the worker's share of the cores has changed; answered by a `Reply`
-    that tells how many there are now.
-    """
+    """Compute with ``count`` threads if ``before`` are in use; sent between batches."""
 
     before: int
+    count: int
+    number: int = 0
+
+
+@dataclass(slots=True)
+class ThreadsSet:
+    """The number of threads in use after a `SetThreads`."""
+
     count: int
     number: int = 0
 
@@ -192,39 +275,21 @@ class Prediction:
 
 @dataclass(slots=True)
 class Reply:
-    """Worker to frontend: the answer to a `Load`, a `Predict`, an `EndSequence` or a `Profile`.
+    """The answer to a batch, or to the end of a sequence.
 
-    A ``code`` other than 200 holds for the whole batch; ``predictions`` is then empty and
-    ``message`` is the error for the clients. ``metrics`` are rows of `backend.metrics`, reported
-    since the last reply; ``handler_ms`` is how long the handler took. ``rows`` are the rows of the
-    batch that each of the predictions is for, as of `Predict`; a block may have one for all.
-
-    ``poisoned`` is the reason why the process, though alive, can serve no more; empty while it can.
-    Such a reply is the last one, and the process is replaced (`backend.errors`).
-
-    ``suspects`` are the inputs that a failure may be about, as far as the traceback tells, and
-    ``raised_at`` is where it was raised (`backend.suspects`).
-
-    With ``more`` it is a piece of the answer: ``places`` are the inputs of the batch to which its
-    predictions belong, and another reply follows.
-
-    ``lengths`` are what the handler says of the lengths of some inputs: pairs of place and length,
-    `input_lengths.FAILED` where it could not tell. ``length_seconds`` is how long it was asked,
-    which is no cost of the batch.
-
-    The other fields belong to a `Load`. ``permanent``: the next try would fail for the same reason.
-    ``costs`` are the profiled sizes, smallest first, as rows ``[size, seconds, peak_bytes]``: the
-    time that a batch of that size took, and its memory beyond that of the idle model.
-    ``profiling_note`` is a sentence on why not all sizes were profiled, else empty; ``too_large``
-    is the size that ran out of memory, 0 for none. ``overlaps``: stages overlap, and so many
-    batches are in the model at a time; 0 if they do not. Where they do, each batch has a piece
-    without predictions, sent when the worker can take another batch (`asks`).
-    ``ends_sequences``: the handler wants to know which sequences are over. ``tensors`` are those
-    that the handler declares (`backend.tensors.is_declaration`). ``compiled`` is what
-    `Context.describe_compiled` says, empty where there is nothing to say.
-    ``threads`` are how many torch computes with, and where the worker has chosen them itself, why;
-    empty if torch is not loaded. ``validation`` is what came of ``validated_sizes``
-    (`profiling.validation.Validation`); empty where nothing was compared.
+    Attributes:
+        code: A code other than 200 holds for the whole batch; there are then no predictions, and
+            ``message`` is the error for the clients.
+        metrics: Rows of `backend.metrics`, reported since the last reply.
+        handler_ms: How long the handler took.
+        poisoned: Why the process, though alive, cannot serve any more (`backend.errors`); empty
+            while it can. Such a reply is the last one: the process is replaced.
+        suspect: The place of the input that the failure may be about; -1 if unknown.
+        raised_at: Where the exception was raised (`backend.suspects`).
+        rows: The number of rows that each prediction is for, as of `Predict`; empty for one each. A
+            block has one prediction for all its rows, or one for each.
+        lengths: Pairs of place and length of some rows (`backend.input_lengths`).
+        length_seconds: How long the handler took to measure them, which is no cost of the batch.
     """
 
     code: int = 200
@@ -233,37 +298,43 @@ class Reply:
     metrics: list[list[Any]] = field(default_factory=list)
     handler_ms: float = 0.0
     number: int = 0
-    more: bool = False
-    places: list[int] = field(default_factory=list)
-    permanent: bool = False
-    costs: list[list[Any]] = field(default_factory=list)
-    profiling_note: str = ""
-    too_large: int = 0
-    overlaps: int = 0
     poisoned: str = ""
-    suspects: list[int] = field(default_factory=list)
+    suspect: int = -1
     raised_at: str = ""
-    ends_sequences: bool = False
-    tensors: dict[str, Any] = field(default_factory=dict)
-    compiled: dict[str, Any] = field(default_factory=dict)
-    threads: list[Any] = field(default_factory=list)
-    lengths: list[list[float]] = field(default_factory=list)
-    rows: list[int] = field(default_factory=list)
-    validation: dict[str, Any] = field(default_factory=dict)
+    rows: tuple[int, ...] = ()
+    lengths: tuple[tuple[int, float], ...] = ()
     length_seconds: float = 0.0
 
-    @property
-    def asks(self) -> bool:
-        """Whether it only asks for another batch."""
-        return self.more and self.code == 200 and not self.places
+
+@dataclass(slots=True)
+class Piece:
+    """A part of the answers to a batch, whose other parts follow.
+
+    ``places`` are the inputs of the batch that the predictions belong to. A code other than 200
+    ends all answers of the batch with the error ``message``.
+    """
+
+    predictions: list[Prediction] = field(default_factory=list)
+    places: list[int] = field(default_factory=list)
+    code: int = 200
+    message: str = ""
+    number: int = 0
+
+
+@dataclass(slots=True)
+class NextBatch:
+    """The worker, whose stages overlap, can take another batch behind the one of this number."""
+
+    number: int = 0
 
 
 @dataclass(slots=True)
 class Call:
-    """Worker to frontend: a handler calls a model (`Context.infer`). Answered by a `CallReply`.
+    """A handler calls a model (`Context.infer`).
 
-    ``number`` is its own, and ``batch`` that of the `Predict` on whose behalf it is made. An empty
-    ``version`` is the default one. ``timeout`` is in seconds, None for what the request has left.
+    ``number`` is that of the call, and ``batch`` that of the `Predict` on whose behalf it is made.
+    An empty ``version`` is the default one. ``timeout`` is in seconds, None for what the request
+    has left.
     """
 
     number: int
@@ -277,17 +348,17 @@ class Call:
 
 @dataclass(slots=True)
 class CancelCall:
-    """Worker to frontend: the handler does not wait for this call any more; no answer follows."""
+    """The handler does not wait for this call any more."""
 
     number: int
 
 
 @dataclass(slots=True)
 class CallReply:
-    """Frontend to worker: the answer to a `Call`, or, without a prediction, why there is none.
+    """The answer to a `Call`, or the error if there is no prediction.
 
-    ``type`` is the word that clients of the server get in such an error's body; ``retry_after`` is
-    in seconds, None where nothing is known.
+    ``type`` is the error's type in bodies of HTTP responses; ``retry_after`` is in seconds, None if
+    unknown.
     """
 
     number: int
@@ -298,6 +369,19 @@ class CallReply:
     retry_after: int | None = None
 
 
+#: What a worker sends about a message that has a number.
+WorkerAnswer = Reply | Piece | NextBatch | Profiled | ThreadsSet
 Message = (
-    Load | Predict | EndSequence | Profile | SetThreads | Reply | Call | CancelCall | CallReply
+    Load
+    | LoadStarted
+    | Loaded
+    | LoadFailure
+    | Predict
+    | EndSequence
+    | Profile
+    | SetThreads
+    | WorkerAnswer
+    | Call
+    | CancelCall
+    | CallReply
 )

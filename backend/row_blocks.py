@@ -108,7 +108,7 @@ def answered_by_blocks(
         formats: Of the requests in tensors, by the places of their rows.
         processors: Of all rows.
     """
-    reply, start = Reply(), 0
+    reply, rows, start = Reply(), list[int](), 0
     for count in blocks:
         places = range(start, start + count)
         form = formats.get(start)
@@ -120,7 +120,7 @@ def answered_by_blocks(
             joint = _BlockFormat(form, conversion.dims[1], results, start, count)
             answer = conversion.tensors(start, None, processors[start], joint, count)
             reply.predictions.append(answer)
-            reply.rows.append(count)
+            rows.append(count)
         else:
             for row in places:
                 result = results.row(row, is_plain=form is None)
@@ -130,8 +130,9 @@ def answered_by_blocks(
                 else:
                     answer = conversion.tensors(row, result, processor, form)
                 reply.predictions.append(answer)
-                reply.rows.append(1)
+                rows.append(1)
         start += count
+    reply.rows = tuple(rows)
     return reply
 
 

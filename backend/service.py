@@ -32,6 +32,7 @@ from marserve.backend.protocol import (
     EndSequence,
     Input,
     Part,
+    Piece,
     Predict,
     Prediction,
     Reply,
@@ -49,7 +50,7 @@ from marserve.backend.stacking import (
     predict_stacked,
     stacked_results,
 )
-from marserve.backend.suspects import suspects_of
+from marserve.backend.suspects import suspect_of
 from marserve.backend.tensor_requests import FORMAT_HEADER, AnswerFormat
 
 logger = logging.getLogger(HANDLER_LOG)
@@ -58,7 +59,7 @@ _PADDING = f"padding-{os.urandom(8).hex()}-"
 _ROW_IDS = 5  # where a metric's row names the requests it is about
 
 EntryPoint = Callable[[Any, Context], Any]
-Send = Callable[[Reply], None]
+Send = Callable[[Piece], None]
 OnSequenceEnd = Callable[[str, str], Any]
 
 
@@ -93,7 +94,7 @@ def concurrent_inferences(stages: Any) -> int:
     return int(ask()) if ask is not None else 1
 
 
-def _discard(_piece: Reply) -> None:
+def _discard(_piece: Piece) -> None:
     """Drop a piece of an answer."""
 
 
@@ -195,7 +196,7 @@ class Service:
             results = self._entry_point(run.data, context)
             reply = run.finished(results, time.perf_counter() - started)
             if lengths:
-                reply.lengths, reply.length_seconds = lengths, started - began
+                reply.lengths, reply.length_seconds = tuple(lengths), started - began
             return reply
         except Exception as error:  # noqa: BLE001 - foreign code
             return failure_reply(error, context, run)
@@ -438,7 +439,7 @@ class BatchRun:
     ) -> None:
         """Send pieces of the answers to the requests in ``ids``, by default all."""
         if code != 200:
-            self._send(Reply(batch_status(code), message or "Prediction failed", more=True))
+            self._send(Piece(code=batch_status(code), message=message or "Prediction failed"))
             return
         places = self._places(self._ids if ids is None else ids)
         if not isinstance(results, list | tuple) or len(results) != len(places):
@@ -460,7 +461,7 @@ class BatchRun:
             prediction = self._predictor(place, result, self._processors[place])
             prediction.headers = dict(prediction.headers)  # those of the next piece may differ
             predictions.append(prediction)
-        self._send(Reply(predictions=predictions, places=[place for place, _ in placed], more=True))
+        self._send(Piece(predictions, [place for place, _ in placed]))
 
     def _places(self, ids: Mapping[int, str]) -> list[int]:
         """The places in the batch of the requests with these ids."""
@@ -486,7 +487,7 @@ def failure_reply(error: BaseException, context: Context, run: BatchRun | None =
     code, message = failure_of(error)
     reply = Reply(code, message, metrics=drained(context), poisoned=poison_of(error))
     if run is not None:
-        reply.suspects, reply.raised_at = suspects_of(error, run.rows, run.count)
+        reply.suspect, reply.raised_at = suspect_of(error, run.rows, run.count)
     return reply
 
 

@@ -24,7 +24,7 @@ from typing import Any
 
 from marserve.backend.conversion import Conversion, is_tensor, tensor_error
 from marserve.backend.errors import HANDLER_LOG
-from marserve.backend.protocol import TENSORS_TYPE, Input, Part, Reply
+from marserve.backend.protocol import TENSORS_TYPE, Input, Part, Piece, Reply
 from marserve.backend.tensor_requests import flat_array, one_row_of, tensors_of
 from marserve.backend.tensor_results import Output, is_array, outputs_of
 from marserve.backend.tensors import BYTES, NUMPY
@@ -262,7 +262,7 @@ def predict_stacked(
     predict: Callable[..., Reply],
     batch: StackedBatch,
     inputs: Sequence[Input],
-    send: Callable[[Reply], None],
+    send: Callable[[Piece], None],
     run_as: int,
     rows: Sequence[int],
 ) -> Reply:
@@ -275,7 +275,7 @@ def predict_stacked(
         place: [(tensor_error(400, why, "BadRequestException"), counts[place])]
         for place, why in batch.refused.items()
     }
-    whole = Reply()
+    whole, all_rows = Reply(), list[int]()
     for stack in batch.stacks:
         of_stack = [counts[place] for place in stack.places]
         numbers = [starts[place] + row for place in stack.places for row in range(counts[place])]
@@ -299,7 +299,8 @@ def predict_stacked(
                 answers[place].append(next(left))
     for place in range(len(inputs)):
         whole.predictions += (prediction for prediction, _ in answers[place])
-        whole.rows += (count for _, count in answers[place])
+        all_rows += (count for _, count in answers[place])
+    whole.rows = tuple(all_rows)
     return whole
 
 
@@ -316,7 +317,7 @@ def _moved(array: Any, source: int, destination: int) -> Any:
     return importlib.import_module("numpy").moveaxis(array, source, destination)
 
 
-def _send_from(send: Callable[[Reply], None], numbers: Sequence[int], reply: Reply) -> None:
+def _send_from(send: Callable[[Piece], None], numbers: Sequence[int], piece: Piece) -> None:
     """Send a piece of a stack's answer with the places in the batch."""
-    reply.places = [numbers[place] for place in reply.places]
-    send(reply)
+    piece.places = [numbers[place] for place in piece.places]
+    send(piece)

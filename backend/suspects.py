@@ -20,10 +20,10 @@ _MAX_LOCALS = 256
 _MAX_CHARACTERS = 200
 
 
-def suspects_of(
+def suspect_of(
     error: BaseException, rows: Sequence[Mapping[str, Any]], count: int
-) -> tuple[list[int], str]:
-    """The places of the suspected inputs, at most one, and where the error was raised.
+) -> tuple[int, str]:
+    """Return the place of the suspected input, -1 if unknown, and where the error was raised.
 
     ``rows`` beyond ``count`` are copies of the last one. The text is the line that raised, the line
     of the frame that names the suspect, and the type of the error; empty without a suspect.
@@ -35,8 +35,8 @@ def suspects_of(
         if place is not None:
             raised, raised_line = frames[-1]
             text = f"{_position(raised, raised_line)} {_position(frame, line)}"
-            return [place], f"{text} {type(error).__name__}"[:_MAX_CHARACTERS]
-    return [], ""
+            return place, f"{text} {type(error).__name__}"[:_MAX_CHARACTERS]
+    return -1, ""
 
 
 def _innermost(traceback: TracebackType | None) -> list[tuple[FrameType, int]]:

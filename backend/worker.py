@@ -24,13 +24,18 @@ from marserve.backend.connection import FrontendConnection
 from marserve.backend.errors import HandlerUnusable, load_status, sentence_of
 from marserve.backend.loader import Run, load_service
 from marserve.backend.oom_killer import as_first_choice
-from marserve.backend.profiling.batch_sizes import profile_model
-from marserve.backend.profiling.idle import IdleProfiling
-from marserve.backend.profiling.thread_counts import choose_threads
-from marserve.backend.profiling.validation import sizes_that_fit, validate
-from marserve.backend.protocol import EndSequence, Load, Profile, ProtocolError, Reply, SetThreads
+from marserve.backend.profiling.measurements import Measurements
+from marserve.backend.protocol import (
+    EndSequence,
+    Load,
+    LoadFailure,
+    LoadStarted,
+    Profile,
+    ProtocolError,
+    SetThreads,
+)
 from marserve.backend.service import Service, concurrent_inferences
-from marserve.backend.torch_threads import change_threads, set_threads, threads_in_use
+from marserve.backend.torch_threads import change_threads, set_threads
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +109,7 @@ def _serve(connection: FrontendConnection, terminal_of: int = 0) -> int:
     try:
         load = connection.receive()
         if isinstance(load, Load):
-            connection.announce_load()
+            connection.send(LoadStarted())
         if load is None:
             pass
         elif not isinstance(load, Load):
@@ -136,13 +141,13 @@ def _serve(connection: FrontendConnection, terminal_of: int = 0) -> int:
 
 
 def _predict(connection: FrontendConnection, service: Service, load: Load) -> None:
-    profiling = IdleProfiling(load, service)
+    measurements = Measurements(load, service)
     while (message := connection.receive_work()) is not None:
         send = functools.partial(connection.reply, message.number)
         if isinstance(message, EndSequence):
             send(service.end_sequence(message))
         elif isinstance(message, Profile):
-            send(profiling.run(message))
+            send(measurements.profile_once(message))
         elif isinstance(message, SetThreads):
             send(change_threads(message))
         else:
@@ -162,7 +167,7 @@ def _serve_concurrently(connection: FrontendConnection, load: Load) -> int:
 
 @as_first_choice()
 def _load(connection: FrontendConnection, load: Load, run: Run | None = None) -> Service | None:
-    """Load the model and reply to the frontend; None if loading failed."""
+    """Load the model, run its trials, and reply to the frontend; None if loading failed."""
     logger.info("model_name: %s, batchSize: %d", load.model_name, load.batch_size)
     started = time.perf_counter()
     try:
@@ -170,36 +175,24 @@ def _load(connection: FrontendConnection, load: Load, run: Run | None = None) ->
     except Exception as error:  # foreign code
         reason = sentence_of(error)
         logger.exception("Load model failed: %s, error: %s", load.model_name, reason)
-        connection.send(Reply(load_status(error), reason, permanent=isinstance(error, _PERMANENT)))
+        connection.send(LoadFailure(load_status(error), reason, isinstance(error, _PERMANENT)))
         return None
     logger.info("Model %s loaded in %.3f s.", load.model_name, time.perf_counter() - started)
-    reply = Reply(message=f"loaded model {load.model_name}")
-    if service.stages is not None:
-        reply.overlaps = concurrent_inferences(service.stages)
-    threads_why = choose_threads(load, service) if load.tried_threads else ""
-    if load.profiled_sizes:
-        found = profile_model(load, service)
-        reply.costs, reply.too_large = found.costs, found.too_large
-        reply.profiling_note = found.note
-    if load.validated_sizes:
-        sizes = sizes_that_fit(load.validated_sizes, reply)
-        validation = validate(load, service, sizes)
-        if validation.failure and load.must_validate and not service.poison:
-            reason = f"validateBatching: {validation.failure}."
-            connection.send(Reply(_UNFIT, reason, permanent=True))
-            return None
-        reply.validation = validation.as_document()
-    if service.poison:  # no reply: the frontend blames the samples, and does not ask for it again
-        logger.error("Trying out batches has poisoned this process: %s", service.poison)
+    loaded = Measurements(load, service).run_trials()
+    if service.poison:  # without a reply the frontend blames the samples, and tries without them
+        logger.error("Batches of samples have poisoned this process: %s", service.poison)
         return None
-    reply.metrics = service.take_metrics()
-    reply.ends_sequences = bool(load.sequence_headers) and service.ends_sequences
-    reply.tensors = service.tensors
+    if load.trials.must_validate and (failure := loaded.validation.get("failure")):
+        connection.send(LoadFailure(_UNFIT, f"validateBatching: {failure}.", permanent=True))
+        return None
+    loaded.metrics = service.take_metrics()
+    if service.stages is not None:
+        loaded.overlaps = concurrent_inferences(service.stages)
+    loaded.ends_sequences = bool(load.sequence_headers) and service.ends_sequences
+    loaded.tensors = service.tensors
     if service.context.describe_compiled is not None:
-        reply.compiled = service.context.describe_compiled()
-    if threads := threads_in_use():
-        reply.threads = [threads, threads_why]
-    connection.send(reply)
+        loaded.compiled = service.context.describe_compiled()
+    connection.send(loaded)
     return service
 
 

@@ -24,7 +24,7 @@ from typing import BinaryIO
 
 from marserve.backend.async_worker import new_loop
 from marserve.backend.loader import load_service
-from marserve.backend.protocol import STREAM_NEXT, Input, Part, Prediction, Reply
+from marserve.backend.protocol import STREAM_NEXT, Input, Part, Piece, Prediction, Reply
 from marserve.backend.service import Service
 from marserve.backend.worker import WorkerPlace, enter_model
 from marserve.frontend.archives.archive import make_helpers, make_opener
@@ -227,14 +227,15 @@ class _Answers:
         self._place = -1
         self._lacks_newline = False
 
-    def add(self, reply: Reply, places: Sequence[int]) -> None:
+    def add(self, reply: Reply | Piece, places: Sequence[int]) -> None:
         """Print a reply, or a piece of one, for the inputs at ``places``."""
         if reply.code != 200:
             failure = _failure(PredictionFailed(reply.message, status=reply.code))
             predictions = [failure] * len(places)
         else:
             predictions = reply.predictions
-            places = [places[place] for place in reply.places] if reply.more else places
+            if isinstance(reply, Piece):
+                places = [places[place] for place in reply.places]
         for place, prediction in zip(places, predictions, strict=True):
             self._print(place, _checked(prediction))
 

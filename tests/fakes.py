@@ -18,7 +18,19 @@ from functools import partial
 from typing import Any
 
 from marserve.backend.framing import Decoder, encode
-from marserve.backend.protocol import CallReply, Input, Load, Part, Predict, Prediction, Reply
+from marserve.backend.protocol import (
+    CallReply,
+    Input,
+    Load,
+    Loaded,
+    LoadFailure,
+    LoadStarted,
+    Part,
+    Piece,
+    Predict,
+    Prediction,
+    Reply,
+)
 from marserve.frontend.batching.jobs import Answer, Job
 from marserve.frontend.errors import ServeError
 from marserve.frontend.http.http_server import HttpServer
@@ -155,8 +167,10 @@ class Life:
 
     start_error: Exception | None = None
     start_seconds: float = 0.0
-    load: Reply | bytes | str = field(default_factory=Reply)
-    predict: Sequence[Callable[[Predict], Any] | list[Reply] | Reply | bytes | str] = (echo,)
+    load: Loaded | LoadFailure | bytes | str = field(default_factory=Loaded)
+    predict: Sequence[Callable[[Predict], Any] | Sequence[Reply | Piece] | Reply | bytes | str] = (
+        echo,
+    )
     seconds: float = 0.0
     end: str = "Its process was killed by SIGSEGV."
     diagnostics: Diagnostics = field(default_factory=Diagnostics)
@@ -204,7 +218,7 @@ class FakeWorker:
             answer: Any = self.life.load
             if answer == "stuck":
                 return
-            writer.write(b"".join(encode(Reply(more=True))))
+            writer.write(b"".join(encode(LoadStarted())))
         elif isinstance(message, CallReply):
             return
         else:

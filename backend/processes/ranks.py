@@ -22,7 +22,16 @@ from collections.abc import Sequence
 
 from marserve.backend.connection import FrontendConnection
 from marserve.backend.processes.runner import fetch_sockets
-from marserve.backend.protocol import EndSequence, Load, Message, Predict, ProtocolError, Reply
+from marserve.backend.protocol import (
+    EndSequence,
+    Load,
+    Loaded,
+    LoadFailure,
+    Message,
+    Predict,
+    ProtocolError,
+    Trials,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -41,30 +50,25 @@ def _on_own_device(load: Load, rank: int) -> Load:
 
 
 class FollowerConnection(FrontendConnection):
-    """Of any rank but the first: its leader hears of the load, and of nothing else."""
+    """The connection of any rank but the first, to the first."""
 
     def __init__(self, sock: socket.socket, rank: int) -> None:
         super().__init__(sock)
         self._rank = rank
-        self._has_replied = False
 
     def receive(self) -> Message | None:
-        """See `FrontendConnection.receive`."""
+        """Wait for the next message, as `FrontendConnection.receive` does."""
         message = super().receive()
         return _on_own_device(message, self._rank) if isinstance(message, Load) else message
 
-    def announce_load(self) -> None:
-        """Send nothing: only rank 0 announces."""
-
     def send(self, message: Message) -> None:
-        """Send the reply to the load; those to batches are rank 0's to give."""
-        if not self._has_replied:
-            self._has_replied = True
+        """Send the answer to the load; everything else is sent by rank 0 only."""
+        if isinstance(message, Loaded | LoadFailure):
             super().send(message)
 
 
 class LeaderConnection(FrontendConnection):
-    """Of rank 0; with ``to_all`` the other ranks, in order, take part in each batch."""
+    """The connection of rank 0; with ``to_all`` the other ranks take part in each batch."""
 
     def __init__(
         self, sock: socket.socket, followers: Sequence[socket.socket], *, to_all: bool
@@ -91,22 +95,23 @@ class LeaderConnection(FrontendConnection):
         return message
 
     def send(self, message: Message) -> None:
-        """Answer the frontend; a load that succeeded here, when it has in all ranks.
+        """Send a message; `Loaded` when all ranks have loaded the model.
 
-        ConnectionError says that it has not, and that the frontend knows.
+        Raises:
+            ConnectionError: Another rank has not loaded it, which the frontend has been sent.
         """
-        if self._loads:
-            if isinstance(message, Reply) and message.code != 200:
-                self._report_failure(message)
-                return
-            while self._loads:
-                self._loads.pop().join()
-        if self._failed:
-            raise ConnectionError("another rank has not loaded the model")
+        if isinstance(message, LoadFailure):
+            self._report_failure(message)
+            return
+        if isinstance(message, Loaded):
+            for thread in self._loads:
+                thread.join()
+            if self._failed:
+                raise ConnectionError("another rank has not loaded the model")
         super().send(message)
 
     def _wait(self) -> None:
-        """Wait until the frontend has something to say; like `receive`, without a deadline."""
+        """Wait until the frontend has sent something; like `receive`, without a deadline."""
         while not self._inbox:
             ready = [descriptor for descriptor, _ in self._readable.poll()]
             for descriptor in ready:
@@ -116,21 +121,25 @@ class LeaderConnection(FrontendConnection):
                 return
 
     def _receive_load(self, load: Load) -> Load | None:
-        if load.asynchronous and self._to_all and self._followers:
-            reason = "asyncCommunication cannot be used where all ranks take part in each batch"
-            super().send(Reply(500, reason, permanent=True))
+        trials, is_shared = load.trials, self._to_all and bool(self._followers)
+        setting = "asyncCommunication" if load.asynchronous else ""
+        if trials.must_validate and trials.validated_sizes:
+            setting = setting or "validateBatching"
+        if is_shared and setting:
+            reason = f"{setting} cannot be used where all ranks take part in each batch"
+            super().send(LoadFailure(500, reason, permanent=True))
             return None
-        alone = dataclasses.replace(load, profiled_sizes=[], validated_sizes=[])
-        self._pass_on(alone)
+        without_trials = dataclasses.replace(load, trials=Trials())
+        self._pass_on(without_trials)
         for rank, follower in enumerate(self._followers, 1):
             thread = threading.Thread(target=self._await_load, args=(rank, follower), daemon=True)
             self._loads.append(thread)
             thread.start()
-        if load.profiled_sizes and self._to_all and self._followers:
-            # Each would stop it by a clock and a memory of its own, and leave the others
-            # waiting for it in the middle of a batch.
-            logger.info("Batch sizes are not profiled where all ranks take part in each batch.")
-            load = alone
+        if is_shared and (trials.threads or trials.sizes or trials.validated_sizes):
+            # By its own clock and memory each rank would stop at another batch, and the others
+            # would wait for it in the middle of theirs.
+            logger.info("No batches are tried where all ranks take part in each batch.")
+            load = without_trials
         return _on_own_device(load, 0)
 
     def _pass_on(self, message: Message) -> None:
@@ -138,20 +147,20 @@ class LeaderConnection(FrontendConnection):
             follower.send(message)
 
     def _await_load(self, rank: int, follower: FrontendConnection) -> None:
-        """Pass on the reason of a rank that does not load, now: this one may be waiting for it."""
+        """Report the failure of a rank at once: this one may be waiting for it."""
         try:
-            reply = follower.receive()
+            answer = follower.receive()
         except (ProtocolError, OSError):
-            reply = None
-        if reply is None:
-            reply = Reply(500, f"Rank {rank} ended while the model was loaded")
-        if isinstance(reply, Reply) and reply.code != 200:
-            self._report_failure(reply)
+            answer = None
+        if answer is None:
+            answer = LoadFailure(500, f"Rank {rank} ended while the model was loaded")
+        if isinstance(answer, LoadFailure):
+            self._report_failure(answer)
 
-    def _report_failure(self, reply: Reply) -> None:
-        """Tell the frontend the first reason why the model is not loaded; it ends us then."""
+    def _report_failure(self, failure: LoadFailure) -> None:
+        """Send the first failure to the frontend, which then ends this process."""
         with self._failing:
-            first, self._failed = not self._failed, True
-        if first:
-            with contextlib.suppress(OSError):  # it has left already
-                super().send(reply)
+            is_first, self._failed = not self._failed, True
+        if is_first:
+            with contextlib.suppress(OSError):  # it has closed the connection
+                super().send(failure)

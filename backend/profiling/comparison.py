@@ -1,9 +1,8 @@
-"""Compares two answers: numbers within a tolerance, all else exactly.
+"""Compares two answers: numbers within a tolerance, everything else exactly.
 
-An answer that is JSON is compared member by member; any other byte by byte. Two floats differ by
+Answers in JSON are compared member by member, others byte by byte. The difference of two floats is
 ``|a - b| / max(1, |a|, |b|)``, so that a tolerance is absolute for small numbers and relative for
-large ones. Whole numbers (classes, counts, ids) are exact, as are texts, the members of objects and
-the lengths of lists.
+large ones. Integers (classes, counts, ids), texts, and the lengths of lists are compared exactly.
 """
 
 import json
@@ -13,20 +12,20 @@ from typing import Any
 
 from marserve.backend.protocol import Buffer
 
-#: What is tolerated where nobody says, by the precision in model-config.yaml: a few steps of its
-#: mantissa, through a network.
+#: Default tolerances by the precision in model-config.yaml: a few steps of its mantissa, through a
+#: network.
 TOLERANCES = {"fp32": 1e-4, "fp16": 1e-2, "bf16": 5e-2}
-_MOST = 2.0  # of what two numbers can differ by
+_LARGEST = 2.0  # two finite numbers cannot differ more
 _MAX_SHOWN = 40  # characters of a value
 
 
 @dataclass(frozen=True)
 class Difference:
-    """How two answers differ.
+    """The difference of two answers.
 
     Attributes:
         largest: Between two numbers; 0 for none.
-        what: The first difference that is more than is tolerated; empty for none.
+        what: The first difference above the tolerance; empty for none.
     """
 
     largest: float = 0.0
@@ -34,7 +33,7 @@ class Difference:
 
 
 def compare(first: Buffer, second: Buffer, tolerance: float) -> Difference:
-    """How the second answer differs from the first."""
+    """Return the difference of two answers."""
     first, second = bytes(first), bytes(second)
     if first == second:
         return Difference()
@@ -53,16 +52,17 @@ class _Comparison:
         self._tolerance = tolerance
 
     def values(self, first: Any, second: Any, place: str) -> None:
-        """Compare two values of JSON; the place is where they are in the answer."""
+        """Compare two JSON values at a place in the answers, such as ``a.b[3]``."""
+        of_place = f" of {place}" if place else ""
         if isinstance(first, dict) and isinstance(second, dict):
             if first.keys() != second.keys():
-                self._differ(sorted(first), sorted(second), f"the members{_of(place)}")
+                self._differ(sorted(first), sorted(second), f"the members{of_place}")
                 return
             for key, value in first.items():
                 self.values(value, second[key], f"{place}.{key}" if place else key)
         elif isinstance(first, list) and isinstance(second, list):
             if len(first) != len(second):
-                self._differ(len(first), len(second), f"the length{_of(place)}")
+                self._differ(len(first), len(second), f"the length{of_place}")
                 return
             for index, (one, other) in enumerate(zip(first, second, strict=True)):
                 self.values(one, other, f"{place}[{index}]")
@@ -75,8 +75,8 @@ class _Comparison:
         if first == second or (math.isnan(first) and math.isnan(second)):
             return
         difference = abs(first - second) / max(1.0, abs(first), abs(second))
-        if math.isnan(difference):  # not a number, or infinite, on one side: more than any other
-            difference = _MOST
+        if math.isnan(difference):  # one is not a number or is infinite
+            difference = _LARGEST
         self.largest = max(self.largest, difference)
         if difference > self._tolerance:
             self._differ(first, second, place or "the number")
@@ -87,10 +87,6 @@ class _Comparison:
 
 def _is_number(value: Any) -> bool:
     return type(value) in (int, float)
-
-
-def _of(place: str) -> str:
-    return f" of {place}" if place else ""
 
 
 def _short(value: Any) -> str:

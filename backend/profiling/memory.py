@@ -1,9 +1,9 @@
-"""Measures the memory that batches take, and how much is left, on the GPU or on the host.
+"""Measures the memory that batches use, and how much is left, on the GPU or on the host.
 
-Everything is counted from the *baseline*, what the idle model held when the gauge was made, so that
-the figures of a batch are its own. On the host the kernel keeps the peak (``VmHWM``), and forgets
-it on demand (``clear_refs``); where that is not allowed, a peak is that since the process began,
-which errs to the safe side.
+Everything is counted from the *baseline*, what the idle model held when the object was made, so
+that the figures of a batch are its own. On the host the kernel keeps the peak (``VmHWM``) and
+resets it on request (``clear_refs``). If that is not permitted, a peak is that since the process
+started, which errs on the safe side.
 """
 
 import contextlib
@@ -12,28 +12,28 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
-_FORGET_PEAK = "5"  # proc(5), /proc/pid/clear_refs
+_RESET_PEAK = "5"  # proc(5), /proc/pid/clear_refs
 _KIB = 1024
 
 
 class Memory(Protocol):
-    """What batches take of one kind of memory, in bytes."""
+    """The memory that batches use, in bytes."""
 
-    def watch(self) -> None:
-        """Forget the peak so far."""
+    def reset_peak(self) -> None:
+        """Start a new peak."""
 
     def peak(self) -> int:
-        """Return the most that was held at once since `watch`, beyond the baseline."""
+        """Return the most that was held at once since `reset_peak`, beyond the baseline."""
 
-    def room(self) -> int | None:
-        """Return how much could be held, beyond the baseline; None where nobody knows."""
+    def available(self) -> int | None:
+        """Return how much can be held, beyond the baseline; None if unknown."""
 
     def release(self) -> None:
-        """Give back what is kept only to be used again."""
+        """Return to the device what an allocator keeps for reuse."""
 
 
 def memory_of(gpu_id: int | None) -> Memory:
-    """Return the memory that a worker's batches live in: its GPU's, None on the CPU.
+    """Return the memory that a worker's batches use: that of its GPU, or of the host.
 
     A handler that does not use its GPU through torch is measured on the host.
     """
@@ -44,33 +44,33 @@ def memory_of(gpu_id: int | None) -> Memory:
 
 
 class DeviceMemory:
-    """Memory of a GPU, as the allocator of the module ``torch.cuda`` counts it."""
+    """The memory of a GPU, by the counters of the module ``torch.cuda``; a `Memory`."""
 
     def __init__(self, cuda: Any, device: int) -> None:
         self._cuda = cuda
         self._device = device
         self._baseline: int = cuda.memory_allocated(device)
 
-    def watch(self) -> None:
-        """See `Memory.watch`."""
+    def reset_peak(self) -> None:
+        """Reset the peak of torch's allocator."""
         self._cuda.reset_peak_memory_stats(self._device)
 
     def peak(self) -> int:
-        """See `Memory.peak`."""
+        """Return the peak of torch's allocator, beyond the baseline."""
         return max(0, int(self._cuda.max_memory_allocated(self._device)) - self._baseline)
 
-    def room(self) -> int | None:
-        """See `Memory.room`: what is free on the device, and what the allocator has in reserve."""
+    def available(self) -> int | None:
+        """Return what is free on the device or reserved by the allocator."""
         free, _ = self._cuda.mem_get_info(self._device)
         return int(free) + int(self._cuda.memory_reserved(self._device)) - self._baseline
 
     def release(self) -> None:
-        """See `Memory.release`."""
+        """Free what the allocator has reserved and does not use."""
         self._cuda.empty_cache()
 
 
 class HostMemory:
-    """Memory of this process on a Linux machine; elsewhere nothing is known of it."""
+    """The memory of this process on a Linux machine; a `Memory`. Elsewhere nothing is known."""
 
     def __init__(self, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> None:
         self._own = proc / "self"
@@ -78,46 +78,46 @@ class HostMemory:
         self._cgroups = cgroups
         self._baseline = self._held()
 
-    def watch(self) -> None:
-        """See `Memory.watch`."""
+    def reset_peak(self) -> None:
+        """Reset the kernel's peak of this process, if that is permitted."""
         with contextlib.suppress(OSError):
-            (self._own / "clear_refs").write_text(_FORGET_PEAK)
+            (self._own / "clear_refs").write_text(_RESET_PEAK)
 
     def peak(self) -> int:
-        """See `Memory.peak`."""
+        """Return the kernel's peak of this process, beyond the baseline."""
         return max(0, (_figure(self._own / "status", "VmHWM:", _KIB) or 0) - self._baseline)
 
-    def room(self) -> int | None:
-        """See `Memory.room`: what the machine has available, less where a container allows less."""
+    def available(self) -> int | None:
+        """Return what the machine has available, or less if a container permits less."""
         available = _figure(self._machine, "MemAvailable:", _KIB)
         if available is None:
             return None
-        return min([available, *self._allowed()]) + self._held() - self._baseline
+        return min([available, *self._permitted()]) + self._held() - self._baseline
 
     def release(self) -> None:
-        """See `Memory.release`: there is nothing of the kind."""
+        """Do nothing: the host has no such allocator."""
 
     def _held(self) -> int:
         return _figure(self._own / "status", "VmRSS:", _KIB) or 0
 
-    def _allowed(self) -> Iterator[int]:
-        """What each control group around this process still allows it."""
+    def _permitted(self) -> Iterator[int]:
+        """Yield what each control group around this process still permits."""
         for line in _lines(self._own / "cgroup"):
             _, controllers, path = line.split(":", 2)
             if not controllers:
-                yield from _allowed_by(_V2, self._cgroups, path)
+                yield from _left_in_groups(_V2, self._cgroups, path)
             elif "memory" in controllers.split(","):
-                yield from _allowed_by(_V1, self._cgroups / "memory", path)
+                yield from _left_in_groups(_V1, self._cgroups / "memory", path)
 
 
-# The files with the limit and the usage, and the field of memory.stat with the share of the usage
-# that the kernel would drop first: pages of files that nobody has used for a while.
+# The files of limit and usage, and the field of memory.stat for the part of the usage that the
+# kernel drops first: pages of files that have not been used for a while.
 _V1 = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
 _V2 = "memory.max", "memory.current", "inactive_file"
 
 
-def _allowed_by(names: tuple[str, str, str], root: Path, path: str) -> Iterator[int]:
-    """What the group and those around it leave; a container may see its own as the root."""
+def _left_in_groups(names: tuple[str, str, str], root: Path, path: str) -> Iterator[int]:
+    """Yield what a group and those around it leave; a container may see its own as the root."""
     limit_name, usage_name, cache_name = names
     inner = PurePosixPath(path.lstrip("/"))
     for group in (root / inner, *(root / outer for outer in inner.parents)):
@@ -127,7 +127,7 @@ def _allowed_by(names: tuple[str, str, str], root: Path, path: str) -> Iterator[
 
 
 def _figure(file: Path, label: str = "", unit: int = 1) -> int | None:
-    """The number on the line that begins with a label; None where there is none."""
+    """Return the number on the line that begins with a label; None if there is none."""
     for line in _lines(file):
         words = line.split()
         if label and words[:1] == [label]:

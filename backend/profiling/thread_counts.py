@@ -1,13 +1,12 @@
-"""Finds out whether a model needs all the threads that are its worker's share of the cores.
+"""Finds the smallest number of threads with which a model is as fast as with its share of cores.
 
-Small operations are over before a second thread has begun: a model of such is as fast, or faster,
-with one, and leaves the other cores to others. So batches of a sample are run with the share and
-with fewer threads, in turn, and the fewest are taken that cost next to nothing.
+Small operations end before a second thread has started: a model that consists of them is as fast
+or faster with one thread, and leaves the other cores to other workers. Batches of a sample are run
+with the share and with fewer threads, in turn.
 
-Only where the machine lets it see that. With other work on the cores the share is no faster than
-fewer threads for whatever model, and once that work is done it is: then the share stays. (It costs
-next to nothing beside others either, since threads that wait sleep.) How many cores are to be had
-is tried out, by threads that do nothing but compute.
+The result is only valid if the cores are free. Beside other work the share is no faster than fewer
+threads, for any model; the share is then kept, which costs little since waiting threads sleep. How
+many cores are free is measured by threads that only compute.
 """
 
 import hashlib
@@ -19,8 +18,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-from marserve.backend.profiling.warm_up import NoSample, failed_status, find_sample, predict_samples
-from marserve.backend.protocol import Load, Reply
+from marserve.backend.profiling.samples import (
+    NoSample,
+    failed_status,
+    find_sample,
+    predict_samples,
+)
+from marserve.backend.protocol import Input, Load
 from marserve.backend.service import Service
 from marserve.backend.torch_threads import has_compiled, threads_in_use
 
@@ -28,9 +32,8 @@ logger = logging.getLogger(__name__)
 
 _SECONDS = 1.0
 _MIN_ROUNDS, _MAX_ROUNDS = 3, 11
-#: Fewer threads may be slower by so much.
-_TOLERANCE = 1.05
-_ENOUGH_CORES = 0.85  # of those that are needed
+_TOLERANCE = 1.05  # fewer threads may take so much longer
+_ENOUGH_CORES = 0.85  # of the share
 _BURN_SECONDS = 0.02
 _BLOCK = bytes(1 << 16)
 _MAX_ROWS = 8
@@ -39,30 +42,30 @@ Clock = Callable[[], float]
 
 
 class Undecided(Exception):
-    """The share stays; the text says why."""
+    """The share is kept; the message is the reason."""
 
 
-def choose_threads(load: Load, service: Service, clock: Clock = time.perf_counter) -> str:
-    """Have torch compute with as few of the threads of a load as do; returns why, empty for none.
+def choose_threads(load: Load, service: Service, clock: Clock) -> str:
+    """Set torch to the smallest sufficient number of threads; return the reason, empty for none.
 
-    Whatever happens, the model stays loaded, with a number of threads that it may have.
+    Whatever fails, the model stays loaded, with one of the numbers of threads in `Load.trials`.
     """
-    share = load.tried_threads[-1]
-    if threads_in_use() != share or has_compiled():  # set by the handler; or compiled for as many
+    share = load.trials.threads[-1]
+    if threads_in_use() != share or has_compiled():  # set by the handler; or compiled for the share
         return ""
     set_count = sys.modules["torch"].set_num_threads
     try:
-        sample = find_sample(load.model_dir, load.sample_input, service.sample_input)
-        run = partial(_run, partial(predict_samples, service, sample, _rows(load)))
+        sample = find_sample(load, service)
+        run = partial(_run, service, sample, _rows(load))
         with service.without_traces():
-            count, why = fewest_threads(load.tried_threads, run, set_count, cores_to_be_had, clock)
+            count, why = fewest_threads(load.trials.threads, run, set_count, free_cores, clock)
     except NoSample:
         return ""
     except Undecided as undecided:
         count, why = share, f"its share of the cores: {undecided}"
-    except (Exception, SystemExit):  # the model works as far as anybody knows
-        logger.warning("Trying out numbers of threads failed.", exc_info=True)
-        count, why = share, "its share of the cores: trying fewer failed; the model's log tells why"
+    except (Exception, SystemExit):  # foreign code
+        logger.warning("Trying numbers of threads failed.", exc_info=True)
+        count, why = share, "its share of the cores: trying fewer failed; see the model's log"
     set_count(count)
     logger.info("Threads of torch: %d (%s)", count, why)
     return why
@@ -75,12 +78,17 @@ def fewest_threads(
     cores: Callable[[int], float],
     clock: Clock,
 ) -> tuple[int, str]:
-    """The fewest of these threads, rising, with which a run takes as long as with the best; why.
+    """Return the smallest of these counts with which a run is as fast as with the best, and why.
 
-    ``cores`` tells how many cores are to be had for so many threads.
+    Args:
+        counts: Numbers of threads, rising.
+        run: Runs a batch.
+        set_count: Sets the number of threads.
+        cores: Measures how many cores so many threads get.
+        clock: Returns seconds.
 
     Raises:
-        Undecided: That could not be seen within a second.
+        Undecided: It could not be measured within a second.
     """
     deadline = clock() + _SECONDS
     share = counts[-1]
@@ -88,14 +96,14 @@ def fewest_threads(
 
     def seconds_with(count: int) -> float:
         set_count(count)
-        run()  # the library makes its threads anew
+        run()  # the library starts its threads
         began = clock()
         run()
         return clock() - began
 
     began = clock()
     set_count(share)
-    run()  # it may be slow for once, and tells enough if it is slow
+    run()  # the first run may be slow
     if clock() > deadline:
         raise Undecided(f"a batch took {clock() - began:.2g} s, too long to try fewer")
     first = seconds_with(share)
@@ -118,8 +126,13 @@ def fewest_threads(
     return chosen, f"tried: a batch took {figures}"
 
 
-def cores_to_be_had(count: int) -> float:
-    """How many cores this process gets now, if it wants so many."""
+def _run(service: Service, sample: Input, rows: int) -> None:
+    if status := failed_status(predict_samples(service, sample, rows)):
+        raise Undecided(f"the sample input failed with status {status}")
+
+
+def free_cores(count: int) -> float:
+    """Measure how many cores this process gets for ``count`` threads."""
     deadline = time.perf_counter() + _BURN_SECONDS
     began, spent = time.perf_counter(), time.process_time()
     with ThreadPoolExecutor(count) as pool:
@@ -130,16 +143,11 @@ def cores_to_be_had(count: int) -> float:
 
 def _burn(deadline: float) -> None:
     while time.perf_counter() < deadline:
-        hashlib.blake2b(_BLOCK).digest()  # without Python's lock
+        hashlib.blake2b(_BLOCK).digest()  # releases the interpreter's lock
 
 
 def _rows(load: Load) -> int:
-    """How many rows are tried: a batch as it may come, but no large one."""
+    """Return the number of rows to try: those of a batch, but not of a large one."""
     rows = min(load.batch_size, _MAX_ROWS)
     fitting = [size for size in load.compiled_sizes if size <= rows]
     return max(fitting, default=min(load.compiled_sizes, default=rows))
-
-
-def _run(predict: Callable[[], Reply]) -> None:
-    if status := failed_status(predict()):
-        raise Undecided(f"the sample input failed with status {status}")

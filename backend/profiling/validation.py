@@ -1,72 +1,72 @@
-"""Proves at load that batching changes no answer, as far as samples can (``validateBatching``).
+"""Checks with samples that batching changes no answer (``validateBatching``).
 
 Each sample is run alone, twice; then in batches of several sizes, at every place and beside
-different others (`arrangements`); then alone once more. An answer that is not the one of the sample
-alone tells of a handler that mixes its rows up, keeps something of one row for the next, or whose
-results depend on the batch, as those of a BatchNorm that was left in training.
+different others; then alone once more. An answer that differs from the one to the sample alone
+shows a handler that mixes up rows, keeps state of one row for the next, or whose results depend on
+the batch (a BatchNorm left in training mode).
 
-It runs through the same `Service.predict` as traffic, padding included.
+Batches run through the same `Service.predict` as requests, padding included.
 """
 
 import itertools
 import logging
-import time
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from marserve.backend.profiling.arrangements import arrangements
 from marserve.backend.profiling.comparison import TOLERANCES, compare
-from marserve.backend.profiling.warm_up import NoSample, find_samples
-from marserve.backend.protocol import Input, Load, Prediction, Reply
+from marserve.backend.profiling.samples import NoSample, find_samples
+from marserve.backend.protocol import BatchCost, Input, Load, Piece, Prediction
 from marserve.backend.service import Service, repeats
 
 logger = logging.getLogger(__name__)
 
 _MIN_SAMPLES = 2
 _MAX_SAMPLES = 16
-_MAX_PLACES = 8  # that are named
-
-Clock = Callable[[], float]
+_MAX_PLACES = 8  # in the message
 
 
 @dataclass
 class Validation:
-    """What was found: as `Reply.validation` has it."""
+    """The result of a validation, as `Loaded.validation` contains it.
+
+    Attributes:
+        sizes: Those without a difference.
+        largest: The largest difference between two numbers.
+        failure: Why batching may change answers; empty if it changes none.
+    """
 
     samples: int = 0
-    sizes: list[int] = field(default_factory=list)  # those at which no answer was another
-    largest: float = 0.0  # the largest difference between two numbers
+    sizes: list[int] = field(default_factory=list)
+    largest: float = 0.0
     tolerance: float = 0.0
-    failure: str = ""  # why batching is not known to change nothing; empty where it is
-
-    def as_document(self) -> dict[str, Any]:
-        """As JSON has it."""
-        return vars(self)
+    failure: str = ""
 
 
 class _Failed(Exception):
-    pass
+    """Batching may change answers; the message is the reason."""
 
 
 def validate(
-    load: Load, service: Service, sizes: Sequence[int], clock: Clock = time.perf_counter
+    load: Load, service: Service, costs: Sequence[BatchCost], clock: Callable[[], float]
 ) -> Validation:
-    """Compare the answers of batches of these sizes with those of single requests.
+    """Compare the answers to batches with those to single requests, as `Load.trials` say.
 
-    The context of the service is afterwards as it was.
+    Sizes beyond the largest of the ``costs``, if there are any, are replaced by it: they do not fit
+    into memory, or gain nothing. The context of the service is afterwards as it was.
     """
-    found = Validation(tolerance=load.tolerance or _usual_tolerance(service))
-    began = clock()
+    trials = load.trials
+    found = Validation(tolerance=trials.tolerance or _default_tolerance(service))
+    deadline = clock() + trials.validation_seconds
+    largest = costs[-1].size if costs else trials.validated_sizes[-1]
+    sizes = sorted({min(size, largest) for size in trials.validated_sizes} - {1})
     try:
-        files = [load.sample_input, *load.more_samples] if load.sample_input else []
-        samples = find_samples(load.model_dir, files, service.sample_input)[:_MAX_SAMPLES]
+        samples = find_samples(load.model_dir, load.samples, service.sample_input)[:_MAX_SAMPLES]
         with service.without_traces():
-            _Validator(service, samples, load.compiled_sizes, found).run(
-                sizes, lambda: clock() - began < load.validation_seconds
-            )
+            validator = _Validator(service, samples, load.compiled_sizes, found)
+            validator.run(sizes, lambda: clock() < deadline)
     except (NoSample, _Failed) as error:
         found.failure = str(error)
     except (Exception, SystemExit) as error:  # foreign code
@@ -76,17 +76,26 @@ def validate(
     return found
 
 
-def sizes_that_fit(sizes: Sequence[int], profiled: Reply) -> list[int]:
-    """The sizes, less those beyond what profiling has found to fit or to pay."""
-    largest = profiled.costs[-1][0] if profiled.costs else sizes[-1]
-    return sorted({min(size, largest) for size in sizes} - {1})
-
-
-def _usual_tolerance(service: Service) -> float:
+def _default_tolerance(service: Service) -> float:
     settings: Any = service.context.model_yaml_config
     section = settings.get("optimization") if isinstance(settings, dict) else None
     precision = section.get("precision") if isinstance(section, dict) else None
     return TOLERANCES.get(str(precision), TOLERANCES["fp32"])
+
+
+def arrangements(size: int, samples: int) -> Iterator[Sequence[int]]:
+    """Yield the numbers of the samples at the places of a batch, for several batches.
+
+    Each sample comes to each place, and any two places have different samples in at least one
+    batch: the number of a place, written in base ``samples``, has a digit for each batch.
+    """
+    digit = 1
+    while True:
+        for shift in range(samples):
+            yield [(place // digit + shift) % samples for place in range(size)]
+        digit *= samples
+        if digit >= size:
+            return
 
 
 class _Validator:
@@ -106,7 +115,7 @@ class _Validator:
         self._numbers = itertools.count()
 
     def run(self, sizes: Sequence[int], has_time: Callable[[], bool]) -> None:
-        """Run all; what is wrong is in `_Failed`."""
+        """Run all batches; raises `_Failed`."""
         found, samples = self._found, self._samples
         found.samples = len({bytes(part.body) for each in samples for part in each.parts})
         if found.samples < _MIN_SAMPLES:
@@ -119,31 +128,29 @@ class _Validator:
         pairs = itertools.combinations(self._alone, 2)
         if not any(self._difference(first, second) for first, second in pairs):
             raise _Failed(
-                "the samples have the same answers, so that rows that are mixed up would not be "
-                "seen: take others"
+                "the samples have the same answers, which would not show that rows are mixed up: "
+                "take other samples"
             )
-        found.largest = 0.0  # so far it was that of different samples
+        found.largest = 0.0  # that of different samples until now
         for size in sizes:
-            if not self._has_run(size, has_time):
-                late = f"batches of {size} did not fit the time that there is for it"
-                raise _Failed(
-                    "; ".join(filter(None, (self._sentence() if self._wrong else "", late)))
-                )
+            if not self._run_size(size, has_time):
+                late = f"batches of {size} did not fit into the time for it"
+                raise _Failed("; ".join([self._sentence(), late] if self._wrong else [late]))
             if size not in self._wrong:
                 found.sizes.append(size)
         if self._wrong:
             raise _Failed(self._sentence())
         self._check_alone()
 
-    def _has_run(self, size: int, has_time: Callable[[], bool]) -> bool:
+    def _run_size(self, size: int, has_time: Callable[[], bool]) -> bool:
+        """Run all arrangements of a size; False if the time is over."""
         for arrangement in arrangements(size, len(self._samples)):
             if not has_time():
                 return False
             answers = self._run(arrangement)
             for place, (sample, answer) in enumerate(zip(arrangement, answers, strict=True)):
                 if what := self._difference(self._alone[sample], answer):
-                    other = self._same_as(answer, sample)
-                    self._wrong[size].setdefault(place, other or what)
+                    self._wrong[size].setdefault(place, self._mix_up(answer, sample) or what)
         return True
 
     def _run(self, arrangement: Sequence[int]) -> list[Prediction]:
@@ -153,7 +160,7 @@ class _Validator:
         ]
         pieces: dict[int, bytes] = defaultdict(bytes)
 
-        def keep(piece: Reply) -> None:
+        def keep(piece: Piece) -> None:
             for place, prediction in zip(piece.places, piece.predictions, strict=False):
                 pieces[place] += bytes(prediction.body)
 
@@ -161,8 +168,8 @@ class _Validator:
         reply = self._service.predict(batch, keep, self._run_as(size))
         if reply.code != 200 or len(reply.predictions) != size:
             reason = f": {reply.message}" if reply.message else ""
-            who = f"a batch of {size}" if size > 1 else f"sample {arrangement[0] + 1} alone"
-            raise _Failed(f"{who} failed with status {reply.code}{reason}")
+            what = f"a batch of {size}" if size > 1 else f"sample {arrangement[0] + 1} alone"
+            raise _Failed(f"{what} failed with status {reply.code}{reason}")
         for place, prediction in enumerate(reply.predictions):
             prediction.body = pieces[place] + bytes(prediction.body)
         return reply.predictions
@@ -172,7 +179,7 @@ class _Validator:
         return self._compiled[at] if at < len(self._compiled) else 0
 
     def _check_alone(self) -> None:
-        """Refuse answers to single requests that are errors, or that change."""
+        """Check that the answers to single requests are no errors, and the same as before."""
         for sample, before in enumerate(self._alone):
             if before.status >= 400:
                 raise _Failed(f"sample {sample + 1} alone failed with status {before.status}")
@@ -180,20 +187,20 @@ class _Validator:
             if what := self._difference(before, now):
                 raise _Failed(
                     f"the answer to sample {sample + 1} alone is not always the same ({what}): "
-                    "it is left to chance, or depends on requests that came before"
+                    "it is random, or depends on earlier requests"
                 )
 
     def _difference(self, first: Prediction, second: Prediction) -> str:
-        """How two answers differ more than is tolerated; empty for not at all."""
+        """Describe a difference of two answers above the tolerance; empty for none."""
         if first.status != second.status:
             return f"the status: {first.status} and {second.status}"
         difference = compare(first.body, second.body, self._found.tolerance)
         self._found.largest = max(self._found.largest, difference.largest)
         return difference.what
 
-    def _same_as(self, answer: Prediction, sample: int) -> str:
-        """The other sample whose answer it is; that is no difference to be counted."""
-        largest = self._found.largest
+    def _mix_up(self, answer: Prediction, sample: int) -> str:
+        """Describe whose answer it is, if it is that to another sample; empty if not."""
+        largest = self._found.largest  # that to another sample does not count
         same = [
             number + 1
             for number, other in enumerate(self._alone)
@@ -203,15 +210,15 @@ class _Validator:
         return f"the answer to sample {same[0]} instead of {sample + 1}" if same else ""
 
     def _sentence(self) -> str:
-        sizes = [_at_size(size, wrong) for size, wrong in sorted(self._wrong.items())]
+        sizes = [_describe(size, wrong) for size, wrong in sorted(self._wrong.items())]
         return (
             f"batching changes answers: {'; '.join(sizes)}; the largest difference between two "
             f"numbers is {self._found.largest:.3g}, tolerated are {self._found.tolerance:g}"
         )
 
 
-def _at_size(size: int, wrong: Mapping[int, str]) -> str:
-    """The places of a size with other answers, and how the first one differs; from 0."""
+def _describe(size: int, wrong: Mapping[int, str]) -> str:
+    """Describe the places of a size with other answers, from 0, and the first difference."""
     places = sorted(wrong)
     listed = ", ".join(map(str, places[:_MAX_PLACES])) + (", ..." if places[_MAX_PLACES:] else "")
     word = "place" if len(places) == 1 else "places"

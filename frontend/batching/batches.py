@@ -12,7 +12,7 @@ from enum import Enum
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from marserve.backend.protocol import Input, Prediction, Reply
+from marserve.backend.protocol import Input, Piece, Prediction, Reply
 from marserve.frontend.batching.jobs import Job
 from marserve.frontend.errors import PredictionFailed, ServeError
 
@@ -111,13 +111,13 @@ class Batch:
         for job, prediction in zip(self.jobs, predictions, strict=True):
             job.resolve(prediction)
 
-    def push(self, reply: Reply) -> None:
-        """Pass the pieces in a reply to their jobs; a failure goes to all jobs."""
-        if reply.code != 200:
-            self.fail(failure_of(reply))
+    def push(self, piece: Piece) -> None:
+        """Pass the predictions of a piece to their jobs; a failure goes to all jobs."""
+        if piece.code != 200:
+            self.fail(failure_of(piece))
         else:
-            for place, piece in zip(reply.places, reply.predictions, strict=True):
-                self.jobs[place].push(piece)
+            for place, prediction in zip(piece.places, piece.predictions, strict=True):
+                self.jobs[place].push(prediction)
 
     def fail(self, error: ServeError) -> None:
         """Answer every job with the same failure."""
@@ -125,8 +125,8 @@ class Batch:
             job.fail(error)
 
 
-def failure_of(reply: Reply) -> ServeError:
-    """The error that clients get for a reply with a failure."""
+def failure_of(reply: Reply | Piece) -> ServeError:
+    """Return the error that clients get for a failure."""
     return PredictionFailed(reply.message, status=reply.code)
 
 

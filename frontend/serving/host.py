@@ -10,7 +10,7 @@ from typing import Any
 
 from marserve.backend.manifest import Manifest
 from marserve.backend.processes.bootstrap import Runner
-from marserve.backend.protocol import Load
+from marserve.backend.protocol import Load, Trials
 from marserve.frontend.archives.requirements import ModelEnvironment
 from marserve.frontend.configuration.config import Config
 from marserve.frontend.configuration.setting_kinds import REFUSE
@@ -165,19 +165,20 @@ def load_message(
         server_version=__version__,
         envelope=model.manifest.envelope,
         asynchronous=settings.asynchronous,
-        profiled_sizes=sizes_to_try(settings.batching),
-        sample_input=next(iter(settings.sample_inputs), ""),
-        more_samples=list(settings.sample_inputs[1:]),
-        validated_sizes=sizes_to_validate(settings.batching) if settings.validation else [],
-        must_validate=settings.validation == REFUSE,
-        validation_seconds=settings.startup_timeout / 2,
-        tolerance=settings.validation_tolerance or 0.0,
+        samples=list(settings.sample_inputs),
         compiled_sizes=list(settings.batching.compiled_sizes),
         overlap_stages=settings.overlap_stages,
         declared_metrics=declared_metrics,
         max_call_bytes=config.max_request_size,
         batch_dims=list(settings.batching.batch_dims),
         stack_inputs=settings.stack_inputs,
+        trials=Trials(
+            sizes=sizes_to_try(settings.batching),
+            validated_sizes=sizes_to_validate(settings.batching) if settings.validation else [],
+            validation_seconds=settings.startup_timeout / 2,
+            tolerance=settings.validation_tolerance or 0.0,
+            must_validate=settings.validation == REFUSE,
+        ),
     )
 
 

@@ -274,7 +274,10 @@ class WorkerPool:
         worker = WorkerSupervisor(
             worker_id=worker_id,
             spec=replace(spec, on_metric_line=self._metrics.printed),
-            load=replace(load, tried_threads=self._threads_to_try(spec.torch, gpu)),
+            load=replace(
+                load,
+                trials=replace(load.trials, threads=self._threads_to_try(spec.torch, gpu)),
+            ),
             timeouts=WorkerTimeouts(
                 startup=settings.startup_timeout, retry_window=settings.max_retry_timeout
             ),

@@ -9,7 +9,7 @@ import asyncio
 import socket
 import time
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from marserve.backend.framing import Decoder, encode
 from marserve.backend.protocol import (
@@ -18,12 +18,19 @@ from marserve.backend.protocol import (
     CancelCall,
     EndSequence,
     Load,
+    Loaded,
+    LoadFailure,
+    LoadStarted,
     Message,
+    NextBatch,
+    Piece,
     Predict,
     Profile,
+    Profiled,
     ProtocolError,
     Reply,
     SetThreads,
+    ThreadsSet,
 )
 from marserve.frontend.batching.rows import for_each_row
 from marserve.frontend.workers.calls import WorkerCalls
@@ -44,7 +51,26 @@ _PAUSED_SECONDS = 0.1
 #: The number of the `Load` message; batches are numbered from 1.
 _LOAD = 0
 
-OnReply = Callable[[Reply], None]
+BatchAnswer = Reply | Piece | NextBatch
+OnReply = Callable[[BatchAnswer], None]
+_SERIAL = (Reply, Piece)
+_OVERLAPPING = (Reply, Piece, NextBatch)
+_NOT_LAST = (Piece, NextBatch, LoadStarted)
+
+
+class _Exchange(NamedTuple):
+    """A message whose answer is due.
+
+    Attributes:
+        due: The number of predictions in the answer.
+        answers: The types of messages that answer it; those not in `_NOT_LAST` end the exchange.
+        caller: Given to `WorkerCalls` with each call made on behalf of the message.
+    """
+
+    due: int
+    answers: tuple[type[Message], ...]
+    on_answer: Callable[[Any], None]
+    caller: Any
 
 
 class WorkerConnection(asyncio.BufferedProtocol):
@@ -76,8 +102,8 @@ class WorkerConnection(asyncio.BufferedProtocol):
         self._is_paused = False
         #: Called when the worker has read what was written.
         self._on_read: list[Callable[[], object]] = []
-        #: By message number: how many predictions are due, the callback, and the caller.
-        self._exchanges: dict[int, tuple[int, OnReply, Any]] = {}
+        #: By number of the message.
+        self._exchanges: dict[int, _Exchange] = {}
         #: How many batches were sent, and how many of them will stay without an answer.
         self._batches = self._unanswered = 0
         self._timeout: float | None = None
@@ -103,35 +129,39 @@ class WorkerConnection(asyncio.BufferedProtocol):
             raise
         return connection
 
-    async def load(self, load: Load, timeout: float | None, start_seconds: float) -> Reply:
+    async def load(
+        self, load: Load, timeout: float | None, start_seconds: float
+    ) -> Loaded | LoadFailure:
         """Make the worker load its model, and wait at most ``timeout`` seconds; None for ever.
 
         The time counts from the moment when loading begins; until then it has ``start_seconds``.
         Raises ConnectionLost if it ended, broke the protocol or did not answer in time.
         """
-        reply: asyncio.Future[Reply] = self._loop.create_future()
+        result: asyncio.Future[Loaded | LoadFailure] = self._loop.create_future()
         has_started = False
 
-        def receive(answer: Reply) -> None:
+        def receive(answer: LoadStarted | Loaded | LoadFailure) -> None:
             nonlocal has_started
             has_started = True
-            if not answer.more:
-                reply.set_result(answer)
-                return
-            self._timeout = timeout
-            self._expect_reply()
+            if isinstance(answer, LoadStarted):
+                self._timeout = timeout
+                self._expect_reply()
+            else:
+                result.set_result(answer)
 
         self._max_call_bytes = load.max_call_bytes
-        self._send(load, _LOAD, 0, start_seconds, receive)
-        ends: set[asyncio.Future[Any]] = {reply, self.lost}
+        exchange = _Exchange(0, (LoadStarted, Loaded, LoadFailure), receive, None)
+        self._send(load, _LOAD, exchange, start_seconds)
+        ends: set[asyncio.Future[Any]] = {result, self.lost}
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)  # the watchdog's deadline
         if not has_started and isinstance(self.failure, ResponseTimedOut):
             raise StartTimedOut(start_seconds)
-        if reply.done():
-            self.overlaps = reply.result().overlaps
-            self.ends_sequences = reply.result().ends_sequences
-            return reply.result()
-        raise self.lost.result()
+        if not result.done():
+            raise self.lost.result()
+        loaded = result.result()
+        if isinstance(loaded, Loaded):
+            self.overlaps, self.ends_sequences = loaded.overlaps, loaded.ends_sequences
+        return loaded
 
     def predict(
         self, batch: Predict, timeout: float | None, on_reply: OnReply, caller: Any = None
@@ -145,24 +175,30 @@ class WorkerConnection(asyncio.BufferedProtocol):
         batch that is too large to be sent.
         """
         batch.number = self._batches = self._batches + 1
-        self._send(batch, batch.number, batch.count, timeout, on_reply, caller)
+        answers = _OVERLAPPING if self.overlaps else _SERIAL
+        exchange = _Exchange(batch.count, answers, on_reply, caller)
+        self._send(batch, batch.number, exchange, timeout)
 
-    def end_sequence(self, end: EndSequence, timeout: float | None, on_reply: OnReply) -> None:
+    def end_sequence(
+        self, end: EndSequence, timeout: float | None, on_reply: Callable[[Reply], None]
+    ) -> None:
         """Tell the handler that a sequence is over; the rest is as of `predict`."""
         end.number = self._batches = self._batches + 1
-        self._send(end, end.number, 0, timeout, on_reply)
+        self._send(end, end.number, _Exchange(0, (Reply,), on_reply, None), timeout)
 
-    def profile(self, message: Profile, timeout: float | None, on_reply: OnReply) -> None:
+    def profile(
+        self, message: Profile, timeout: float | None, on_reply: Callable[[Profiled], None]
+    ) -> None:
         """Have the worker run a batch of samples; the rest is as of `predict`."""
         message.number = self._batches = self._batches + 1
-        self._send(message, message.number, 0, timeout, on_reply)
+        self._send(message, message.number, _Exchange(0, (Profiled,), on_reply, None), timeout)
 
     def set_threads(
-        self, told: SetThreads, timeout: float | None, on_reply: Callable[[Reply], None]
+        self, change: SetThreads, timeout: float | None, on_reply: Callable[[ThreadsSet], None]
     ) -> None:
-        """Tell the worker to compute with other threads; the rest is as of `predict`."""
-        told.number = self._batches = self._batches + 1
-        self._send(told, told.number, 0, timeout, on_reply)
+        """Have the worker compute with other threads; the rest is as of `predict`."""
+        change.number = self._batches = self._batches + 1
+        self._send(change, change.number, _Exchange(0, (ThreadsSet,), on_reply, None), timeout)
 
     @property
     def has_answered(self) -> bool:
@@ -211,10 +247,8 @@ class WorkerConnection(asyncio.BufferedProtocol):
         self,
         message: Message,
         number: int,
-        due: int,
+        exchange: _Exchange,
         timeout: float | None,
-        on_reply: OnReply,
-        caller: Any = None,
     ) -> None:
         if self._transport is None:
             self.fail("not connected")
@@ -225,10 +259,10 @@ class WorkerConnection(asyncio.BufferedProtocol):
             self._transport.write(b"".join(buffers))
         else:
             self._transport.writelines(buffers)
-        if due > self._max_due:
-            self._allow(due)
+        if exchange.due > self._max_due:
+            self._allow(exchange.due)
         is_first = not self._exchanges
-        self._exchanges[number] = due, on_reply, caller
+        self._exchanges[number] = exchange
         self._timeout = timeout
         if is_first:
             self._expect_reply()
@@ -307,52 +341,54 @@ class WorkerConnection(asyncio.BufferedProtocol):
             self.fail(f"Backend worker broke the protocol: {error}")
             return
         for message in messages:
-            self._answer(message)
+            self._receive(message)
 
-    def _answer(self, reply: Message) -> None:
-        if not isinstance(reply, Reply):
-            self._take_call(reply)
+    def _receive(self, message: Message) -> None:
+        if isinstance(message, Call | CancelCall) and self.calls is not None:
+            self._receive_call(self.calls, message)
             return
-        if reply.more and 0 < reply.number <= self._batches and reply.number not in self._exchanges:
+        number: int = getattr(message, "number", _LOAD)
+        exchange = self._exchanges.get(number)
+        is_last = not isinstance(message, _NOT_LAST)
+        if exchange is None and not is_last and 0 < number <= self._batches:
             return  # a late piece from a thread of the handler, after the answer was complete
-        if reply.number not in self._exchanges:
-            self.fail(f"Backend worker answered batch {reply.number} unasked")
-            return
-        due, on_reply, _ = self._exchanges[reply.number]
-        if reply.code == 200 and not _is_complete(reply, due):
-            self.fail(f"{len(reply.predictions)} predictions came for {due} inputs")
-            return
-        if not reply.more:
-            del self._exchanges[reply.number]
-        if reply.rows:
-            reply.predictions = for_each_row(reply.predictions, reply.rows)
-        if self._exchanges:  # more replies are due: restart the timeout
-            self._expect_reply()
-        if reply.poisoned:  # before the callback, so that the worker gets no other batch
-            self.fail(f"Backend worker is poisoned: {reply.poisoned}", Poisoned)
-        on_reply(reply)
-
-    def _take_call(self, message: Message) -> None:
-        if self.calls is not None and isinstance(message, Call):
-            exchange = self._exchanges.get(message.batch)
-            self.calls.begin(exchange and exchange[2], message)
-        elif self.calls is not None and isinstance(message, CancelCall):
-            self.calls.cancel(message.number)
-        else:
+        if exchange is None or type(message) not in exchange.answers:
             self.fail(f"Backend worker sent {type(message).__name__} unasked")
+            return
+        if isinstance(message, Reply | Piece) and not _is_valid(message, exchange.due):
+            self.fail(f"{len(message.predictions)} predictions came for {exchange.due} inputs")
+            return
+        if is_last:
+            del self._exchanges[number]
+        if isinstance(message, Reply) and message.rows:
+            message.predictions = for_each_row(message.predictions, message.rows)
+        if self._exchanges:  # more answers are due: restart the timeout
+            self._expect_reply()
+        if isinstance(message, Reply | Profiled) and message.poisoned:
+            # Before the callback, so that the worker gets no other batch.
+            self.fail(f"Backend worker is poisoned: {message.poisoned}", Poisoned)
+        exchange.on_answer(message)
+
+    def _receive_call(self, calls: WorkerCalls, message: Call | CancelCall) -> None:
+        if isinstance(message, CancelCall):
+            calls.cancel(message.number)
+        else:
+            exchange = self._exchanges.get(message.batch)
+            calls.begin(exchange and exchange.caller, message)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Fail the connection: the worker has closed it, or died."""
         self.fail(f"Worker disconnected. {exc}" if exc else "Worker disconnected.", Disconnected)
 
 
-def _is_complete(reply: Reply, due: int) -> bool:
-    """Whether a reply has a prediction for each input, or a valid place for each piece."""
-    if not reply.more:
-        if reply.rows:
-            is_whole = len(reply.rows) == len(reply.predictions) and min(reply.rows) > 0
-            return is_whole and sum(reply.rows) == due
-        return len(reply.predictions) == due
-    return len(reply.predictions) == len(reply.places) and all(
-        0 <= place < due for place in reply.places
-    )
+def _is_valid(message: Reply | Piece, due: int) -> bool:
+    """Whether a message has a prediction for each input, or a valid place for each piece."""
+    count = len(message.predictions)
+    if message.code != 200:
+        return True
+    if isinstance(message, Piece):
+        return len(message.places) == count and all(0 <= place < due for place in message.places)
+    if message.rows:
+        is_whole = len(message.rows) == count and min(message.rows) > 0
+        return is_whole and sum(message.rows) == due
+    return count == due

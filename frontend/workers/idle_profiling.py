@@ -11,9 +11,8 @@ A worker that is lost over it is replaced like any other, and sizes are not trie
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
 
-from marserve.backend.protocol import Profile, Reply
+from marserve.backend.protocol import BatchCost, Profile, Profiled
 from marserve.frontend.batching.batcher import Batcher
 from marserve.frontend.batching.options import Batching
 from marserve.frontend.workers.dispatch.batched import Batched
@@ -44,7 +43,7 @@ class IdleProfiling:
         self._timer: asyncio.TimerHandle | None = None
         #: The worker that has begun, and what it has measured.
         self._worker: Batched | None = None
-        self._costs: list[list[Any]] = []
+        self._costs: list[BatchCost] = []
         #: The worker that has a run under way, perhaps one of sizes that are not wanted any more.
         self._running: Batched | None = None
 
@@ -99,31 +98,31 @@ class IdleProfiling:
             return
         if sizes:
             self._worker, self._costs = worker, []
-        known = self._costs[-1] if self._costs else (1, self._batcher.costs.mean(1), 0)
+        expected = self._costs[-1].seconds if self._costs else self._batcher.costs.mean(1)
         self._running = worker
         message = Profile(sizes, _SECONDS, self._longest)
-        worker.profile(message, known[1], self._listener(self._worker))
+        worker.profile(message, expected, self._listener(self._worker))
 
-    def _listener(self, worker: Batched | None) -> Callable[[Reply], None]:
+    def _listener(self, worker: Batched | None) -> Callable[[Profiled], None]:
         """What takes the reply of a worker, unless other sizes are wanted meanwhile."""
 
-        def on_reply(reply: Reply) -> None:
+        def on_reply(profiled: Profiled) -> None:
             self._running = None
             if worker is self._worker and self.pending:
-                self._learn(reply)
+                self._learn(profiled)
 
         return on_reply
 
-    def _learn(self, reply: Reply) -> None:
-        is_over = bool(reply.profiling_note or reply.poisoned)
-        is_over = is_over or len(reply.costs) == len(self.pending)
-        new, self._costs = reply.costs[len(self._costs) :], reply.costs
-        if reply.costs and (new or is_over):
-            self._batcher.seed(((row[0], row[1]) for row in new), is_complete=is_over)
-        if reply.too_large:
-            self._batcher.out_of_memory(reply.too_large, reply.costs[-1][0] if reply.costs else 1)
+    def _learn(self, profiled: Profiled) -> None:
+        costs, why = profiled.costs, profiled.poisoned or profiled.note
+        is_over = bool(why) or len(costs) == len(self.pending)
+        new, self._costs = costs[len(self._costs) :], costs
+        if costs and (new or is_over):
+            self._batcher.seed(((cost.size, cost.seconds) for cost in new), is_complete=is_over)
+        if profiled.too_large:
+            self._batcher.out_of_memory(profiled.too_large, costs[-1].size if costs else 1)
         if is_over:
-            self._end(reply.poisoned or reply.profiling_note)
+            self._end(why)
         elif not self._batcher.queued and not self._batcher.workers.busy:
             self._loop.call_soon(self._go_on)
         else:

@@ -20,7 +20,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from marserve.backend.protocol import Load, Reply, SetThreads
+from marserve.backend.protocol import (
+    Load,
+    Loaded,
+    LoadFailure,
+    Profiled,
+    SetThreads,
+    ThreadsSet,
+    Trials,
+)
 from marserve.frontend.batching.batcher import Batcher
 from marserve.frontend.telemetry.model_metrics import ModelMetrics
 from marserve.frontend.workers.connection import WorkerConnection
@@ -304,56 +312,64 @@ class WorkerSupervisor:
         self, connection: WorkerConnection, process: WorkerProcess, start_by: float
     ) -> None:
         self._set_state(WorkerState.LOADING)
+        trials = self._trials()
         # The present batch size, which may have been changed since this worker was made.
-        load = replace(self._load, batch_size=self.batcher.batching.max_size)
-        # Known by profiling or by traffic: nobody waits for it again.
-        if self.batcher.costs.is_known or not self._may_profile:
-            load = replace(load, profiled_sizes=[])
-        if self.threads_found is not None or not self._may_profile:
-            load = replace(load, tried_threads=[])
-        if self.batcher.validation or not (self._may_profile or load.must_validate):
-            load = replace(load, validated_sizes=[])
+        load = replace(self._load, batch_size=self.batcher.batching.max_size, trials=trials)
         # A debugged handler may stop at a breakpoint in its initialize().
         timeout = None if self._spec.terminal else self._timeouts.startup
         try:
             left = max(_LEAST_START_SECONDS, start_by - time.monotonic())
-            reply = await connection.load(load, timeout, left)
+            loaded = await connection.load(load, timeout, left)
         except StartTimedOut:
             raise StartTimedOut(self._start_seconds) from None
         except ConnectionLost as loss:
             loss.cause = await find_cause(loss, process, "startupTimeout", timeout)
-            is_needed = load.must_validate or not load.validated_sizes
-            if load.profiled_sizes or load.tried_threads or not is_needed:
+            is_needed = trials.must_validate or not trials.validated_sizes
+            if trials.sizes or trials.threads or not is_needed:
                 self._may_profile = False
                 loss.may_be_profiling = True
                 loss.cause = f"{loss.cause} It loaded, or tried out batches.".strip()
             raise
-        if reply.code != 200:
-            permanent = reply.permanent and not _is_being_edited(self._spec)
-            raise LoadFailed(reply.code, reply.message, permanent=permanent)
+        if isinstance(loaded, LoadFailure):
+            permanent = loaded.permanent and not _is_being_edited(self._spec)
+            raise LoadFailed(loaded.code, loaded.message, permanent=permanent)
         if connection.lost.done():  # since it has replied: it is to get no batch
             end = connection.lost.result()
             end.cause = await find_cause(end, process, "startupTimeout", timeout)
             raise end
-        self._learn_costs(reply)
-        self._note_validation(reply.validation or self._lost_validation(load))
-        self.declared_tensors = reply.tensors
-        self.compiled = reply.compiled
-        self._learn_threads(reply)
-        self._metrics.reported(reply.metrics)
+        self._learn_costs(loaded.profiled)
+        self._note_validation(loaded.validation or self._lost_validation(trials))
+        self.declared_tensors = loaded.tensors
+        self.compiled = loaded.compiled
+        self._learn_threads(loaded)
+        self._metrics.reported(loaded.metrics)
         self._set_state(WorkerState.READY)
         self._backoff.succeeded()
         self._history.loaded()
         self._set_outcome(None)
         self._on_load()
 
-    def _learn_threads(self, reply: Reply) -> None:
-        """Keep how many threads torch has; what was found by trying holds for the next process."""
-        threads, why = reply.threads or (0, "")
-        if why:
-            self.threads_found = (threads, why)
-            self._spec = replace(self._spec, threads=threads)
-            self._given_threads = threads
+    def _trials(self) -> Trials:
+        """Return the trials whose results are not known, by an earlier load or by requests."""
+        trials, may_profile = self._load.trials, self._may_profile
+        if self.batcher.costs.is_known or not may_profile:
+            trials = replace(trials, sizes=[])
+        if self.threads_found is not None or not may_profile:
+            trials = replace(trials, threads=[])
+        if self.batcher.validation or not (may_profile or trials.must_validate):
+            trials = replace(trials, validated_sizes=[])
+        return trials
+
+    def _learn_threads(self, loaded: Loaded) -> None:
+        """Keep how many threads torch has; the result of a trial holds for the next process."""
+        if loaded.threads_why:
+            self.threads_found = (loaded.threads, loaded.threads_why)
+            self._spec = replace(self._spec, threads=loaded.threads)
+            self._given_threads = loaded.threads
+        self._threads_set(ThreadsSet(loaded.threads))
+
+    def _threads_set(self, answer: ThreadsSet) -> None:
+        threads = answer.count
         found, why_found = self.threads_found or (0, "")
         self.threads_in_use = (threads, why_found if threads == found else "")
 
@@ -373,7 +389,7 @@ class WorkerSupervisor:
             self.threads_found = None
         self.torch = torch
         self._spec = replace(self._spec, threads=count, torch=torch)
-        self._load = replace(self._load, tried_threads=tried)
+        self._load = replace(self._load, trials=replace(self._load.trials, threads=tried))
         self._agree_on_threads()
 
     def _agree_on_threads(self) -> None:
@@ -391,24 +407,25 @@ class WorkerSupervisor:
         connection = dispatch.connection
         if connection.lost.done() or connection.overlaps:
             return
-        told = SetThreads(self._given_threads, count)
+        change = SetThreads(self._given_threads, count)
         self._given_threads = count
-        connection.set_threads(told, dispatch.timeout, self._learn_threads)
+        connection.set_threads(change, dispatch.timeout, self._threads_set)
 
-    def _learn_costs(self, reply: Reply) -> None:
+    def _learn_costs(self, profiled: Profiled) -> None:
         """Use the costs that the worker measured when it profiled batch sizes."""
-        if reply.costs:
-            self.batcher.seed((size, seconds) for size, seconds, _ in reply.costs)
-        if reply.too_large:
-            fits = reply.costs[-1][0] if reply.costs else 1
-            self.batcher.out_of_memory(reply.too_large, fits)
+        costs = profiled.costs
+        if costs:
+            self.batcher.seed((cost.size, cost.seconds) for cost in costs)
+        if profiled.too_large:
+            self.batcher.out_of_memory(profiled.too_large, costs[-1].size if costs else 1)
         choice = self.batcher.sizing.choice
-        if reply.costs and choice is not None:
+        if costs and choice is not None:
             logger.info("%s: batches of up to %d: %s.", self._spec.name, choice.size, choice.why)
 
-    def _lost_validation(self, load: Load) -> Mapping[str, Any]:
-        """What is told of comparing batches where a worker was lost while it tried some."""
-        if self.batcher.validation or not self._load.validated_sizes or load.validated_sizes:
+    def _lost_validation(self, trials: Trials) -> Mapping[str, Any]:
+        """Return the result of a validation in which a worker was lost; empty without one."""
+        is_asked_for = self._load.trials.validated_sizes
+        if self.batcher.validation or not is_asked_for or trials.validated_sizes:
             return {}
         failure = "nothing was compared, since a worker was lost while it tried out batches"
         nothing: list[int] = []
@@ -416,7 +433,7 @@ class WorkerSupervisor:
             "samples": 0,
             "sizes": nothing,
             "largest": 0.0,
-            "tolerance": load.tolerance,
+            "tolerance": trials.tolerance,
             "failure": failure,
         }
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from marserve.backend.debugging import DebuggedModel
-from marserve.backend.protocol import Input, Load, Part, Predict, Reply
+from marserve.backend.protocol import Input, Load, Part, Piece, Predict, Reply
 
 Write = Callable[[str, str], None]
 
@@ -186,7 +186,7 @@ class Handler:
         {statement}
         return ["two"]
 """
-    pieces: list[Reply] = []
+    pieces: list[Piece] = []
     write("debugged_handler.py", source.format(statement="pass"))
     assert bytes(ask(send=pieces.append, asynchronous=True).predictions[0].body) == b"two"
     assert bytes(pieces[0].predictions[0].body) == b"one "

@@ -10,24 +10,34 @@ from hypothesis import strategies as st
 
 from marserve.backend.framing import VERSION, Decoder, encode
 from marserve.backend.protocol import (
+    BatchCost,
     Call,
     CallReply,
     CancelCall,
     EndSequence,
     Input,
     Load,
+    Loaded,
+    LoadFailure,
+    LoadStarted,
     Message,
+    NextBatch,
     Part,
+    Piece,
     Predict,
     Prediction,
     Profile,
+    Profiled,
     ProtocolError,
     Reply,
     SetThreads,
+    ThreadsSet,
+    Trials,
 )
 
 LIMIT = 1 << 20
-LOAD, PREDICT, REPLY, CALL, CANCEL_CALL, CALL_REPLY = range(1, 7)
+LOAD, LOADED, PREDICT, REPLY, PIECE, PROFILED, CALL = 1, 3, 5, 6, 7, 11, 14
+KINDS = range(1, 17)
 
 texts = st.text(max_size=20)
 bodies = st.binary(max_size=300)
@@ -44,6 +54,9 @@ json_values = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=4),
     max_leaves=12,
 )
+rows_of_metrics = st.lists(st.lists(json_values, max_size=3), max_size=3)
+costs = st.builds(BatchCost, st.integers(), st.floats(0, 100), st.integers())
+profiled = st.builds(Profiled, st.lists(costs, max_size=3), texts, st.integers(), texts)
 messages: st.SearchStrategy[Message] = st.one_of(
     st.builds(
         Load,
@@ -56,11 +69,26 @@ messages: st.SearchStrategy[Message] = st.one_of(
         decode_input_request=st.booleans(),
         max_response_bytes=st.integers(),
         server_version=texts,
-        profiled_sizes=st.lists(st.integers(1, 64), max_size=3),
-        profiling_seconds=st.floats(0, 100),
-        sample_input=texts,
         overlap_stages=st.booleans(),
+        samples=st.lists(texts, max_size=3),
+        trials=st.builds(
+            Trials, sizes=st.lists(st.integers(1, 64), max_size=3), seconds=st.floats(0, 100)
+        ),
     ),
+    st.just(LoadStarted()),
+    st.builds(
+        Loaded,
+        rows_of_metrics,
+        st.integers(0, 99),
+        st.booleans(),
+        st.dictionaries(texts, json_values, max_size=3),
+        st.dictionaries(texts, json_values, max_size=3),
+        st.integers(),
+        texts,
+        profiled,
+        st.dictionaries(texts, json_values, max_size=3),
+    ),
+    st.builds(LoadFailure, st.integers(), texts, st.booleans()),
     st.builds(
         Predict,
         st.lists(inputs, max_size=4),
@@ -73,20 +101,27 @@ messages: st.SearchStrategy[Message] = st.one_of(
         st.integers(),
         texts,
         st.lists(predictions, max_size=4),
-        st.lists(st.lists(json_values, max_size=3), max_size=3),
-        costs=st.lists(
-            st.tuples(st.integers(), st.floats(0, 100), st.integers()).map(list), max_size=3
-        ),
-        profiling_note=texts,
-        overlaps=st.integers(0, 99),
-        too_large=st.integers(),
-        compiled=st.dictionaries(texts, json_values, max_size=3),
-        threads=st.just([]) | st.tuples(st.integers(), texts).map(list),
-        lengths=st.lists(st.tuples(st.integers(), st.floats(0, 9)).map(list), max_size=3),
-        rows=st.lists(st.integers(), max_size=3),
-        validation=st.dictionaries(texts, json_values, max_size=3),
-        length_seconds=st.floats(0, 9),
+        rows_of_metrics,
+        st.floats(0, 9),
+        st.integers(),
+        texts,
+        st.integers(),
+        texts,
+        st.lists(st.integers(), max_size=3).map(tuple),
+        st.lists(st.tuples(st.integers(), st.floats(0, 9)), max_size=3).map(tuple),
+        st.floats(0, 9),
     ),
+    st.builds(
+        Piece,
+        st.lists(predictions, max_size=4),
+        st.lists(st.integers(), max_size=4),
+        st.integers(),
+        texts,
+        st.integers(),
+    ),
+    st.builds(NextBatch, st.integers()),
+    profiled,
+    st.builds(ThreadsSet, st.integers(), st.integers()),
     st.builds(
         Call,
         number=st.integers(),
@@ -164,7 +199,7 @@ def test_garbage_is_refused_or_waits_for_more(data: bytes) -> None:
     decodes_or_refuses(data)
 
 
-@given(json_values, st.sampled_from([LOAD, PREDICT, REPLY, CALL, CANCEL_CALL, CALL_REPLY]), bodies)
+@given(json_values, st.sampled_from(KINDS), bodies)
 def test_a_frame_whose_meta_is_any_json_is_refused_or_read(
     meta: Any, kind: int, body: bytes
 ) -> None:
@@ -188,31 +223,31 @@ def test_a_message_with_a_byte_changed_is_refused_or_read(sent: Message, data: A
 )
 def test_a_number_that_is_none_is_refused(number: float) -> None:
     with pytest.raises(ProtocolError):
-        Decoder(LIMIT).feed(frame([number, "", [], 0, 0, []]))
+        Decoder(LIMIT).feed(frame([number, 0, [], []]))
 
 
 @pytest.mark.parametrize(
     ("data", "complaint"),
     [
-        (frame([200, "", [], 0, 0, False, [], []], version=1), "version 1, expected 4"),
-        (frame([200, "", [], 0, 0, False, [], []], kind=99), "unknown kind of message: 99"),
+        (frame([0, 0, [], []], version=1), "version 1, expected 5"),
+        (frame([0, 0, [], []], kind=99), "unknown kind of message: 99"),
         (
-            frame([200, "", [], 0, 0, False, [], []], b"left"),
+            frame([0, 0, [], []], b"left"),
             "4 bytes of the frame belong to no body",
         ),
         (
-            frame([200, "", [], 0, 0, False, [], [[5, 200, "", {}]]], b"four"),
+            frame([0, 0, [], [[5, 200, "", {}]]], b"four"),
             "5 bytes does not fit",
         ),
         (
-            frame([200, "", [], 0, 0, False, [], [[-1, 200, "", {}]]], b"four"),
+            frame([0, 0, [], [[-1, 200, "", {}]]], b"four"),
             "-1 bytes does not fit",
         ),
-        (frame([200, "", [], 0, 0, False, [], [], [[1, 2]], "", 0]), "unreadable message"),
-        (frame([200, "", [], 0, 0, False, [], [], []]), "unreadable message of kind 3"),
-        (frame(b"{"), "unreadable message of kind 3"),
-        (frame(b"\xff"), "unreadable message of kind 3"),
-        (frame(b"[" * 100_000), "unreadable message of kind 3"),
+        (frame([0, 0, [], [], 200, "", "", -1, "", [], [[1, 2, 3]], 0.0]), "unreadable message"),
+        (frame([0, 0, [], [], []]), "unreadable message of kind 6"),
+        (frame(b"{"), "unreadable message of kind 6"),
+        (frame(b"\xff"), "unreadable message of kind 6"),
+        (frame(b"[" * 100_000), "unreadable message of kind 6"),
         (frame({"model_name": "x"}, kind=LOAD), "unreadable message of kind 1"),
         (struct.pack("!IBBI", 6, VERSION, REPLY, 1), "1 bytes of meta do not fit"),
         (struct.pack("!I", 5), "a frame of 5 bytes, allowed are 6"),
@@ -240,11 +275,9 @@ def test_a_frame_too_long_for_its_length_field_is_not_encoded() -> None:
         encode(Reply(predictions=[Prediction(Huge())]))
 
 
-def test_a_reply_to_a_batch_does_not_carry_what_only_a_load_has() -> None:
+def test_a_plain_reply_does_not_carry_what_only_others_have() -> None:
     plain = len(joined(Reply(predictions=[Prediction(b"x")])))
-    assert plain < len(joined(Reply(predictions=[Prediction(b"x")], profiling_note="n"))) - len(
-        '"n"'
-    )
+    assert plain + len(',""') < len(joined(Reply(predictions=[Prediction(b"x")], raised_at="n")))
 
 
 def test_a_large_body_is_received_in_place() -> None:

@@ -37,7 +37,7 @@ def by_bytes(row: Any) -> int:
 
 
 def test_what_the_handler_says_of_each_row() -> None:
-    assert asked(by_bytes).of(ROWS) == [[0, 1.0], [1, 20.0], [2, 3.0]]
+    assert asked(by_bytes).of(ROWS) == [(0, 1.0), (1, 20.0), (2, 3.0)]
 
 
 def test_a_handler_without_it_is_not_asked() -> None:
@@ -46,7 +46,7 @@ def test_a_handler_without_it_is_not_asked() -> None:
 
 def test_of_a_large_batch_only_some_rows_are_asked_about() -> None:
     rows = [{"body": b"x" * count} for count in range(32)]
-    assert asked(by_bytes).of(rows) == [[0, 0.0], [8, 8.0], [16, 16.0], [24, 24.0]]
+    assert asked(by_bytes).of(rows) == [(0, 0.0), (8, 8.0), (16, 16.0), (24, 24.0)]
 
 
 def test_it_takes_a_small_share_of_the_time() -> None:
@@ -74,7 +74,7 @@ def test_it_takes_a_small_share_of_the_time() -> None:
         b"12",
         None,
         True,
-        [1, 2],
+        (1, 2),
         {},
         pytest.param(object(), id="object"),
         10**400,
@@ -89,17 +89,17 @@ def test_nonsense_is_a_failure_and_nothing_worse(
 ) -> None:
     clock = Clock()
     lengths = asked(lambda _row: nonsense, clock)
-    assert lengths.of(ROWS) == [[0, FAILED]]
+    assert lengths.of(ROWS) == [(0, FAILED)]
     assert "input_length failed" in caplog.text
     clock.now += 1.0
     assert lengths.of(ROWS) == []  # it is left alone for a while
     clock.now += 60.0
-    assert lengths.of(ROWS) == [[0, FAILED]]
+    assert lengths.of(ROWS) == [(0, FAILED)]
 
 
 def test_numbers_of_other_libraries_are_numbers() -> None:
     numpy = pytest.importorskip("numpy")
-    assert asked(lambda _row: numpy.int64(7)).of(ROWS[:1]) == [[0, 7.0]]
+    assert asked(lambda _row: numpy.int64(7)).of(ROWS[:1]) == [(0, 7.0)]
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_what_it_raises_is_logged(error: BaseException, caplog: pytest.LogCaptur
     def measure(_row: Any) -> int:
         raise error
 
-    assert asked(measure).of(ROWS) == [[0, FAILED]]
+    assert asked(measure).of(ROWS) == [(0, FAILED)]
     assert "in measure" in caplog.text
 
 
@@ -117,7 +117,7 @@ def test_what_it_does_to_a_row_is_not_done_to_the_handlers() -> None:
     def measure(row: Any) -> int:
         return len(row.pop("body"))
 
-    assert asked(measure).of(ROWS)[0] == [0, 1.0]
+    assert asked(measure).of(ROWS)[0] == (0, 1.0)
     assert ROWS[0] == {"body": b"x"}
 
 
@@ -135,7 +135,7 @@ def test_one_that_hangs_is_interrupted(
             except Exception:  # noqa: BLE001 - it does what it can to stay
                 continue
 
-    assert asked(hang).of(ROWS) == [[0, FAILED]]
+    assert asked(hang).of(ROWS) == [(0, FAILED)]
     assert "took more than 0.05 s" in caplog.text
     assert signal.getsignal(signal.SIGALRM) is before
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
@@ -144,7 +144,7 @@ def test_one_that_hangs_is_interrupted(
 @pytest.mark.usefixtures("no_timer")
 def test_a_timer_of_the_handlers_own_is_left_alone() -> None:
     signal.setitimer(signal.ITIMER_REAL, 50.0)
-    assert asked(by_bytes).of(ROWS[:1]) == [[0, 1.0]]
+    assert asked(by_bytes).of(ROWS[:1]) == [(0, 1.0)]
     assert signal.getitimer(signal.ITIMER_REAL)[0] > 0
 
 
@@ -153,4 +153,4 @@ def test_in_another_thread_it_is_not_interrupted() -> None:
     thread = threading.Thread(target=lambda: found.append(asked(by_bytes).of(ROWS[:1])))
     thread.start()
     thread.join()
-    assert found == [[[0, 1.0]]]
+    assert found == [[(0, 1.0)]]

@@ -20,7 +20,16 @@ from marserve.backend.errors import PredictionException
 from marserve.backend.framing import Decoder, encode
 from marserve.backend.metrics import MetricsStore
 from marserve.backend.pipeline import _Pace, serve_in_stages
-from marserve.backend.protocol import Input, Load, Message, Part, Predict, Reply
+from marserve.backend.protocol import (
+    Input,
+    Load,
+    Message,
+    NextBatch,
+    Part,
+    Piece,
+    Predict,
+    Reply,
+)
 from marserve.backend.service import Service
 
 SECONDS = 5.0
@@ -124,25 +133,23 @@ class Peer:
     def send_message(self, message: Message) -> None:
         self._sock.sendall(b"".join(encode(message)))
 
-    def receive(self) -> Reply:
+    def receive(self) -> Any:
         while not self._inbox:
             data = self._sock.recv(65536)
             assert data, "the worker left"
             self._inbox = self._decoder.feed(data)
-        reply = self._inbox.pop(0)
-        assert isinstance(reply, Reply)
-        return reply
+        return self._inbox.pop(0)
 
     def answer(self) -> Reply:
         """Return the next reply that is not a piece."""
-        while (reply := self.receive()).more:
+        while not isinstance(reply := self.receive(), Reply):
             pass
         return reply
 
     def asked_behind(self) -> int:
-        reply = self.receive()
-        assert reply.asks
-        return reply.number
+        request = self.receive()
+        assert isinstance(request, NextBatch)
+        return request.number
 
     @property
     def receives_nothing(self) -> bool:
@@ -173,7 +180,7 @@ def peer(handler: Handler) -> Iterator[Any]:
     service = Service(handler.handle, context, stages=handler)
     connection = FrontendConnection(far)
 
-    def send(number: int, reply: Reply) -> None:
+    def send(number: int, reply: Any) -> None:
         reply.number = number
         connection.send(reply)
 
@@ -391,7 +398,7 @@ def test_pieces_of_overlapping_answers_reach_their_own_batch(handler: Handler, p
     handler.gates.wait_entered("postprocess", b"a")
     handler.gates.open("postprocess", b"a")
     seen = [peer.receive() for _ in range(5)]
-    [piece] = [reply for reply in seen if reply.more and not reply.asks]
+    [piece] = [message for message in seen if isinstance(message, Piece)]
     assert (piece.number, piece.places, bytes(piece.predictions[0].body)) == (1, [0], b"half")
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from marserve.backend.context import Context, RequestProcessor
 from marserve.backend.errors import PredictionException, failure_of
 from marserve.backend.metrics import MetricsStore
-from marserve.backend.protocol import EndSequence, Input, Part, Prediction, Reply
+from marserve.backend.protocol import EndSequence, Input, Part, Piece, Prediction, Reply
 from marserve.backend.service import Service, padded, repeats, without_padding
 
 
@@ -336,9 +336,9 @@ def test_a_failed_batch_has_its_metrics_but_no_prediction_time() -> None:
 # -- answers in pieces -----------------------------------------------------------------------------
 
 
-def stream(entry_point: Callable[[Any, Context], Any], count: int = 2) -> tuple[list[Reply], Reply]:
+def stream(entry_point: Callable[[Any, Context], Any], count: int = 2) -> tuple[list[Piece], Reply]:
     """The pieces a handler sent, and the reply behind them."""
-    pieces: list[Reply] = []
+    pieces: list[Piece] = []
     inputs = [make_input(id_=f"id-{i}") for i in range(count)]
     return pieces, make_service(entry_point).predict(inputs, pieces.append)
 
@@ -350,11 +350,10 @@ def test_a_piece_has_a_prediction_for_each_request_and_says_that_more_follows() 
         return ["a1", "b1"]
 
     [piece], reply = stream(handle)
-    assert (piece.more, piece.places) == (True, [0, 1])
+    assert piece.places == [0, 1]
     assert [bytes(each.body) for each in piece.predictions] == [b"a0", b"b0"]
     assert [each.status for each in piece.predictions] == [200, 201]
     assert [each.headers["ts_stream_next"] for each in piece.predictions] == ["true", "true"]
-    assert not reply.more
     assert [each.headers["ts_stream_next"] for each in reply.predictions] == ["false", "false"]
 
 
@@ -384,7 +383,7 @@ def test_an_intermediate_failure_tells_its_sentence() -> None:
         return data
 
     [piece], _ = stream(handle)
-    assert (piece.code, piece.message, piece.more) == (507, "no more tokens", True)
+    assert (piece.code, piece.message) == (507, "no more tokens")
 
 
 def test_stopping_criteria_say_which_answers_go_on() -> None:
@@ -453,7 +452,7 @@ def test_the_number_of_results_is_that_of_the_padded_batch(count: int) -> None:
 
 
 def test_pieces_about_the_padding_stay_here() -> None:
-    pieces: list[Reply] = []
+    pieces: list[Piece] = []
 
     def handle(data: Any, context: Context) -> Any:
         ids = context.request_ids or {}
@@ -525,8 +524,8 @@ def test_whatever_the_size_clients_get_what_they_would_without_padding(
     ids: list[str], run_as: int
 ) -> None:
     inputs = [make_input(id_=each) for each in ids]
-    plain_pieces: list[Reply] = []
-    padded_pieces: list[Reply] = []
+    plain_pieces: list[Piece] = []
+    padded_pieces: list[Piece] = []
     plain = make_service(answering).predict(inputs, plain_pieces.append)
     padded = make_service(answering).predict(inputs, padded_pieces.append, run_as)
     plain.handler_ms = padded.handler_ms = 0.0

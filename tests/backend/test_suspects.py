@@ -7,23 +7,21 @@ from typing import Any
 
 import pytest
 
-from marserve.backend.suspects import suspects_of
+from marserve.backend.suspects import suspect_of
 
 Handler = Callable[[list[dict[str, Any]]], Any]
 
 
-def suspects(handler: Handler, rows: Sequence[dict[str, Any]], count: int = 0) -> list[int]:
-    """Whom the traceback names when the handler raises for these rows."""
+def suspect(handler: Handler, rows: Sequence[dict[str, Any]], count: int = 0) -> int:
+    """The place that the traceback names when the handler raises for these rows."""
     return blamed(handler, rows, count)[0]
 
 
-def blamed(
-    handler: Handler, rows: Sequence[dict[str, Any]], count: int = 0
-) -> tuple[list[int], str]:
+def blamed(handler: Handler, rows: Sequence[dict[str, Any]], count: int = 0) -> tuple[int, str]:
     try:
         handler([*rows])
     except (ValueError, KeyError, ZeroDivisionError) as error:
-        return suspects_of(error, rows, count or len(rows))
+        return suspect_of(error, rows, count or len(rows))
     raise AssertionError("it did not raise")
 
 
@@ -112,7 +110,7 @@ def chained(data: list[dict[str, Any]]) -> None:
 def test_the_row_that_a_handler_was_busy_with_is_named(handler: Handler, place: int) -> None:
     bodies = ["one", "two", "three", "four"]
     bodies[place] = "bad"
-    assert suspects(handler, rows_of(*bodies)) == [place]
+    assert suspect(handler, rows_of(*bodies)) == place
 
 
 def all_at_once(data: list[dict[str, Any]]) -> None:
@@ -134,20 +132,20 @@ def deep(data: list[dict[str, Any]], depth: int = 300) -> None:
 
 @pytest.mark.parametrize("handler", [all_at_once, deep])
 def test_where_no_single_row_is_held_nobody_is_named(handler: Handler) -> None:
-    assert blamed(handler, rows_of("one", "bad", "three")) == ([], "")
+    assert blamed(handler, rows_of("one", "bad", "three")) == (-1, "")
 
 
 def test_a_value_that_rows_share_names_nobody() -> None:
-    assert suspects(by_value, rows_of("one", *["bad"] * 2)) == []
+    assert suspect(by_value, rows_of("one", *["bad"] * 2)) == -1
 
 
 def test_the_innermost_frame_with_one_row_counts() -> None:
-    assert suspects(two_at_a_time, rows_of("one", "bad", "three")) == [1]
+    assert suspect(two_at_a_time, rows_of("one", "bad", "three")) == 1
 
 
 def test_padding_speaks_for_the_row_it_repeats() -> None:
     rows = [*rows_of("one", "two"), {"body": "bad"}]
-    assert suspects(in_a_loop, rows, 2) == [1]
+    assert suspect(in_a_loop, rows, 2) == 1
 
 
 def test_where_it_was_raised_is_told_by_file_line_and_type() -> None:
@@ -179,7 +177,7 @@ def test_objects_of_the_handler_are_not_compared() -> None:
             check(row["body"])
             del item
 
-    assert suspects(handler, rows_of("one", "bad")) == [1]
+    assert suspect(handler, rows_of("one", "bad")) == 1
 
 
 class HostileNames(dict[str, Any]):
@@ -195,7 +193,7 @@ def test_names_of_executed_code_are_not_looked_into() -> None:
 
     with pytest.raises(ZeroDivisionError) as raised:
         handler(rows := rows_of("one", "two"))
-    assert suspects_of(raised.value, rows, 2) == ([], "")
+    assert suspect_of(raised.value, rows, 2) == (-1, "")
 
 
 class Large:
@@ -212,7 +210,7 @@ def test_nothing_of_the_handler_is_kept() -> None:
 
     gc.disable()
     try:
-        assert suspects(handler, rows_of("one", "bad")) == [1]
+        assert suspect(handler, rows_of("one", "bad")) == 1
         assert kept[0]() is None
     finally:
         gc.enable()

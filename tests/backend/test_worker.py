@@ -11,7 +11,19 @@ from marserve.backend.async_worker import new_loop, serve_concurrently
 from marserve.backend.connection import FrontendConnection
 from marserve.backend.context import Context
 from marserve.backend.framing import Decoder, encode
-from marserve.backend.protocol import Input, Load, Message, Part, Predict, Reply
+from marserve.backend.protocol import (
+    Input,
+    Load,
+    Loaded,
+    LoadFailure,
+    LoadStarted,
+    Message,
+    Part,
+    Piece,
+    Predict,
+    Reply,
+    Trials,
+)
 from marserve.backend.service import Service
 
 HANDLER = """
@@ -57,7 +69,7 @@ def serve(pair: tuple[socket.socket, socket.socket]) -> Callable[[bytes], tuple[
         while received := ours.recv(65536):
             answers += decoder.feed(received)
         if answers:
-            assert answers.pop(0) == Reply(more=True)
+            assert answers.pop(0) == LoadStarted()
         return status, answers
 
     return served
@@ -83,7 +95,7 @@ def test_a_worker_loads_predicts_and_leaves_with_the_frontend(
     status, answers = serve(data)
     assert status == 0
     # Where another test has loaded torch, it tells of its threads.
-    assert dataclasses.replace(answers[0], threads=[]) == Reply(message="loaded model m")
+    assert dataclasses.replace(answers[0], threads=0) == Loaded()
     assert [[each.body for each in reply.predictions] for reply in answers[1:]] == [
         [b"a", b"b"],
         [b"c"],
@@ -102,7 +114,7 @@ def handle(data, context):
     padded = batch(b"a", b"b")
     padded.run_as, padded.number = 4, 9
     _, [_, piece, reply] = serve(joined(load("worker_padded", source), padded))
-    assert (piece.more, piece.number, piece.places) == (True, 9, [0, 1])
+    assert (type(piece), piece.number, piece.places) == (Piece, 9, [0, 1])
     assert [each.body for each in piece.predictions] == [b"a", b"b"]
     assert [each.body for each in reply.predictions] == [b"4", b"4"]
 
@@ -128,12 +140,13 @@ class Handler:
 def test_a_load_with_sizes_tells_their_costs_and_shows_nothing_else_of_profiling(
     serve: Callable[..., Any], load: Callable[..., Load], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    loading = load("worker_profiled", PROFILED, profiled_sizes=[1, 2, 4, 8], profiling_seconds=60.0)
+    loading = load("worker_profiled", PROFILED, trials=Trials(sizes=[1, 2, 4, 8], seconds=60.0))
     status, [loaded, reply] = serve(joined(loading, batch(b"x")))
-    assert (status, loaded.code, loaded.message) == (0, 200, "loaded model m")
-    assert [size for size, _, _ in loaded.costs] == [1, 2]
-    assert all(0 < seconds < 60 and peak >= 0 for _, seconds, peak in loaded.costs)
-    assert "size 4 failed with status 503" in loaded.profiling_note
+    profiled = loaded.profiled
+    assert status == 0
+    assert [cost.size for cost in profiled.costs] == [1, 2]
+    assert all(0 < cost.seconds < 60 and cost.peak_bytes >= 0 for cost in profiled.costs)
+    assert "size 4 failed with status 503" in profiled.note
     assert [[row[1] for row in each.metrics] for each in (loaded, reply)] == [
         ["Loaded"],
         ["Batches"],
@@ -178,7 +191,7 @@ def test_a_model_that_does_not_load_is_reported_with_its_reason_and_ends_the_wor
     source = f"def handle(data, context):\n    raise {raised}\n"
     status, answers = serve(joined(load(name, source), batch(b"never read")))
     permanent = name == "worker_import"
-    assert (status, answers) == (1, [Reply(code, message, permanent=permanent)])
+    assert (status, answers) == (1, [LoadFailure(code, message, permanent)])
 
 
 @pytest.mark.parametrize(

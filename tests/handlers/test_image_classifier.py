@@ -6,8 +6,8 @@ import torch
 from PIL import Image
 
 from marserve.backend.loader import load_service
-from marserve.backend.profiling.batch_sizes import profile_model
-from marserve.backend.protocol import Load
+from marserve.backend.profiling.measurements import Measurements
+from marserve.backend.protocol import Load, Trials
 from marserve.handlers.image_classifier import ImageClassifier
 
 MODEL_FILE = """
@@ -104,7 +104,7 @@ def test_a_load_measures_what_batches_of_the_sample_cost(tmp_path) -> None:
     (tmp_path / "MAR-INF").mkdir()
     (tmp_path / "MAR-INF/MANIFEST.json").write_text(json.dumps(manifest))
     plain = ("m", str(tmp_path), "image_classifier", 4, None, True, True, 1 << 20, "1")
-    load = Load(*plain, profiled_sizes=[1, 2], profiling_seconds=60.0)
-    findings = profile_model(load, load_service(load))
-    assert [size for size, _, _ in findings.costs] == [1, 2]
-    assert findings.note == ""
+    load = Load(*plain, trials=Trials(sizes=[1, 2], seconds=60.0))
+    profiled = Measurements(load, load_service(load)).run_trials().profiled
+    assert [cost.size for cost in profiled.costs] == [1, 2]
+    assert profiled.note == ""

@@ -40,7 +40,7 @@ def _compare(directory: str, sample: str) -> object:
         decode_input_request=True,
         max_response_bytes=_MAX_BYTES,
         server_version="",
-        sample_input=sample,
+        samples=[sample] if sample else [],
     )
     try:
         service = load_service(load)

@@ -74,7 +74,8 @@ class StatefulWorkerPool(WorkerPool):
 
     def _load_message(self, gpu: int | None) -> Load:
         load = super()._load_message(gpu)
-        return replace(load, profiled_sizes=[], sequence_headers=list(self._names.all))
+        trials = replace(load.trials, sizes=[])
+        return replace(load, trials=trials, sequence_headers=list(self._names.all))
 
     def _threads_to_try(self, _torch: TorchOptions, _gpu: int | None) -> list[int]:
         return []

@@ -13,10 +13,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
 
-from marserve.backend.protocol import Reply
+from marserve.backend.protocol import Piece, Reply
 from marserve.frontend.batching.batches import Batch, failure_of
 from marserve.frontend.batching.jobs import Job
 from marserve.frontend.workers.calls import CallModel, WorkerCalls, no_calls
+from marserve.frontend.workers.connection import BatchAnswer
 from marserve.frontend.workers.dispatch.batched import DispatchStrategy, InFlight
 
 #: The default limit of requests in a worker: more than any engine runs at a time, and few enough
@@ -79,9 +80,10 @@ class Async(DispatchStrategy):
             latest, self._latest = self._latest, None
             self._ask(latest)
 
-    def _on_reply(self, batch: Batch, reply: Reply) -> None:
-        if reply.more:
+    def _on_reply(self, batch: Batch, reply: BatchAnswer) -> None:
+        if isinstance(reply, Piece):
             batch.push(reply)
+        if not isinstance(reply, Reply):
             return
         (job,) = batch.jobs
         self._calls.end(reply.number)  # a handler that has answered does not wait for them

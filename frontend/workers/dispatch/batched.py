@@ -24,7 +24,15 @@ from collections.abc import Callable, Iterable, Sequence, Sized
 from dataclasses import dataclass, field
 from functools import partial
 
-from marserve.backend.protocol import Input, Predict, Profile, ProtocolError, Reply
+from marserve.backend.protocol import (
+    Input,
+    Piece,
+    Predict,
+    Profile,
+    Profiled,
+    ProtocolError,
+    Reply,
+)
 from marserve.frontend.batching.batcher import Batcher
 from marserve.frontend.batching.batches import Batch, Reason, failure_of
 from marserve.frontend.batching.isolation.splitting import BatchSplitting, Hint
@@ -32,7 +40,7 @@ from marserve.frontend.batching.jobs import Job
 from marserve.frontend.batching.rows import in_blocks
 from marserve.frontend.errors import WorkerDied
 from marserve.frontend.telemetry.model_metrics import ModelMetrics
-from marserve.frontend.workers.connection import OnReply, WorkerConnection
+from marserve.frontend.workers.connection import BatchAnswer, OnReply, WorkerConnection
 from marserve.frontend.workers.failures import ResponseTimedOut
 
 # The code of a worker's reply when a batch ran out of memory.
@@ -218,13 +226,15 @@ class Batched(DispatchStrategy):
         """See `DispatchStrategy.can_profile`."""
         return self.is_accepting
 
-    def profile(self, message: Profile, seconds: float, on_reply: OnReply) -> None:
+    def profile(
+        self, message: Profile, seconds: float, on_reply: Callable[[Profiled], None]
+    ) -> None:
         """Have the idle worker run a batch of samples, which is expected to take so long."""
         self._control_messages += 1
         self.batcher.lend(self, seconds)
         self.connection.profile(message, self.timeout, partial(self._on_profiled, on_reply))
 
-    def _on_profiled(self, on_reply: OnReply, reply: Reply) -> None:
+    def _on_profiled(self, on_reply: Callable[[Profiled], None], reply: Profiled) -> None:
         self._control_messages -= 1
         if self._is_stopping:
             self._note_drained()
@@ -246,9 +256,10 @@ class Batched(DispatchStrategy):
             inputs, rows = in_blocks(inputs)
         self._send(inputs, partial(self._on_reply, batch), batch.run_as, rows=rows)
 
-    def _on_reply(self, batch: Batch, reply: Reply) -> None:
-        if reply.more:
+    def _on_reply(self, batch: Batch, reply: BatchAnswer) -> None:
+        if isinstance(reply, Piece):
             batch.push(reply)
+        if not isinstance(reply, Reply):  # `NextBatch` is ignored: one batch is sent at a time
             return
         splitting = self._in_flight.pop(batch)
         took = time.monotonic() - batch.closed - reply.length_seconds
@@ -336,5 +347,6 @@ class Batched(DispatchStrategy):
 
 def hint_of(reply: Reply, batch: Batch) -> Hint | None:
     """What the traceback of the handler says of the cause, if anything."""
-    places = [place for place in reply.suspects if 0 <= place < len(batch)]
-    return Hint(batch.jobs[places[0]], reply.raised_at) if len(places) == 1 else None
+    if not 0 <= reply.suspect < len(batch):
+        return None
+    return Hint(batch.jobs[reply.suspect], reply.raised_at)

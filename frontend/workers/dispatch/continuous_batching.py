@@ -13,9 +13,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from marserve.backend.protocol import STREAM_NEXT, Input, Prediction, Reply
+from marserve.backend.protocol import STREAM_NEXT, Input, Piece, Prediction, Reply
 from marserve.frontend.batching.batches import Batch, failure_of
 from marserve.frontend.batching.jobs import Group, Job
+from marserve.frontend.workers.connection import BatchAnswer
 from marserve.frontend.workers.dispatch.batched import DispatchStrategy, InFlight, hint_of
 
 
@@ -40,9 +41,10 @@ class ContinuousBatching(DispatchStrategy):
         queued = now - new[-1].arrived if new else 0.0
         self._send(inputs, partial(self._on_reply, Batch(self._in_flight, now), queued))
 
-    def _on_reply(self, step: Batch, queued: float, reply: Reply) -> None:
-        if reply.more:
+    def _on_reply(self, step: Batch, queued: float, reply: BatchAnswer) -> None:
+        if isinstance(reply, Piece):
             step.push(reply)
+        if not isinstance(reply, Reply):
             return
         unfinished: list[Job] = []
         if reply.code == 200:

@@ -1,13 +1,25 @@
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
 from marserve.backend.connection import FrontendConnection
 from marserve.backend.processes.ranks import LeaderConnection, fetch_connection
 from marserve.backend.processes.runner import offer_sockets
-from marserve.backend.protocol import Input, Load, Part, Predict, Prediction, Reply
+from marserve.backend.protocol import (
+    Input,
+    Load,
+    Loaded,
+    LoadFailure,
+    Part,
+    Piece,
+    Predict,
+    Prediction,
+    Reply,
+    Trials,
+)
 
 SECONDS = 5.0
 
@@ -45,8 +57,8 @@ class Team:
         for connection in self.ranks:
             connection.receive()
         for connection in reversed(self.ranks):
-            connection.send(Reply(message="loaded"))
-        assert self.frontend.receive() == Reply(message="loaded")
+            connection.send(Loaded(threads=2))
+        assert self.frontend.receive() == Loaded(threads=2)
 
     def close(self, rank: int) -> None:
         self.ranks[rank].detach().close()
@@ -99,15 +111,15 @@ def test_ranks_that_share_each_batch_are_not_profiled_and_of_a_pipeline_the_firs
     make_team: Callable[..., Team], to_all: bool, sizes: list[int]
 ) -> None:
     team = make_team(2, to_all=to_all)
-    team.frontend.send(load(profiled_sizes=[1, 2]))
+    team.frontend.send(load(trials=Trials(sizes=[1, 2])))
     received = [connection.receive() for connection in team.ranks]
-    assert received == [load(gpu_id=0, profiled_sizes=sizes), load(gpu_id=1)]
+    assert received == [load(gpu_id=0, trials=Trials(sizes=sizes)), load(gpu_id=1)]
 
 
 def test_a_rank_without_others_is_profiled(make_team: Callable[..., Team]) -> None:
     team = make_team(1)
-    team.frontend.send(load(profiled_sizes=[1, 2]))
-    assert team.ranks[0].receive() == load(gpu_id=0, profiled_sizes=[1, 2])
+    team.frontend.send(load(trials=Trials(sizes=[1, 2])))
+    assert team.ranks[0].receive() == load(gpu_id=0, trials=Trials(sizes=[1, 2]))
 
 
 def test_a_worker_is_loaded_when_all_its_ranks_are(make_team: Callable[..., Team]) -> None:
@@ -115,15 +127,15 @@ def test_a_worker_is_loaded_when_all_its_ranks_are(make_team: Callable[..., Team
     team.frontend.send(load())
     for connection in team.ranks:
         connection.receive()
-    answering = threading.Thread(target=team.ranks[0].send, args=(Reply(message="loaded"),))
+    answering = threading.Thread(target=team.ranks[0].send, args=(Loaded(threads=2),))
     answering.start()
     ours = team.frontend.detach()
     ours.setblocking(False)
     with pytest.raises(BlockingIOError):
         team.frontend.receive()
-    team.ranks[1].send(Reply(message="other words"))
+    team.ranks[1].send(Loaded(threads=3))
     ours.settimeout(SECONDS)
-    assert team.frontend.receive() == Reply(message="loaded")
+    assert team.frontend.receive() == Loaded(threads=2)
     answering.join()
 
 
@@ -131,8 +143,8 @@ def test_a_first_rank_that_does_not_load_says_so_at_once(make_team: Callable[...
     team = make_team(2)
     team.frontend.send(load())
     team.ranks[0].receive()
-    team.ranks[0].send(Reply(500, "no weights"))
-    assert team.frontend.receive() == Reply(500, "no weights")
+    team.ranks[0].send(LoadFailure(500, "no weights"))
+    assert team.frontend.receive() == LoadFailure(500, "no weights")
 
 
 def test_all_ranks_get_a_batch_and_the_first_one_answers(make_team: Callable[..., Team]) -> None:
@@ -142,7 +154,7 @@ def test_all_ranks_get_a_batch_and_the_first_one_answers(make_team: Callable[...
         team.frontend.send(batch(number))
         assert [connection.receive() for connection in team.ranks] == [batch(number)] * 3
         for connection in reversed(team.ranks):
-            connection.send(Reply(predictions=[Prediction(b"piece")], number=number, more=True))
+            connection.send(Piece([Prediction(b"piece")], [0], number=number))
             connection.send(Reply(predictions=[Prediction(b"end")], number=number))
         replies = [team.frontend.receive() for _ in range(2)]
         assert [each.predictions[0].body for each in replies] == [b"piece", b"end"]  # type: ignore[union-attr]
@@ -177,16 +189,23 @@ def test_the_end_of_the_frontend_is_reported_as_to_any_worker(
     assert team.ranks[0].receive() is None
 
 
-def test_coroutines_in_ranks_that_all_take_part_are_refused(
-    make_team: Callable[..., Team],
+@pytest.mark.parametrize(
+    ("changes", "setting"),
+    [
+        ({"asynchronous": True}, "asyncCommunication"),
+        ({"trials": Trials(validated_sizes=[2], must_validate=True)}, "validateBatching"),
+    ],
+)
+def test_what_ranks_that_share_each_batch_cannot_do_is_refused(
+    make_team: Callable[..., Team], changes: dict[str, Any], setting: str
 ) -> None:
     team = make_team(2)
-    team.frontend.send(load(asynchronous=True))
+    team.frontend.send(load(**changes))
     assert team.ranks[0].receive() is None
-    reply = team.frontend.receive()
-    assert isinstance(reply, Reply)
-    assert (reply.code, reply.permanent) == (500, True)
-    assert "asyncCommunication" in reply.message
+    failure = team.frontend.receive()
+    assert isinstance(failure, LoadFailure)
+    assert (failure.code, failure.permanent) == (500, True)
+    assert setting in failure.message
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from marserve.backend.context import Context
 from marserve.backend.metrics import MetricsStore
-from marserve.backend.profiling.batch_sizes import Findings, profile, profile_model
-from marserve.backend.protocol import Load, Prediction, Reply
+from marserve.backend.profiling.batch_sizes import SizeProfiler
+from marserve.backend.profiling.measurements import Measurements
+from marserve.backend.protocol import Load, Prediction, Profiled, Reply, Trials
 from marserve.backend.service import Service
 
 Cost = Callable[[int], float]
@@ -26,7 +27,7 @@ class Bench:
 
     seconds: Cost = lambda size: 0.01 + 0.001 * size
     bytes: Cost = lambda size: 10 * size
-    room_bytes: int | None = None
+    available_bytes: int | None = None
     extra: dict[int, float] = field(default_factory=dict)  # what the nth run takes beyond that
     replies: dict[int, Reply | BaseException] = field(default_factory=dict)  # by size
     now: float = 100.0
@@ -45,23 +46,26 @@ class Bench:
             raise reply
         return reply
 
-    def watch(self) -> None:
+    def reset_peak(self) -> None:
         self.highest = 0
 
     def peak(self) -> int:
         return int(self.highest)
 
-    def room(self) -> int | None:
-        return self.room_bytes
+    def available(self) -> int | None:
+        return self.available_bytes
 
     def release(self) -> None:
         raise AssertionError("whoever made the memory releases it")
 
-    def profile(self, *sizes: int, seconds: float = 2.0) -> Findings:
-        return profile(self.run, sizes, seconds, self, self.clock)
+    def profile(self, *sizes: int, seconds: float = 2.0) -> Profiled:
+        profiler = SizeProfiler(self.run, self, self.clock, seconds)
+        for _ in profiler.runs(sizes):
+            pass
+        return profiler.found
 
 
-def sizes_of(findings: Findings) -> list[int]:
+def sizes_of(findings: Profiled) -> list[int]:
     return [size for size, _, _ in findings.costs]
 
 
@@ -70,9 +74,9 @@ def test_each_size_is_warmed_up_and_timed_three_times() -> None:
     findings = bench.profile(1, 2, 4)
     assert bench.runs == [1] * 4 + [2] * 4 + [4] * 4
     assert [row[:2] for row in findings.costs] == [
-        [1, pytest.approx(0.011)],
-        [2, pytest.approx(0.012)],
-        [4, pytest.approx(0.014)],
+        (1, pytest.approx(0.011)),
+        (2, pytest.approx(0.012)),
+        (4, pytest.approx(0.014)),
     ]
     assert [row[2] for row in findings.costs] == [10, 20, 40]
     assert (findings.note, findings.too_large) == ("", 0)
@@ -94,14 +98,14 @@ def test_a_slow_model_is_warmed_up_and_timed_once() -> None:
     bench = Bench(seconds=lambda size: 5.0 * size)
     findings = bench.profile(1, 2)
     assert bench.runs == [1, 1]
-    assert findings.costs == [[1, pytest.approx(5.0), 10]]
+    assert findings.costs == [(1, pytest.approx(5.0), 10)]
     assert "size 2 did not fit the 2 s" in findings.note
     assert findings.too_large == 0
 
 
 def test_a_slow_first_warm_up_does_not_stand_for_the_cost() -> None:
     findings = Bench(extra={0: 30.0}).profile(1)
-    assert findings.costs == [[1, pytest.approx(0.011), 10]]
+    assert findings.costs == [(1, pytest.approx(0.011), 10)]
 
 
 def test_a_warm_up_far_beyond_what_was_foretold_is_not_followed_by_a_timed_run() -> None:
@@ -148,7 +152,7 @@ def test_the_budget_is_kept_but_for_the_first_size(
 
 
 def test_a_size_is_not_run_whose_peak_would_not_fit() -> None:
-    bench = Bench(bytes=lambda size: (100 + 10 * size) * 2**20, room_bytes=210 * 2**20)
+    bench = Bench(bytes=lambda size: (100 + 10 * size) * 2**20, available_bytes=210 * 2**20)
     findings = bench.profile(1, 2, 4, 8, 16)
     assert sizes_of(findings) == [1]  # all of 110 MiB may be the row's: 220 for two
     assert findings.too_large == 2
@@ -156,7 +160,7 @@ def test_a_size_is_not_run_whose_peak_would_not_fit() -> None:
 
 
 def test_the_second_row_tells_what_is_a_constant() -> None:
-    bench = Bench(bytes=lambda size: 100 + 10 * size, room_bytes=280)
+    bench = Bench(bytes=lambda size: 100 + 10 * size, available_bytes=280)
     findings = bench.profile(1, 2, 4, 8, 16)
     assert sizes_of(findings) == [1, 2, 4, 8]
     assert findings.too_large == 16
@@ -169,8 +173,8 @@ def test_a_peak_is_of_its_own_size() -> None:
 
 
 def test_some_room_is_left_over() -> None:
-    assert Bench(room_bytes=40).profile(1, 2, 4).too_large == 4
-    assert Bench(room_bytes=45).profile(1, 2, 4).too_large == 0
+    assert Bench(available_bytes=40).profile(1, 2, 4).too_large == 4
+    assert Bench(available_bytes=45).profile(1, 2, 4).too_large == 0
 
 
 @pytest.mark.parametrize(
@@ -236,7 +240,11 @@ def test_a_model_that_fails_at_once_has_no_costs() -> None:
 
 def make_load(model_dir: Path, *sizes: int, **changes: Any) -> Load:
     plain = ("m", str(model_dir), "h", 4, None, True, True, 1000, "1")
-    return Load(*plain, profiled_sizes=list(sizes), profiling_seconds=60.0, **changes)
+    return Load(*plain, trials=Trials(sizes=list(sizes), seconds=60.0), **changes)
+
+
+def profile_model(load: Load, service: Service, **options: Any) -> Profiled:
+    return Measurements(load, service, **options).run_trials().profiled
 
 
 def make_service(handle: Callable[[Any, Context], Any], sample: Any = "a sample") -> Service:
@@ -254,9 +262,7 @@ def test_the_handler_gets_batches_of_the_sample_as_from_clients(tmp_path: Path) 
         data[0]["body"]["a"] = "changed in place"
         return data
 
-    findings = profile_model(
-        make_load(tmp_path, 1, 2, sample_input="rows.json"), make_service(handle)
-    )
+    findings = profile_model(make_load(tmp_path, 1, 2, samples=["rows.json"]), make_service(handle))
     assert sizes_of(findings) == [1, 2]
     rows, ids = seen[-1]
     assert rows == [{"body": {"a": "changed in place"}}, {"body": {"a": 1}}]
@@ -317,8 +323,8 @@ def never(_data: Any, _context: Context) -> Any:
     ("changes", "sample", "note"),
     [
         ({}, None, "there is no sample input"),
-        ({"sample_input": "../outside"}, "a sample", "outside the model's directory"),
-        ({"sample_input": "gone"}, "a sample", "cannot be read"),
+        ({"samples": ["../outside"]}, "a sample", "outside the model's directory"),
+        ({"samples": ["gone"]}, "a sample", "cannot be read"),
         ({"asynchronous": True}, "a sample", "coroutine"),
     ],
 )

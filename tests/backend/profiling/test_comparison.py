@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marserve.backend.profiling.arrangements import arrangements
 from marserve.backend.profiling.comparison import compare
+from marserve.backend.profiling.validation import arrangements
 
 
 def difference(first: Any, second: Any, tolerance: float = 1e-3) -> tuple[float, str]:

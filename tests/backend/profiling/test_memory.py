@@ -13,19 +13,19 @@ KIB = 1 << 10
 
 def test_the_peak_of_this_process_is_seen_after_it_is_over() -> None:
     memory = HostMemory()
-    memory.watch()
+    memory.reset_peak()
     before = memory.peak()
     taken = b"x" * (64 * MIB)
     del taken
     assert 60 * MIB < memory.peak() - before < 80 * MIB
-    memory.watch()
+    memory.reset_peak()
     assert memory.peak() - before < 32 * MIB
 
 
-def test_the_machine_has_room() -> None:
-    room = HostMemory().room()
-    assert room is not None
-    assert room > MIB
+def test_the_machine_has_memory_available() -> None:
+    available = HostMemory().available()
+    assert available is not None
+    assert available > MIB
 
 
 class Kernel:
@@ -56,13 +56,13 @@ def test_figures_are_counted_from_rest(kernel: Kernel) -> None:
     memory = kernel.memory()
     kernel.holds(130, 170)
     assert memory.peak() == 70 * KIB
-    assert memory.room() == (5000 + 30) * KIB
+    assert memory.available() == (5000 + 30) * KIB
     kernel.holds(90, 95)
     assert memory.peak() == 0
 
 
 def test_the_kernel_is_reported_to_forget_the_peak(kernel: Kernel) -> None:
-    kernel.memory().watch()
+    kernel.memory().reset_peak()
     assert (kernel.proc / "self/clear_refs").read_text() == "5"
 
 
@@ -105,13 +105,13 @@ def test_a_container_may_leave_less_room_than_the_machine(
     kernel.write(kernel.proc / "self/cgroup", groups)
     for name, text in files.items():
         kernel.write(kernel.cgroups / name, text)
-    assert kernel.memory().room() == room
+    assert kernel.memory().available() == room
 
 
 def test_where_the_kernel_tells_nothing_nothing_is_known(tmp_path: Path) -> None:
     memory = HostMemory(tmp_path / "none", tmp_path / "none")
-    memory.watch()
-    assert (memory.peak(), memory.room()) == (0, None)
+    memory.reset_peak()
+    assert (memory.peak(), memory.available()) == (0, None)
     memory.release()
 
 
@@ -158,11 +158,11 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
 
 def test_a_gpus_figures_are_those_of_torchs_allocator(cuda: Cuda) -> None:
     memory = memory_of(1)
-    memory.watch()
+    memory.reset_peak()
     assert memory.peak() == 0
     cuda.held, cuda.peak, cuda.reserved, cuda.free = 120, 400, 500, 700
     assert memory.peak() == 300
-    assert memory.room() == 700 + 500 - 100
+    assert memory.available() == 700 + 500 - 100
     memory.release()
     assert cuda.reserved == 120
 

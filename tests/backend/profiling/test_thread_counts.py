@@ -2,7 +2,7 @@ from collections.abc import Callable
 
 import pytest
 
-from marserve.backend.profiling.thread_counts import Undecided, cores_to_be_had, fewest_threads
+from marserve.backend.profiling.thread_counts import Undecided, fewest_threads, free_cores
 
 
 class Machine:
@@ -72,5 +72,5 @@ def test_a_busy_machine_decides_nothing(cores: list[float]) -> None:
         Machine(lambda _threads: 0.01, cores).fewest(1, 2)
 
 
-def test_the_cores_to_be_had_are_measured() -> None:
-    assert 0 < cores_to_be_had(1) <= 1.1
+def test_the_free_cores_are_measured() -> None:
+    assert 0 < free_cores(1) <= 1.1

@@ -9,7 +9,8 @@ import pytest
 
 from marserve.backend.context import Context, RunSamples, WarmUp
 from marserve.backend.metrics import MetricsStore
-from marserve.backend.profiling.warm_up import NoSample, WarmUpFailed, find_sample, warm_up
+from marserve.backend.profiling.samples import NoSample, find_samples
+from marserve.backend.profiling.warm_up import WarmUpFailed, warm_up
 from marserve.backend.protocol import Input, Load, Part
 from marserve.backend.service import Service
 
@@ -64,7 +65,7 @@ def test_the_sample_of_the_yaml_goes_before_the_handlers(perform, tmp_path) -> N
     perform(
         lambda run: run(),
         answer=lambda data, _: seen.extend(data) or [1],
-        sample_input="sample.txt",
+        samples=["sample.txt"],
     )
     assert seen == [{"body": "tau"}]
 
@@ -96,10 +97,10 @@ def fail(_data: list[Any], _context: Context) -> list[str]:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"answer": refuse_first}, "the sample input failed with status 400; the model's log"),
+        ({"answer": refuse_first}, "the sample input failed with status 400; see the model's log"),
         ({"answer": fail}, r"the sample input failed with status 503 \(Prediction failed\)"),
         ({"sample": None}, "there is no sample input"),
-        ({"sample_input": "absent.jpg"}, "'absent.jpg' cannot be read"),
+        ({"samples": ["absent.jpg"]}, "'absent.jpg' cannot be read"),
         ({"asynchronous": True}, "a handler that is a coroutine"),
     ],
 )
@@ -131,9 +132,9 @@ def test_a_file_of_the_archive_is_what_its_name_says(
     (tmp_path / "model").mkdir(exist_ok=True)
     path.write_bytes(b"content")
     headers = {"Content-Type": content_type} if content_type else {}
-    assert find_sample(str(tmp_path / "model"), name, never) == Input(
-        "sample", headers, [Part("body", content_type, b"content")]
-    )
+    assert find_samples(str(tmp_path / "model"), [name], never) == [
+        Input("sample", headers, [Part("body", content_type, b"content")])
+    ]
 
 
 @pytest.mark.parametrize("name", ["../secret", "/etc/hostname", "link", "in/../../secret"])
@@ -143,13 +144,13 @@ def test_a_file_outside_the_archive_is_refused(tmp_path: Path, name: str) -> Non
     (tmp_path / "secret").write_bytes(b"secret")
     (model_dir / "link").symlink_to(tmp_path / "secret")
     with pytest.raises(NoSample, match="outside the model's directory"):
-        find_sample(str(model_dir), name, never)
+        find_samples(str(model_dir), [name], never)
 
 
 @pytest.mark.parametrize("name", ["gone.json", "."])
 def test_a_file_that_cannot_be_read_is_reported(tmp_path: Path, name: str) -> None:
     with pytest.raises(NoSample, match=r"cannot be read: (No such file|Is a directory)"):
-        find_sample(str(tmp_path), name, never)
+        find_samples(str(tmp_path), [name], never)
 
 
 @pytest.mark.parametrize(
@@ -165,7 +166,7 @@ def test_a_file_that_cannot_be_read_is_reported(tmp_path: Path, name: str) -> No
 def test_what_a_handler_gives_is_sent_as_a_client_would(
     tmp_path: Path, sample: Any, content_type: str, body: bytes
 ) -> None:
-    found = find_sample(str(tmp_path), "", lambda: sample)
+    [found] = find_samples(str(tmp_path), [], lambda: sample)
     assert found.parts == [Part("body", content_type, body)]
 
 
@@ -181,4 +182,4 @@ def test_what_a_handler_gives_is_sent_as_a_client_would(
 )
 def test_without_a_sample_there_is_a_reason(tmp_path: Path, ask: Any, complaint: str) -> None:
     with pytest.raises(NoSample, match=complaint):
-        find_sample(str(tmp_path), "", ask)
+        find_samples(str(tmp_path), [], ask)

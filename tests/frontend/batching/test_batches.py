@@ -3,7 +3,7 @@ from collections.abc import Callable
 
 import pytest
 
-from marserve.backend.protocol import Prediction, Reply
+from marserve.backend.protocol import Piece, Prediction
 from marserve.frontend.batching.batches import Batch, History, Reason
 from marserve.frontend.batching.jobs import Job
 from marserve.frontend.errors import WorkerDied
@@ -35,7 +35,7 @@ def test_as_many_predictions_as_jobs(make_job: Callable[..., Job]) -> None:
 def test_pieces_go_to_the_jobs_at_their_places(make_job: Callable[..., Job]) -> None:
     jobs = [make_job() for _ in range(3)]
     pieces = [Prediction(b"c"), Prediction(b"a")]
-    Batch(jobs, 0.0).push(Reply(predictions=pieces, places=[2, 0], more=True))
+    Batch(jobs, 0.0).push(Piece(pieces, [2, 0]))
     assert [job.stream and bytes(job.stream.first.body) for job in jobs] == [b"a", None, b"c"]
 
 

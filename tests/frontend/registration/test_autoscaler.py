@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from marserve.backend.protocol import Reply
+from marserve.backend.protocol import LoadFailure
 from marserve.frontend.configuration.model_schema import Autoscaling
 from marserve.frontend.errors import WorkersFailed
 from marserve.frontend.registration.autoscaler import Autoscaler, Demand, ScalingDecision
@@ -159,7 +159,7 @@ def test_a_worker_that_does_not_come_up_is_not_tried_again_and_again(
     run: Callable[..., Any], loop: Any, fakes: ModuleType, serve_model: Serving
 ) -> None:
     async def scenario() -> None:
-        lives = fakes.Life(seconds=1000.0), fakes.Life(load=Reply(507, "no memory"))
+        lives = fakes.Life(seconds=1000.0), fakes.Life(load=LoadFailure(507, "no memory"))
         async with serve_model(
             *lives, max_workers=2, autoscale=RULE, response_timeout=2000
         ) as model:

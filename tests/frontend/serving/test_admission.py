@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from marserve.backend.protocol import Predict, Prediction, Reply
+from marserve.backend.protocol import LoadFailure, Predict, Prediction, Reply
 from marserve.frontend.errors import (
     ModelNotFound,
     NoWorker,
@@ -178,7 +178,7 @@ def test_a_model_that_cannot_be_loaded_again_refuses_with_the_reason_until_it_ca
     run: Call, fakes: ModuleType, serve_model: Call, ask: Call
 ) -> None:
     why = "Its worker has failed: ValueError: no weights"
-    broken = fakes.Life(load=Reply(500, "ValueError: no weights"))
+    broken = fakes.Life(load=LoadFailure(500, "ValueError: no weights"))
 
     async def scenario() -> None:
         async with serve_model(fakes.Life(), broken, broken, fakes.Life()) as model:
@@ -205,7 +205,7 @@ def test_a_model_that_cannot_be_loaded_again_refuses_with_the_reason_until_it_ca
 def test_a_worker_that_can_serve_is_enough_to_take_requests(
     run: Call, fakes: ModuleType, serve_model: Call, ask: Call
 ) -> None:
-    broken = fakes.Life(load=Reply(500, "ValueError: no weights"))
+    broken = fakes.Life(load=LoadFailure(500, "ValueError: no weights"))
 
     async def scenario() -> None:
         async with serve_model(fakes.Life(), broken) as model:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from marserve.backend.protocol import Call, Part, Prediction, Reply
+from marserve.backend.protocol import Call, Part, Piece, Prediction, Reply
 from marserve.frontend.batching.jobs import Job, Priority
 from marserve.frontend.errors import (
     CyclicCall,
@@ -255,12 +255,12 @@ def test_a_cancelled_call_gives_up_its_place(
     run(scenario())
 
 
-def pieces(*bodies: bytes) -> list[Reply]:
+def pieces(*bodies: bytes) -> list[Piece | Reply]:
     *more, last = [
         [Prediction(body, headers={"k": "v", "ts_stream_next": "true"})] for body in bodies
     ]
     return [
-        *[Reply(predictions=each, places=[0], more=True) for each in more],
+        *[Piece(each, [0]) for each in more],
         Reply(predictions=last),
     ]
 
@@ -288,7 +288,7 @@ def test_an_answer_in_pieces_that_breaks_off_or_is_cancelled(
 ) -> None:
     async def scenario() -> None:
         first = pieces(b"a", b"b")[0]
-        failed = [first, Reply(503, "It broke.", more=True), Reply(503, "It broke.")]
+        failed = [first, Piece(code=503, message="It broke."), Reply(503, "It broke.")]
         async with serve_model(fakes.Life(predict=[failed, [first]])) as model:
             calls = Calls(model, fakes)
             answer, _ = calls.begin()

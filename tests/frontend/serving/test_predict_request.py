@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from marserve.backend.protocol import Input, Part, Prediction, Reply
+from marserve.backend.protocol import Input, Part, Piece, Prediction, Reply
 from marserve.frontend.batching.jobs import Answer, Stream
 from marserve.frontend.errors import (
     Overloaded,
@@ -26,7 +26,7 @@ from marserve.frontend.telemetry.metrics import Metrics
 Call = Callable[..., Any]
 
 #: The first piece of an answer.
-PIECE = Reply(predictions=[Prediction(b"piece")], places=[0], more=True)
+PIECE = Piece([Prediction(b"piece")], [0])
 
 
 def test_a_request_gets_its_prediction(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from marserve.backend.manifest import Manifest
-from marserve.backend.protocol import Reply
+from marserve.backend.protocol import BatchCost, Loaded, LoadFailure, Profiled
 from marserve.frontend.archives.archive import Archive
 from marserve.frontend.batching.batcher import Batcher
 from marserve.frontend.batching.job_queue import JobQueue
@@ -136,7 +136,7 @@ def test_a_pool_is_healthy_with_as_many_healthy_workers_as_its_minimum(
     run: Callable[..., Any], fakes: ModuleType, make_pool: Callable[..., Any]
 ) -> None:
     async def scenario() -> None:
-        lives = [fakes.Life(), fakes.Life(load=Reply(500, "no"))]
+        lives = [fakes.Life(), fakes.Life(load=LoadFailure(500, "no"))]
         async with make_pool(*lives, max_retry_timeout=0) as pool:
             assert pool.is_healthy
             started, _ = pool.resize(2, 2)
@@ -253,7 +253,8 @@ def test_workers_that_share_the_cores_are_all_replaced_when_their_number_changes
 
 # -- what batches cost -----------------------------------------------------------------------------
 
-PROFILED = Reply(costs=[[1, 0.02, 0], [2, 0.022, 0], [3, 0.024, 0], [4, 0.026, 0]])
+COSTS = [BatchCost(size, 0.018 + 0.002 * size, 0) for size in range(1, 5)]
+PROFILED = Loaded(profiled=Profiled(COSTS))
 
 
 def automatic(config: Config) -> ModelSettings:
@@ -284,8 +285,8 @@ def test_the_first_workers_try_the_sizes_and_nobody_after_them(
             await all_up(later)
             assert model.workers.ready == 3
             loads = [worker.loaded[0] for worker in model.launcher.workers]
-            assert [load.profiled_sizes for load in loads] == [[1, 2, 3, 4]] * 2 + [[]] * 2
-            assert {load.sample_input for load in loads} == {"sample.json"}
+            assert [load.trials.sizes for load in loads] == [[1, 2, 3, 4]] * 2 + [[]] * 2
+            assert [load.samples for load in loads] == [["sample.json"]] * 4
 
     run(scenario())
 
@@ -298,7 +299,7 @@ def test_a_model_whose_costs_nobody_asks_for_is_not_profiled(
         async with serve_settings(settings) as model:
             started, _ = model.workers.resize(1, 1)
             await all_up(started)
-            assert model.launcher.workers[0].loaded[0].profiled_sizes == []
+            assert model.launcher.workers[0].loaded[0].trials.sizes == []
             assert not model.batcher.costs.is_known
 
     run(scenario())
@@ -311,7 +312,7 @@ def test_a_size_that_memory_does_not_suffice_for_is_not_used(
     config: Config,
 ) -> None:
     async def scenario() -> None:
-        life = fakes.Life(load=replace(PROFILED, costs=PROFILED.costs[:3], too_large=4))
+        life = fakes.Life(load=Loaded(profiled=Profiled(COSTS[:3], too_large=4)))
         async with serve_settings(automatic(config), life) as model:
             started, _ = model.workers.resize(1, 1)
             await all_up(started)

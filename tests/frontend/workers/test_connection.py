@@ -9,7 +9,15 @@ from typing import Any
 import pytest
 
 from marserve.backend.framing import encode
-from marserve.backend.protocol import Load, Predict, Prediction, ProtocolError, Reply
+from marserve.backend.protocol import (
+    Load,
+    Loaded,
+    LoadFailure,
+    Predict,
+    Prediction,
+    ProtocolError,
+    Reply,
+)
 from marserve.frontend.workers.connection import WorkerConnection
 from marserve.frontend.workers.failures import (
     ConnectionLost,
@@ -64,8 +72,8 @@ def test_a_model_is_loaded_and_batches_are_answered_in_turn(
     run: Callable[..., Any], fakes: ModuleType, connected: Callable[..., Any]
 ) -> None:
     async def scenario() -> None:
-        async with connected(load=Reply(message="loaded")) as (connection, worker):
-            assert (await connection.load(LOAD, 5.0, 5.0)).message == "loaded"
+        async with connected(load=Loaded(threads=7)) as (connection, worker):
+            assert await connection.load(LOAD, 5.0, 5.0) == Loaded(threads=7)
             assert worker.loaded == [LOAD]
             for bodies in ([b"a", b"b"], [b"c"]):
                 reply = await ask(connection, fakes, *bodies)
@@ -78,11 +86,11 @@ def test_a_report_of_the_worker_is_an_answer_like_another(
     run: Callable[..., Any], fakes: ModuleType, connected: Callable[..., Any]
 ) -> None:
     async def scenario() -> None:
-        async with connected(load=Reply(507, "no memory"), predict=[Reply(503, "no")]) as (
+        async with connected(load=LoadFailure(507, "no memory"), predict=[Reply(503, "no")]) as (
             connection,
             _,
         ):
-            assert await connection.load(LOAD, 5.0, 5.0) == Reply(507, "no memory")
+            assert await connection.load(LOAD, 5.0, 5.0) == LoadFailure(507, "no memory")
             assert await ask(connection, fakes, b"a") == Reply(503, "no", number=1)
             assert not connection.lost.done()
 
@@ -154,12 +162,12 @@ def test_another_number_of_predictions_than_inputs_loses_the_worker(
 def test_an_answer_nobody_asked_for_loses_the_worker(
     run: Callable[..., Any], fakes: ModuleType, connected: Callable[..., Any]
 ) -> None:
-    twice = b"".join(encode(Reply(message="loaded"))) * 2
+    twice = b"".join(encode(Loaded(threads=7))) * 2
 
     async def scenario() -> None:
         async with connected(load=twice) as (connection, _):
-            assert (await connection.load(LOAD, 5.0, 5.0)).message == "loaded"
-            assert "answered batch 0 unasked" in str(await connection.lost)
+            assert await connection.load(LOAD, 5.0, 5.0) == Loaded(threads=7)
+            assert "sent Loaded unasked" in str(await connection.lost)
 
     run(scenario())
 
@@ -296,7 +304,7 @@ def test_an_answer_to_another_batch_never_reaches_this_one(
         async with connected(predict=[stray]) as (connection, _):
             answers: list[Reply] = []
             connection.predict(Predict([fakes.make_input(b"a")]), 5.0, answers.append)
-            assert "answered batch 7 unasked" in str(await connection.lost)
+            assert "sent Reply unasked" in str(await connection.lost)
             assert answers == []
 
     run(scenario())

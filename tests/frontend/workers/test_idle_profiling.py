@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from marserve.backend.protocol import Profile, Reply
+from marserve.backend.protocol import BatchCost, Profile, Profiled
 from marserve.frontend.batching.batcher import Batcher
 from marserve.frontend.batching.batches import Batch
 from marserve.frontend.batching.job_queue import JobQueue
@@ -28,7 +28,7 @@ class Worker(Batched):
         self.is_lost = False
         self._sizes: list[int] = []
         self._runs = 0
-        self._on_reply: Callable[[Reply], None] | None = None
+        self._on_reply: Callable[[Profiled], None] | None = None
         batcher.mark_idle(self)
 
     outstanding = 0
@@ -53,8 +53,8 @@ class Worker(Batched):
         on_reply, self._on_reply = self._on_reply, None
         assert on_reply is not None
         self.batcher.take_back(self)
-        costs = [[size, 0.01 + 0.001 * size, 0] for size in measured]
-        on_reply(Reply(costs=costs, profiling_note=note))
+        costs = [BatchCost(size, 0.01 + 0.001 * size, 0) for size in measured]
+        on_reply(Profiled(costs, note))
 
     def run(self, batch: Batch) -> None:
         self.batches.append(batch)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marserve.backend.framing import encode
-from marserve.backend.protocol import Load, Prediction, Reply
+from marserve.backend.protocol import Load, Loaded, LoadFailure, Prediction, Reply, Trials
 from marserve.frontend.batching.batcher import Batcher
 from marserve.frontend.batching.job_queue import JobQueue
 from marserve.frontend.batching.options import Batching
@@ -74,7 +74,7 @@ class Bench:
             spec=WorkerSpec("W-9000-m_1.0", {}, (), "/m", 0),
             load=Load(
                 *("m", "/m", "h", size, None, True, True, 1000, "1"),
-                profiled_sizes=[*profiled_sizes],
+                trials=Trials(sizes=[*profiled_sizes]),
             ),
             timeouts=WorkerTimeouts(STARTUP_SECONDS, window),
             make_dispatch=partial(
@@ -215,7 +215,9 @@ def test_a_load_that_fails_is_reported_with_its_code_and_tried_again(
     code: int, run: Callable[..., Any], fakes: ModuleType, bench: Callable[..., Any]
 ) -> None:
     async def scenario() -> None:
-        async with bench(fakes.Life(load=Reply(code, "ValueError: no")), fakes.Life()) as setup:
+        async with bench(
+            fakes.Life(load=LoadFailure(code, "ValueError: no")), fakes.Life()
+        ) as setup:
             outcome = await setup.supervisor.first_outcome()
             assert isinstance(outcome, LoadFailed)
             assert (outcome.code, str(outcome)) == (code, "ValueError: no")
@@ -255,7 +257,7 @@ def test_every_client_of_a_model_that_cannot_load_got_megabytes_of_missing_weigh
 ) -> None:
     async def scenario() -> None:
         missing = "RuntimeError: missing " + "weight, " * 1_000_000
-        async with bench(fakes.Life(load=Reply(500, missing))) as setup:
+        async with bench(fakes.Life(load=LoadFailure(500, missing))) as setup:
             await setup.supervisor.first_outcome()
             failure = setup.supervisor.last_failure
             assert failure is not None
@@ -309,7 +311,7 @@ def test_a_worker_that_is_lost_while_it_tries_out_sizes_loads_without(
             assert await setup.supervisor.first_outcome() is None
             assert setup.supervisor.is_ready
             loads = [load for worker in setup.launcher.workers for load in worker.loaded]
-            assert [load.profiled_sizes for load in loads] == [[1, 2], []]
+            assert [load.trials.sizes for load in loads] == [[1, 2], []]
 
     run(scenario())
 
@@ -574,7 +576,7 @@ def test_a_model_that_was_never_loaded_is_distinguished_from_one_that_may_be_loa
     bench: Callable[..., Any],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    broken = fakes.Life(load=Reply(500, "ValueError: no"))
+    broken = fakes.Life(load=LoadFailure(500, "ValueError: no"))
 
     async def scenario() -> None:
         loads: list[bool] = []
@@ -734,7 +736,7 @@ def test_a_worker_that_dies_while_it_drains_is_not_replaced(
 
 @pytest.mark.parametrize(
     "life",
-    [{"start_seconds": 10.0}, {"load": "hang"}, {"load": Reply(500, "no")}],
+    [{"start_seconds": 10.0}, {"load": "hang"}, {"load": LoadFailure(500, "no")}],
     ids=["starting", "loading", "waiting for the next try"],
 )
 def test_a_worker_can_be_stopped_before_it_serves(
@@ -797,7 +799,9 @@ def test_the_table_of_states_is_total_and_everybody_can_end() -> None:
 
 
 STARTS = st.sampled_from([None, None, None, OSError("no")])
-LOADS = st.sampled_from([Reply(), Reply(), Reply(), Reply(507, "no"), "die", "hang", GARBAGE])
+LOADS = st.sampled_from(
+    [Loaded(), Loaded(), Loaded(), LoadFailure(507, "no"), "die", "hang", GARBAGE]
+)
 ANSWERS = st.sampled_from(["echo", "echo", "die", "hang", GARBAGE, Reply(503, "no"), Reply()])
 SECONDS = st.sampled_from([0.0, 0.7, 3.0, 30.0])
 LIVES = st.lists(
@@ -915,7 +919,7 @@ def test_a_cancelled_stop_leaves_no_process_id_behind(
 def test_a_worker_that_is_lost_as_it_answers_its_load_gets_no_batch(
     run: Callable[..., Any], fakes: ModuleType
 ) -> None:
-    load = b"".join(encode(Reply())) * 2  # the second breaks the protocol, in the same turn
+    load = b"".join(encode(Loaded())) * 2  # the second breaks the protocol, in the same turn
 
     async def scenario() -> None:
         bench = Bench(fakes, fakes.Life(load=load), fakes.Life(), retries=False)

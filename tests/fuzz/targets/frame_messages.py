@@ -7,16 +7,21 @@ from fuzz.limits import Limits
 
 from marserve.backend.framing import Decoder, encode
 from marserve.backend.protocol import (
+    BatchCost,
     Call,
     CallReply,
     CancelCall,
     Input,
     Load,
+    Loaded,
     Message,
     Part,
+    Piece,
     Predict,
     Prediction,
+    Profiled,
     Reply,
+    Trials,
 )
 
 LIMITS = Limits(calls=3_000, calls_per_byte=300)
@@ -39,7 +44,9 @@ def target(data: bytes) -> None:
 
 
 def _message(choices: Choices) -> Message:
-    make: Any = choices.one_of((_load, _predict, _reply, _call, _cancel_call, _call_reply))
+    make: Any = choices.one_of(
+        (_load, _loaded, _profiled, _predict, _reply, _piece, _call, _cancel_call, _call_reply)
+    )
     message: Message = make(choices)
     return message
 
@@ -55,8 +62,8 @@ def _load(choices: Choices) -> Load:
         decode_input_request=choices.flag(),
         max_response_bytes=choices.integer(),
         server_version=choices.text(),
-        profiled_sizes=choices.several(choices.integer),
-        sample_input=choices.text(),
+        samples=choices.several(choices.text),
+        trials=Trials(sizes=choices.several(choices.integer)),
     )
 
 
@@ -73,9 +80,33 @@ def _reply(choices: Choices) -> Reply:
         choices.text(),
         choices.several(lambda: _prediction(choices)),
         choices.several(lambda: choices.several(lambda: _json(choices, 3))),
-        costs=choices.several(lambda: [choices.integer(), _number(choices), choices.integer()]),
-        profiling_note=choices.text(),
-        too_large=choices.integer(),
+        poisoned=choices.text(),
+        suspect=choices.integer(),
+        lengths=tuple(choices.several(lambda: (choices.integer(), _number(choices)))),
+        rows=tuple(choices.several(choices.integer)),
+    )
+
+
+def _loaded(choices: Choices) -> Loaded:
+    return Loaded(
+        threads=choices.integer(), threads_why=choices.text(), profiled=_profiled(choices)
+    )
+
+
+def _profiled(choices: Choices) -> Profiled:
+    def cost() -> BatchCost:
+        return BatchCost(choices.integer(), _number(choices), choices.integer())
+
+    return Profiled(choices.several(cost), choices.text(), choices.integer())
+
+
+def _piece(choices: Choices) -> Piece:
+    return Piece(
+        choices.several(lambda: _prediction(choices)),
+        choices.several(choices.integer),
+        choices.integer(),
+        choices.text(),
+        choices.integer(),
     )
 
 

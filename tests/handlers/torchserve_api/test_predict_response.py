@@ -4,7 +4,7 @@ import pytest
 from ts.handler_utils.utils import create_predict_response
 
 from marserve.backend.context import Context
-from marserve.backend.protocol import Input, Part, Reply
+from marserve.backend.protocol import Input, Part, Piece, Reply
 from marserve.backend.service import Service
 from marserve.handlers.torchserve_api.predict_response import send_intermediate_predict_response
 
@@ -13,8 +13,8 @@ from marserve.handlers.torchserve_api.predict_response import send_intermediate_
 def run():
     """The pieces that a service sends of one request, and its reply."""
 
-    def run(entry_point) -> tuple[list[Reply], Reply]:
-        pieces: list[Reply] = []
+    def run(entry_point) -> tuple[list[Piece], Reply]:
+        pieces: list[Piece] = []
         service = Service(entry_point, Context("m", "/m", None, 1, None, "1"))
         reply = service.predict(
             [Input("a", {}, [Part("body", "", bytearray(b"x"))])], pieces.append
@@ -31,7 +31,7 @@ def test_a_piece_sent_over_cl_socket_reaches_the_client(run) -> None:
         return ["two"]
 
     [piece], reply = run(handle)
-    assert (piece.more, bytes(piece.predictions[0].body)) == (True, b"one")
+    assert bytes(piece.predictions[0].body) == b"one"
     assert piece.predictions[0].headers == {"ts_stream_next": "true"}
     assert bytes(reply.predictions[0].body) == b"two"
     assert reply.predictions[0].headers == {"ts_stream_next": "false"}

@@ -26,7 +26,7 @@ def handler(batch: Predict, *, names: bool) -> Reply:
     if not bad:
         return Reply(predictions=[Prediction(id_.encode()) for id_ in ids])
     if names:
-        return Reply(503, "Prediction failed", suspects=bad[:1], raised_at="handler.py:3")
+        return Reply(503, "Prediction failed", suspect=bad[0], raised_at="handler.py:3")
     return Reply(503, "Prediction failed")
 
 

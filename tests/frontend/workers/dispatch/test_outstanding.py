@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marserve.backend.framing import encode
-from marserve.backend.protocol import Load, Predict, Prediction, Reply
+from marserve.backend.protocol import Load, Loaded, NextBatch, Predict, Prediction, Reply
 from marserve.frontend.workers.dispatch.outstanding import OutstandingBatches, dispatch_batches
 
 STAGES = (1.0, 1.0, 1.0)
@@ -29,7 +29,7 @@ async def through(
         if number:
             stages[number - 1].release()
         else:
-            yield Reply(more=True)
+            yield NextBatch()
         await asyncio.sleep(seconds[number])
         if f"kills-{number}" in map(fates.get, ids):
             yield "die"
@@ -100,7 +100,7 @@ def overlapping(
             timeout=options.pop("timeout", 60.0),
             outstanding=options.pop("outstanding", None),
         )
-        return served(way, **{"size": 1, "load": Reply(overlaps=1), **options})
+        return served(way, **{"size": 1, "load": Loaded(overlaps=1), **options})
 
     return make
 
@@ -265,7 +265,7 @@ def test_everybody_is_answered_once_and_only_the_guilty_fail(
 
     async def scenario() -> None:
         way = partial(OutstandingBatches, timeout=60.0, limit=outstanding)
-        async with served(way, size=size, load=Reply(overlaps=overlaps)) as put:
+        async with served(way, size=size, load=Loaded(overlaps=overlaps)) as put:
             jobs = {id_: put(id_) for id_ in fate_of}
             await asyncio.sleep(0.05)
             for id_, fate in fate_of.items():
@@ -308,7 +308,7 @@ def test_how_many_are_outstanding_where_nobody_says(
         return made[-1]
 
     async def scenario() -> None:
-        async with served(way, load=Reply(overlaps=overlaps)):
+        async with served(way, load=Loaded(overlaps=overlaps)):
             [dispatch] = made
             assert getattr(dispatch, "limit", 1) == count
 

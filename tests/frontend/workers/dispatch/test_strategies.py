@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marserve.backend.framing import encode
-from marserve.backend.protocol import Load, Predict, Prediction, Reply
+from marserve.backend.protocol import Load, Piece, Predict, Prediction, Reply
 from marserve.frontend.batching.jobs import Group, Job, Stream, StreamBroken
 from marserve.frontend.errors import PredictionFailed
 from marserve.frontend.telemetry.model_metrics import ModelMetrics
@@ -24,10 +24,8 @@ MORE = {"ts_stream_next": "true"}
 DIED = "Worker died. Its process was killed by SIGSEGV."
 
 
-def piece(*bodies: bytes) -> Reply:
-    return Reply(
-        predictions=[Prediction(body) for body in bodies], places=[*range(len(bodies))], more=True
-    )
+def piece(*bodies: bytes) -> Piece:
+    return Piece([Prediction(body) for body in bodies], [*range(len(bodies))])
 
 
 def last(*bodies: bytes) -> Reply:
@@ -119,7 +117,7 @@ def test_pieces_reach_their_requests_and_the_next_batch_waits_for_the_last(
 def test_a_piece_may_be_of_some_of_the_batch_only(
     run: Callable[..., Any], fakes: ModuleType, served: Callable[..., Any]
 ) -> None:
-    of_b = Reply(predictions=[Prediction(b"b0")], places=[1], more=True)
+    of_b = Piece([Prediction(b"b0")], [1])
 
     async def scenario() -> None:
         async with served(batched, predict=[fakes.echo, [of_b, last(b"a", b"b")]]) as put:
@@ -133,7 +131,7 @@ def test_a_piece_may_be_of_some_of_the_batch_only(
 def test_pieces_that_fit_no_request_lose_the_worker(
     places: list[int], run: Callable[..., Any], served: Callable[..., Any]
 ) -> None:
-    wrong = Reply(predictions=[Prediction(b"")], places=places, more=True)
+    wrong = Piece([Prediction(b"")], places)
 
     async def scenario() -> None:
         async with served(batched, predict=[[wrong, last(b"a")]]) as put:
@@ -161,7 +159,7 @@ def test_an_intermediate_failure_ends_the_answers_not_the_worker(
     run: Callable[..., Any], fakes: ModuleType, served: Callable[..., Any]
 ) -> None:
     async def scenario() -> None:
-        replies = [Reply(500, "out of tokens", more=True), last(b"late")]
+        replies = [Piece(code=500, message="out of tokens"), last(b"late")]
         async with served(batched, predict=[replies, fakes.echo]) as put:
             job = put("a")
             with pytest.raises(Exception, match="out of tokens"):
@@ -246,7 +244,7 @@ def test_the_request_that_a_failed_step_is_about_begins_alone_the_next_time(
     def handler(batch: Predict) -> Reply:
         ids = [input_.id for input_ in batch.inputs]
         if "x" in ids and len(ids) > 1:
-            return Reply(503, "bad", suspects=[ids.index("x")], raised_at="handler.py:3")
+            return Reply(503, "bad", suspect=ids.index("x"), raised_at="handler.py:3")
         return step(x=True)(batch) if "x" not in answered else step()(batch)
 
     answered: list[str] = []
@@ -521,7 +519,7 @@ def test_an_answer_that_has_begun_is_broken_off_and_its_mates_run_again(
     run: Callable[..., Any], served: Callable[..., Any]
 ) -> None:
     async def scenario() -> None:
-        of_a = Reply(predictions=[Prediction(b"a0")], places=[0], more=True)
+        of_a = Piece([Prediction(b"a0")], [0])
         replies = [picky(), [of_a, Reply(503, "no")], picky()]
         async with served(batched, size=3, predict=replies) as put:
             put("busy")

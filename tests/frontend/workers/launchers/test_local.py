@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
-from marserve.backend.protocol import Load, Predict
+from marserve.backend.protocol import Load, Loaded, Predict
 from marserve.frontend.workers.connection import WorkerConnection
 from marserve.frontend.workers.launchers import fork_server
 from marserve.frontend.workers.launchers.launcher import WorkerSpec
@@ -134,7 +134,7 @@ def work(launcher: LocalLauncher, spec: WorkerSpec, tmp_path: Path) -> Callable[
         connection = await WorkerConnection.from_socket(process.sock, max_response_bytes=1000)
         try:
             reply = await connection.load(load, SECONDS, SECONDS)
-            assert reply.code == 200, reply
+            assert isinstance(reply, Loaded), reply
             await scenario(Machine(process, connection))
         finally:
             connection.close()

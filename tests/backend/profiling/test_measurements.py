@@ -7,7 +7,7 @@ import pytest
 
 from marserve.backend.context import Context
 from marserve.backend.metrics import MetricsStore
-from marserve.backend.profiling.idle import IdleProfiling
+from marserve.backend.profiling.measurements import Measurements
 from marserve.backend.protocol import Input, Load, Part, Profile
 from marserve.backend.service import Service
 
@@ -25,8 +25,8 @@ class Profiled:
         self.service = Service(self._handle, context, sample_input=lambda: sample)
         load = Load("m", str(directory), "h", 4, None, True, True, 1000, "1")
         ticks = itertools.count()
-        self._profiling = IdleProfiling(load, self.service, lambda: TICK * next(ticks))
-        self.run = self._profiling.run
+        measurements = Measurements(load, self.service, lambda: TICK * next(ticks))
+        self.run = measurements.profile_once
 
     def _handle(self, data: list[Any], _context: Context) -> list[str]:
         self.runs.append(len(data))
@@ -57,11 +57,11 @@ def test_each_message_is_one_run(make_profiled: MakeProfiling) -> None:
     assert profiled.runs == [1]
     reply = profiled.go_on(4)
     assert profiled.runs == [1, 1, 1, 1, 2]
-    assert reply.costs[0][:2] == [1, pytest.approx(TICK)]
+    assert reply.costs[0][:2] == (1, pytest.approx(TICK))
     reply = profiled.go_on(4)
     assert [row[0] for row in reply.costs] == [1, 2]
     assert profiled.runs == [1] * 4 + [2] * 4
-    assert reply.profiling_note == ""
+    assert reply.note == ""
     assert profiled.go_on(1).costs == reply.costs
 
 
@@ -87,7 +87,7 @@ def test_no_batch_is_run_that_takes_too_long(make_profiled: MakeProfiling) -> No
     profiled.begin(1, 4, longest=2 * TICK)
     reply = profiled.go_on(4)
     assert profiled.runs == [1] * 4
-    assert "size 4 would take about 0.04 s" in reply.profiling_note
+    assert "size 4 would take about 0.04 s" in reply.note
 
 
 @pytest.mark.parametrize(
@@ -102,6 +102,5 @@ def test_what_cannot_be_run_is_told(
     make_profiled: MakeProfiling, sample: Any, failing_at: int, words: str
 ) -> None:
     reply = make_profiled(sample, failing_at).begin(1, 2)
-    assert reply.code == 200
-    assert words in reply.profiling_note
+    assert words in reply.note
     assert reply.costs == []

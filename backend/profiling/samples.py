@@ -1,0 +1,97 @@
+"""Sample inputs: inputs like a client's, to try a model with before clients send theirs.
+
+A sample is a file of the archive, or the handler returns it (``sample_input``). Batches of samples
+go through the same `Service.predict` as requests.
+"""
+
+import json
+import mimetypes
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from marserve.backend.protocol import Input, Load, Part, Reply
+from marserve.backend.service import Service, repeats
+
+
+class NoSample(Exception):
+    """There is no usable sample input; the message is the reason."""
+
+
+def find_sample(load: Load, service: Service, file: str = "") -> Input:
+    """Return the first sample of a model, or the one in ``file``.
+
+    Raises:
+        NoSample: The file cannot be read, or the handler has no sample.
+    """
+    files = [file] if file else load.samples[:1]
+    return find_samples(load.model_dir, files, service.sample_input)[0]
+
+
+def find_samples(
+    model_dir: str, files: Sequence[str], sample_input: Callable[[], Any]
+) -> list[Input]:
+    """Return requests with samples as their bodies; at least one.
+
+    Args:
+        model_dir: The directory of the model.
+        files: Files in it. Their names give the content type: JSON and text reach the handler
+            decoded, as from a client.
+        sample_input: Called if there are no files. Returns bytes, str or a value for JSON; a tuple
+            of several; or None.
+
+    Raises:
+        NoSample: A file cannot be read or is outside the directory, or the handler has none.
+    """
+    found = [_read_file(Path(model_dir), file) for file in files] or _from_handler(sample_input)
+    return [
+        Input("sample", {"Content-Type": kind} if kind else {}, [Part("body", kind, body)])
+        for kind, body in found
+    ]
+
+
+def predict_samples(service: Service, sample: Input, rows: int) -> Reply:
+    """Run a batch of ``rows`` copies of a sample."""
+    return service.predict(repeats(sample, (f"{sample.id}-{place}" for place in range(rows))))
+
+
+def failed_status(reply: Reply) -> int:
+    """Return the first status by which a batch of samples failed; 0 if none did."""
+    if reply.code != 200:
+        return reply.code
+    return next((each.status for each in reply.predictions if each.status >= 400), 0)
+
+
+def _read_file(model_dir: Path, name: str) -> tuple[str, bytes]:
+    path = (model_dir / name).resolve()
+    if not path.is_relative_to(model_dir.resolve()):
+        raise NoSample(f"the sample input {name!r} is outside the model's directory")
+    content_type, encoding = mimetypes.guess_type(path.name)
+    try:
+        body = path.read_bytes()
+    except OSError as error:
+        raise NoSample(f"the sample input {name!r} cannot be read: {error.strerror}") from error
+    return "" if encoding or not content_type else content_type, body
+
+
+def _from_handler(sample_input: Callable[[], Any]) -> list[tuple[str, bytes]]:
+    try:
+        returned = sample_input()
+        samples = returned if isinstance(returned, tuple) else (returned,)
+        found = [_encoded(sample) for sample in samples if sample is not None]
+    except (Exception, SystemExit) as error:  # foreign code
+        raise NoSample(f"the handler's sample_input failed: {error!r}") from error
+    if not found:
+        raise NoSample(
+            "there is no sample input: name a file of the archive as sampleInput in "
+            "model-config.yaml, or give the handler a method sample_input()"
+        )
+    return found
+
+
+def _encoded(sample: Any) -> tuple[str, bytes]:
+    if isinstance(sample, bytes | bytearray):
+        return "", bytes(sample)
+    if isinstance(sample, str):
+        return "text/plain", sample.encode()
+    return "application/json", json.dumps(sample).encode()
