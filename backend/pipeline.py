@@ -1,4 +1,4 @@
-"""Serves handlers whose stages overlap: each stage has a thread and a batch of its own.
+"""Serves handlers whose stages overlap: each stage has its thread and its batch.
 
     thread        receive a batch, decode its inputs, preprocess
     main thread   inference: CUDA contexts and the thread pools of torch belong to one thread
@@ -22,7 +22,7 @@ import functools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any
 
@@ -32,7 +32,6 @@ from marserve.backend.service import (
     BatchRun,
     Service,
     Stages,
-    StagesOfBatch,
     concurrent_inferences,
     failure_reply,
     without_padding,
@@ -53,7 +52,7 @@ def serve_in_stages(connection: FrontendConnection, service: Service, send: Send
 
     Raises:
         ProtocolError, ConnectionError: The connection broke.
-        BaseException: What a stage raised to end the process.
+        BaseException: The exception of a stage that ends the process, such as SystemExit.
     """
     assert service.stages is not None
     service.stages.begin_overlapping()
@@ -77,26 +76,27 @@ class _Batch:
         self._context = service.context.for_batch()
         self._error: Exception | None = None
         self._run: BatchRun | None = None
-        self._in_stages: StagesOfBatch | None = None
+        self._steps: Iterator[float] | None = None
+        self._seconds = 0.0
         try:
             self._run = run = service.begin(self._context, message, send)
             if run is not None:
                 self._ids = run.ids
-                self._in_stages = stages.enter_stages(run.data, self._context)
+                self._steps = stages.enter_stages(run.data, self._context)
         except Exception as error:  # noqa: BLE001 - foreign code
             self._error = error
 
     @property
     def runs_alone(self) -> bool:
         """Whether it cannot be split into stages."""
-        return self._in_stages is None and self._error is None
+        return self._steps is None and self._error is None
 
     def advance(self) -> None:
         """Run its next stage, unless it has failed."""
-        if self._in_stages is None or self._error is not None:
+        if self._steps is None or self._error is not None:
             return
         try:
-            self._in_stages.advance()
+            self._seconds = next(self._steps)
         except Exception as error:  # noqa: BLE001 - foreign code
             self._error = error
 
@@ -124,9 +124,7 @@ class _Batch:
             finally:
                 del error
         assert self._run is not None
-        assert self._in_stages is not None
-        answers: Any = self._stages.leave_stages(self._in_stages)
-        return self._run.finished(answers, self._in_stages.seconds)
+        return self._run.finished(self._stages.leave_stages(self._steps), self._seconds)
 
 
 class _Pace:

@@ -63,26 +63,20 @@ Send = Callable[[Piece], None]
 OnSequenceEnd = Callable[[str, str], Any]
 
 
-class StagesOfBatch(Protocol):
-    """A batch in the stages of its handler, which took ``seconds`` so far."""
-
-    seconds: float
-
-    def advance(self) -> None:
-        """Run the next stage."""
-
-
 class Stages(Protocol):
-    """A handler whose stages can be run separately; see `marserve.handlers.base_handler`."""
+    """A handler whose stages can run separately, such as `BaseHandler`."""
 
     def begin_overlapping(self) -> None:
-        """Called once, before the first batch."""
+        """Prepare for overlapping stages, before the first batch."""
 
-    def enter_stages(self, data: Any, context: Context) -> Any:
-        """Start a batch; None for one that must be answered by the entry point as a whole."""
+    def enter_stages(self, data: Any, context: Context) -> Iterator[float] | None:
+        """Return the steps of a batch, one per stage, which yield the seconds in stages so far.
 
-    def leave_stages(self, batch: Any) -> Any:
-        """The answers of a batch that has passed all `protocol.STAGES`."""
+        None if the entry point has to answer the batch as a whole.
+        """
+
+    def leave_stages(self, steps: Any) -> Any:
+        """Return the answers of a batch after the steps of all `protocol.STAGES`."""
 
 
 def concurrent_inferences(stages: Any) -> int:

@@ -55,7 +55,15 @@ from marserve.handlers.performance.optimized_model import (
     optimize,
     refuse_optimization,
 )
-from marserve.handlers.performance.stage_run import BatchContext, Stage, StageLabel, StageRun
+from marserve.handlers.performance.stage_run import (
+    BatchContext,
+    Stage,
+    StageLabel,
+    Steps,
+    finish,
+    report_time,
+    run_stages,
+)
 from marserve.handlers.performance.torch_compile import compile_model
 from marserve.handlers.performance.weights import make_with_weights
 from marserve.handlers.refusals import RefusedInputs, UnusableInput
@@ -140,7 +148,7 @@ class BaseHandler:
             output, _ = self._infer_with_profiler(data)
         else:
             output = self.__predict(data)
-        _report_time(context, time.perf_counter() - started)
+        report_time(context, time.perf_counter() - started)
         return output
 
     @timed
@@ -231,9 +239,9 @@ class BaseHandler:
         """
         kind = type(self)
         if kind.handle is not BaseHandler.handle or "handle" in vars(self):
-            return f"{kind.__name__} has a handle() of its own"
+            return f"{kind.__name__} overrides handle()"
         if self.stage_pipeline is not None:
-            return f"{kind.__name__} has a stage_pipeline of its own"
+            return f"{kind.__name__} has a stage_pipeline"
         if not isinstance(inspect.getattr_static(kind, "context"), BatchContext):
             return f"{kind.__name__} defines context as an attribute of the class"
         return ""
@@ -247,21 +255,19 @@ class BaseHandler:
         """Prepare for overlapping stages, before the first batch."""
         BatchContext.separate(self)
 
-    def enter_stages(self, data: Any, context: Context) -> StageRun | None:
-        """Return a batch whose stages the caller runs; ``context`` belongs to it alone.
+    def enter_stages(self, data: Any, context: Context) -> Steps | None:
+        """Return the steps of a batch, one per stage; ``context`` belongs to it alone.
 
         None if `handle` has to answer the batch while no other runs.
         """
         self.context = context
         if self._is_describe() or self._is_explain() or _is_profiling():
             return None
-        return StageRun(self, self.__stages(nullcontext), data, context, overlaps=True)
+        return run_stages(self, self.__stages(nullcontext), data, context, overlaps=True)
 
-    def leave_stages(self, run: StageRun) -> Any:
-        """Return what `handle` would, after all stages of a batch."""
-        answers = run.answers()  # until then the context lacks the refused requests
-        _report_time(run.context, run.seconds)
-        return answers
+    def leave_stages(self, steps: Steps) -> Any:
+        """Return the answers of a batch after the steps of all stages."""
+        return finish(steps)
 
     def each_usable(self, prepare: Callable[[Any], Any], data: Iterable[Any]) -> list[Any]:
         """Return ``prepare(request)`` for each request; for `preprocess`.
@@ -283,7 +289,7 @@ class BaseHandler:
         return prepared
 
     def __predict(self, data: Any, label: StageLabel = nullcontext) -> Any:
-        return StageRun(self, self.__stages(label), data, self.context, label).run()
+        return finish(run_stages(self, self.__stages(label), data, self.context, label))
 
     def __stages(self, label: StageLabel) -> list[Stage]:
         if self._is_explain():
@@ -429,11 +435,6 @@ _AVAILABLE: dict[str, Callable[[], bool]] = {
 
 def _is_profiling() -> bool:
     return bool(os.environ.get("ENABLE_TORCH_PROFILER"))
-
-
-def _report_time(context: Context, seconds: float) -> None:
-    if context.metrics is not None:
-        context.metrics.add_time("HandlerTime", round(seconds * 1000, 2))
 
 
 def _check_numbers(value: Any) -> None:

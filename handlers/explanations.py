@@ -1,4 +1,4 @@
-"""Explanations: which pixels or words an answer depends on."""
+"""Explanations: the pixels or words on which an answer depends."""
 
 import functools
 import importlib

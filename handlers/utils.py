@@ -100,7 +100,7 @@ def import_class(class_name: str, module_prefix: str | None = None) -> type:
         raise ImportError(f"{class_name!r} does not contain a module to import from")
     found = getattr(importlib.import_module(full_name), name, None)
     if not inspect.isclass(found):
-        raise ImportError(f"There is no class {name!r} in module {full_name!r}")
+        raise ImportError(f"Module {full_name!r} has no class {name!r}")
     return found
 
 

@@ -28,7 +28,7 @@ class VisionHandler(PixelAttributions, BaseHandler):
     image_processing: Any
 
     def initialize(self, context: Context) -> None:
-        """Load the model; remove PIL's limit of pixels if the server's configuration says so."""
+        """Load the model; remove PIL's limit of pixels if the server is configured so."""
         super().initialize(context)
         self.__count_threads(context)  # an invalid value fails the load
         if not context.system_properties.get("limit_max_image_pixels", True):

@@ -43,7 +43,7 @@ class TextIteratorStreamerBatch:
     """A streamer for ``model.generate(streamer=…)``, which another thread reads.
 
     An item is a list with ``{"text": piece}`` for each element of the batch; the iteration ends
-    with the first element that ends. ``timeout`` is in seconds for each piece, None is no limit.
+    with the first element that ends. ``timeout`` is in seconds for each piece; None: unlimited.
     ``decode_kwargs`` are arguments of the tokenizer's ``decode``.
 
     Raises:

@@ -1,7 +1,7 @@
 """Image files: decoding, conversion to RGB, samples.
 
-`decode_image` keeps the file's mode, because only the author of an `image_processing` knows the
-channels and depth that the model expects. Those of the built-in handlers begin with `to_rgb`.
+`decode_image` keeps the file's mode, because channels and depth that a model expects depend on its
+`image_processing`. Those of the built-in handlers begin with `to_rgb`.
 """
 
 import base64

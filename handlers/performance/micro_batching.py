@@ -33,7 +33,7 @@ class _MicroBatch:
 class MicroBatching:
     """A replacement of `BaseHandler.handle` that runs the stages over micro-batches.
 
-    Each stage has threads of its own, so stages must not keep values on the handler. The context is
+    The stages run in different threads and must not keep values on the handler. The context is
     the batch's: the requests of a micro-batch begin at ``get_micro_batch_idx() *
     micro_batch_size``.
 

@@ -41,11 +41,11 @@ class Pipeline:
     def run(self, values: Sequence[Any]) -> list[Any]:
         """Return the last stage's results, in the order of the values.
 
-        After a failure no further stage starts with these values. There is no deadline: the
+        After a failure no further stage starts with these values. A deadline is not needed: the
         frontend ends a worker that hangs.
 
         Raises:
-            BaseException: What a stage raised first; no thread works on the values any more.
+            BaseException: The first exception of a stage, after the work on all values ended.
         """
         run = _Run(list(values))
         for index in range(len(run.values)):

@@ -1,14 +1,13 @@
-"""One batch in the stages of a handler.
+"""The stages of a handler for one batch.
 
-`BaseHandler.handle` runs all stages in one call. A worker whose stages overlap calls
-`StageRun.advance` once in the thread of each stage. If a stage refuses requests (`RefusedInputs`),
-it and the stages before it run again without them; the context then counts the remaining requests.
+`BaseHandler.handle` runs all stages in one call. A worker whose stages overlap runs each step of
+`run_stages` in the thread of that stage.
 """
 
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any, NamedTuple
 
@@ -20,6 +19,8 @@ logger = logging.getLogger(__name__)
 StageLabel = Callable[[str], AbstractContextManager[Any]]
 """Returns what a stage runs in: ``nullcontext``, or ``record_function`` under the profiler."""
 
+Steps = Generator[float, None, Any]
+
 
 class Stage(NamedTuple):
     """A stage by the name that a profiler shows; ``run(result of the last stage, requests)``."""
@@ -28,96 +29,86 @@ class Stage(NamedTuple):
     run: Callable[[Any, Any], Any]
 
 
-class StageRun:
-    """A batch and its results so far; ``seconds`` is the time in stages, without pauses.
+def run_stages(
+    handler: Any,
+    stages: Sequence[Stage],
+    data: Any,
+    context: Context,
+    label: StageLabel = nullcontext,
+    *,
+    overlaps: bool = False,
+) -> Steps:
+    """Run a stage per step; return the answers.
 
-    With ``overlaps`` stages run in threads of their own. Then only the first stage can refuse
-    requests: to run the model again would take it to another thread.
+    If a stage refuses requests, it and the stages before it run again without them, while the
+    context counts only the remaining requests. With ``overlaps`` only the first stage can refuse
+    requests, since another may be in the wrong thread for the stages before it.
+
+    Yields:
+        Seconds in stages so far.
     """
+    rows = value = data
+    usable: list[int] | None = None
+    reasons: dict[int, str] = {}
+    seconds = 0.0
 
-    def __init__(
-        self,
-        handler: Any,
-        stages: Sequence[Stage],
-        data: Any,
-        context: Context,
-        label: StageLabel = nullcontext,
-        *,
-        overlaps: bool = False,
-    ) -> None:
-        self.seconds = 0.0
-        self.context = context
-        self._handler = handler
-        self._stages = stages
-        self._label = label
-        self._overlaps = overlaps
-        self._all = self._rows = self._value = data
-        self._usable: list[int] | None = None
-        self._reasons: dict[int, str] = {}
-        self._done = 0
-        self._limits = ExitStack()
+    def run(some: Sequence[Stage], value: Any) -> Any:
+        if usable == []:
+            return []
+        handler.context = context
+        for stage in some:
+            with label(stage.name):
+                value = stage.run(value, rows)
+        return value
 
-    def advance(self) -> None:
-        """Run the next stage.
+    with ExitStack() as limits:
+        for done, stage in enumerate(stages):
+            started = time.perf_counter()
+            try:
+                value = run([stage], value)
+            except RefusedInputs as refused:
+                # If an envelope makes several rows of a request, an index does not name a request.
+                has_row_each = len(data) == len(getattr(context, "request_ids", None) or ())
+                if usable is not None or not has_row_each or (overlaps and done):
+                    raise
+                reasons = refused.reasons
+                usable = [index for index in range(len(data)) if index not in reasons]
+                rows = [data[index] for index in usable]
+                limits.enter_context(context.limited_to(usable))
+                value = run(stages[: done + 1], rows)
+            seconds += time.perf_counter() - started
+            yield seconds
+    if overlaps:
+        report_time(context, seconds)
+    if usable is None or not isinstance(value, list) or len(value) != len(usable):
+        return value  # the service reports a wrong number of results
+    answers = iter(value)
+    return [
+        _refusal(context, index, reasons[index]) if index in reasons else next(answers)
+        for index in range(len(data))
+    ]
 
-        Raises:
-            Exception: What the handler raised; no further stage can run.
-        """
-        started = time.perf_counter()
-        self._done += 1
+
+def finish(steps: Steps) -> Any:
+    """Run the remaining steps and return the answers."""
+    while True:
         try:
-            self._run(self._stages[self._done - 1 : self._done])
-        except RefusedInputs as refused:
-            self._leave_out(refused)
-            self._run(self._stages[: self._done])
-        finally:
-            self.seconds += time.perf_counter() - started
+            next(steps)
+        except StopIteration as end:
+            return end.value
 
-    def run(self) -> Any:
-        """Run all stages and return the answers."""
-        with self._limits:
-            for _ in self._stages:
-                self.advance()
-            return self.answers()
 
-    def answers(self) -> Any:
-        """Return the result of the last stage, with an error in the place of refused requests."""
-        self._limits.close()
-        if self._usable is None:
-            return self._value
-        answers = self._value if self._usable else []
-        if not isinstance(answers, list) or len(answers) != len(self._usable):
-            return answers  # the service reports it
-        by_index = dict(zip(self._usable, answers, strict=True))
-        return [
-            by_index[index] if index in by_index else self._refuse(index)
-            for index in range(len(self._all))
-        ]
+def report_time(context: Context, seconds: float) -> None:
+    """Report the metric HandlerTime of a batch."""
+    if context.metrics is not None:
+        context.metrics.add_time("HandlerTime", round(seconds * 1000, 2))
 
-    def _run(self, stages: Sequence[Stage]) -> None:
-        if self._usable == []:
-            return
-        self._handler.context = self.context
-        for stage in stages:
-            with self._label(stage.name):
-                self._value = stage.run(self._value, self._rows)
 
-    def _leave_out(self, refused: RefusedInputs) -> None:
-        # If an envelope makes several rows of a request, an index does not name a request.
-        has_row_each = len(self._all) == len(getattr(self.context, "request_ids", None) or ())
-        if self._usable is not None or not has_row_each or (self._overlaps and self._done > 1):
-            raise refused
-        self._reasons = refused.reasons
-        self._usable = [index for index in range(len(self._all)) if index not in self._reasons]
-        self._rows = self._value = [self._all[index] for index in self._usable]
-        self._limits.enter_context(self.context.limited_to(self._usable))
-
-    def _refuse(self, index: int) -> dict[str, Any]:
-        reason, context = self._reasons[index], self.context
-        logger.warning("Request %s is refused: %s", context.get_request_id(index), reason)
-        context.set_response_status(400, "Bad Request", index)
-        context.set_response_content_type(index, "application/json")
-        return {"code": 400, "type": "BadRequestException", "message": reason}
+def _refusal(context: Context, index: int, reason: str) -> dict[str, Any]:
+    logger.warning("Request %s is refused: %s", context.get_request_id(index), reason)
+    context.set_response_status(400, "Bad Request", index)
+    context.set_response_content_type(index, "application/json")
+    return {"code": 400, "type": "BadRequestException", "message": reason}
 
 
 class BatchContext:

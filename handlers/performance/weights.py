@@ -12,7 +12,7 @@ The model is built again in the plain way if the result would differ:
   shows them. Buffers that are not in the file are taken from a second, plain model.
 
 After the assignment, types and layouts become the model's, weights with two names are one object
-again, and weights that share memory only in the file get memory of their own.
+again, and weights that share memory only in the file get separate memory.
 """
 
 import copy

@@ -64,19 +64,21 @@ class Walk:
     """A batch in the stages of `Handler`."""
 
     def __init__(self, handler: "Handler", data: Any, context: Context) -> None:
-        self.seconds = 0.0
         self.handler, self.data, self.context = handler, data, context
         self.left = list(STAGES)
         self.threads: list[str] = []
 
-    def advance(self) -> None:
+    def __iter__(self) -> "Walk":
+        return self
+
+    def __next__(self) -> float:
         stage, body = self.left.pop(0), bytes(self.data[0]["body"])
         self.handler.gates.pass_through(stage, body)
         self.threads.append(threading.current_thread().name)
-        self.seconds += 1.0
         self.context.metrics.add_counter(stage, 1)
         if (action := self.handler.actions.get((stage, body))) is not None:
             action(self.context)
+        return float(len(STAGES) - len(self.left))
 
 
 class Handler:

@@ -227,7 +227,7 @@ def test_workers_that_are_not_wanted_any_more_answer_all_they_have(
             "class Own(BaseHandler):\n"
             "    def initialize(self, context): pass\n"
             "    def handle(self, data, context): return data\n",
-            "Own has a handle() of its own",
+            "Own overrides handle()",
         ),
     ],
 )

@@ -39,54 +39,55 @@ def enter(make_context, begin_batch):
 
     def begin(*bodies, **headers):
         context = begin_batch(shared.for_batch(), *[headers] * len(bodies))
-        return handler, handler.enter_stages([{"body": item} for item in bodies], context)
+        steps = handler.enter_stages([{"body": item} for item in bodies], context)
+        return handler, steps, context
 
     return begin
 
 
 def test_batches_overlap_and_each_stage_sees_its_own(enter) -> None:
-    handler, first = enter(1.0, 2.0)
-    _, second = enter(3.0)
+    handler, first, context = enter(1.0, 2.0)
+    _, second, _ = enter(3.0)
     with ThreadPoolExecutor(1) as preprocess, ThreadPoolExecutor(1) as postprocess:
-        for run in (first, second):
-            preprocess.submit(run.advance).result()
-        for run in (second, first):
-            run.advance()
-        for run in (second, first):
-            postprocess.submit(run.advance).result()
+        for steps in (first, second):
+            preprocess.submit(next, steps).result()
+        for steps in (second, first):
+            next(steps)
+        for steps in (second, first):
+            postprocess.submit(next, steps).result()
     assert handler.leave_stages(first) == ["id-0:3.0", "id-1:4.0"]
     assert handler.leave_stages(second) == ["id-0:4.0"]
-    times = [row[5] for row in first.context.metrics.drain() if row[1] == "HandlerTime"]
+    times = [row[5] for row in context.metrics.drain() if row[1] == "HandlerTime"]
     assert times == [["id-0", "id-1"], ["id-0"]]
 
 
 def test_a_refused_request_costs_only_itself_its_answer_in_stages_too(enter) -> None:
-    handler, run = enter(1.0, "?", 2.0)
-    for _ in range(3):
-        run.advance()
-    answers = handler.leave_stages(run)
+    handler, steps, context = enter(1.0, "?", 2.0)
+    seconds = [next(steps) for _ in range(3)]
+    assert seconds == sorted(seconds)
+    answers = handler.leave_stages(steps)
     assert [answers[0], answers[2]] == ["id-0:3.0", "id-2:4.0"]
     assert answers[1]["message"] == "not a number"
-    statuses = [run.context.get_response_status(i)[0] for i in range(3)]
+    statuses = [context.get_response_status(i)[0] for i in range(3)]
     assert statuses == [200, 400, 200]
 
 
 def test_a_batch_of_refused_requests_skips_the_model(enter) -> None:
-    handler, run = enter("?", None)
+    handler, steps, context = enter("?", None)
     handler.model = None
     for _ in range(3):
-        run.advance()
-    assert [item["code"] for item in handler.leave_stages(run)] == [400, 400]
-    [row] = run.context.metrics.drain()
+        next(steps)
+    assert [item["code"] for item in handler.leave_stages(steps)] == [400, 400]
+    [row] = context.metrics.drain()
     assert (row[1], row[5]) == ("HandlerTime", ["id-0", "id-1"])
 
 
 def test_a_refusal_after_the_model_fails_the_batch_when_stages_overlap(enter) -> None:
-    _, run = enter("late", 1.0)
-    run.advance()
-    run.advance()
+    _, steps, _ = enter("late", 1.0)
+    next(steps)
+    next(steps)
     with pytest.raises(RefusedInputs, match="too late"):
-        run.advance()
+        next(steps)
 
 
 def test_a_refusal_after_the_model_runs_the_others_again_without_overlap(
@@ -99,8 +100,7 @@ def test_a_refusal_after_the_model_runs_the_others_again_without_overlap(
 
 @pytest.mark.parametrize("header", ["describe", "explain"])
 def test_descriptions_and_explanations_run_alone(enter, header) -> None:
-    _, run = enter(1.0, **{header: "True"})
-    assert run is None
+    assert enter(1.0, **{header: "True"})[1] is None
 
 
 def test_profiled_batches_run_alone(enter, monkeypatch) -> None:
@@ -120,8 +120,8 @@ class OwnContext(BaseHandler):
 def test_a_handler_that_cannot_overlap_gives_the_reason() -> None:
     micro = BaseHandler()
     micro.handle = MicroBatching(micro)
-    assert "OwnHandle has a handle() of its own" in OwnHandle().overlap_obstacle()
-    assert "handle() of its own" in micro.overlap_obstacle()
+    assert "OwnHandle overrides handle()" in OwnHandle().overlap_obstacle()
+    assert "overrides handle()" in micro.overlap_obstacle()
     assert "context as an attribute" in OwnContext().overlap_obstacle()
     assert Adder().overlap_obstacle() == ""
 
