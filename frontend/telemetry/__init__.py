@@ -1,1 +1,1 @@
-"""What is counted."""
+"""Metrics, their page and their log, and the access log."""

@@ -1,4 +1,4 @@
-"""The access log: counts each response, and writes a line for each, many at a time.
+"""The access log: counts each response and writes a line for it, many lines at a time.
 
 Lines are collected for a moment and go to the logger ``ACCESS_LOG`` as one record. The timer runs
 only while there is something to write.
@@ -15,7 +15,7 @@ from marserve.frontend.telemetry.metrics import Metrics
 logger = logging.getLogger("ACCESS_LOG")
 
 _FLUSH_SECONDS = 0.5
-# Few, because the event loop stands still while they are formatted.
+# Few, since they are formatted in the event loop.
 _FLUSH_LINES = 256
 
 
@@ -30,15 +30,15 @@ class _Entry(NamedTuple):
 
     @property
     def text(self) -> str:
-        """See `formats.Entry`."""
-        # A request line cannot hold a line break, but a control character would still deface it.
+        """The line after its time."""
+        # A request line contains no line break, but may contain control characters.
         target = self.target if self.target.isprintable() else ascii(self.target)[1:-1]
         milliseconds = round(self.seconds * 1000)
         return f'/{self.peer} "{self.method} {target} {self.protocol}" {self.status} {milliseconds}'
 
     @property
     def members(self) -> dict[str, Any]:
-        """See `formats.Entry`."""
+        """The line as a JSON object."""
         return {
             "time": timestamp(self.at),
             "peer": self.peer,
@@ -50,10 +50,7 @@ class _Entry(NamedTuple):
 
 
 class AccessLog:
-    """Counts the responses of a listener and collects their lines.
-
-    Each line is text as TorchServe's, or a JSON object.
-    """
+    """Counts the responses of a listener and collects their lines, as text or JSON objects."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, metrics: Metrics, *, as_json: bool = False
@@ -70,7 +67,7 @@ class AccessLog:
         self._append(_Entry(time.time(), peer, method, target, status, seconds))
 
     def add_call(self, peer: str, method: str, code: int, http_status: int, seconds: float) -> None:
-        """Log a gRPC call by its status code, and count it as the HTTP status that means the same.
+        """Log a gRPC call by its status code, and count it by the equivalent HTTP status.
 
         ``method`` is its full name, ``package.Service/Method``.
         """
@@ -85,7 +82,7 @@ class AccessLog:
             self.flush()
 
     def flush(self) -> None:
-        """Write what has been collected."""
+        """Write the collected lines."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -1,4 +1,4 @@
-"""Programs that measure something: run with a deadline and a limit on what they print."""
+"""Runs programs with a deadline and a limit on their output."""
 
 import asyncio
 import contextlib
@@ -11,13 +11,13 @@ from marserve.frontend.process_group import ProcessGroup
 
 _MAX_BYTES = 1 << 20
 _STDIN, _STDOUT, _STDERR = range(3)
-# Nothing outlives SIGKILL for longer, unless the kernel itself hangs.
+# A process ends within that after SIGKILL, unless it hangs in the kernel.
 _END_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
 class Output:
-    """What a program wrote; complete if it closed both outputs in time and within the limit."""
+    """The output of a program; complete if it closed both files in time and within the limit."""
 
     stdout: str
     stderr: str
@@ -25,10 +25,10 @@ class Output:
 
 
 async def run_command(argv: Sequence[str], *, stdin: str = "", timeout: float) -> Output:
-    """Run a program; when this ends, so have the program and its children.
+    """Run a program; at the end it and its children are killed.
 
-    It is killed after ``timeout`` seconds, or when it writes more than a megabyte. Not asyncio's
-    streams: their `wait` waits for pipes that a paused reader never sees closed.
+    It may run ``timeout`` seconds and write a megabyte. asyncio's streams cannot be used: their
+    `wait` waits for pipes to be closed, which a paused reader does not notice.
 
     Raises:
         OSError: It cannot be started.
@@ -37,7 +37,7 @@ async def run_command(argv: Sequence[str], *, stdin: str = "", timeout: float) -
     transport, listener = await loop.subprocess_exec(_Listener, *argv, start_new_session=True)
     group = ProcessGroup(transport.get_pid())
     try:
-        with contextlib.suppress(OSError, RuntimeError):  # of uvloop, where it reads no more
+        with contextlib.suppress(OSError, RuntimeError):  # uvloop's, if its input is closed
             pipe = cast("asyncio.WriteTransport", transport.get_pipe_transport(_STDIN))
             pipe.write(stdin.encode())
             pipe.write_eof()
@@ -53,11 +53,11 @@ async def run_command(argv: Sequence[str], *, stdin: str = "", timeout: float) -
 
 
 class _Listener(asyncio.SubprocessProtocol):
-    """Collects what a program writes."""
+    """Collects the output of a program."""
 
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
-        #: Whether it closed both outputs, or wrote too much.
+        #: True when it has closed both outputs, False when it has written too much.
         self.complete: asyncio.Future[bool] = loop.create_future()
         self.exited: asyncio.Future[None] = loop.create_future()
         self.written = (bytearray(), bytearray())
@@ -66,9 +66,9 @@ class _Listener(asyncio.SubprocessProtocol):
     def pipe_data_received(self, fd: int, data: bytes) -> None:
         """Called by the loop."""
         written = self.written[fd - _STDOUT]
-        room = _MAX_BYTES - len(written)
-        written += data[:room]
-        if len(data) > room:
+        rest = _MAX_BYTES - len(written)
+        written += data[:rest]
+        if len(data) > rest:
             self._finish(is_complete=False)
 
     def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:  # noqa: ARG002 - the loop's signature

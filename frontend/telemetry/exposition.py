@@ -1,8 +1,7 @@
-"""The page of metrics: Prometheus' text format 0.0.4, as TorchServe's Java client writes it.
+"""The page of metrics in Prometheus' text format 0.0.4, as TorchServe's Java client writes it.
 
-There is a comma behind the last label, numbers are written as Java does, and a counter has the
-suffix ``_total`` only where its name has it: scripts match the text. prometheus_client writes
-otherwise.
+Scripts compare the text: a comma follows the last label, numbers have Java's format, and a counter
+has the suffix ``_total`` only if its name has. prometheus_client writes neither.
 """
 
 import math
@@ -19,7 +18,10 @@ def render(
     only: Collection[str] = (),
     includes: Callable[[str], bool] = lambda _name: True,
 ) -> str:
-    """The metrics of which ``includes`` is true, as text; if ``only`` has names, these samples."""
+    """Return the metrics for which ``includes`` is true, as text.
+
+    If ``only`` contains names, return only the samples with these names.
+    """
     names, lines = frozenset(only), list[str]()
     for metric in registry:
         if not includes(metric.name):
@@ -39,7 +41,7 @@ def render(
 
 
 def java_number(value: float) -> str:
-    """A finite number as Java's ``Double.toString`` has it: ``75.0``, ``1.2E7``, ``1.0E-4``."""
+    """Format a finite number as Java's ``Double.toString``: ``75.0``, ``1.2E7``, ``1.0E-4``."""
     if value == 0 or 1e-3 <= abs(value) < 1e7:
         return repr(float(value))
     sign, digits, exponent = Decimal(repr(value)).normalize().as_tuple()

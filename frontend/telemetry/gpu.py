@@ -1,7 +1,7 @@
-"""NVIDIA GPUs, as their driver describes them (NVML, by nvidia-ml-py).
+"""Reads NVIDIA GPUs from their driver (NVML, by nvidia-ml-py).
 
-No driver, or one that fails, is no GPU. A driver may also hang, for good when a GPU has fallen off
-its bus; so questions have a deadline, and while one is not answered, no other is asked: a thread
+Without a driver, or with one that fails, there are no GPUs. A driver may also hang, without end
+when a GPU has fallen off its bus. So calls have a deadline, and there is one at a time: a thread
 that waits for the driver can be abandoned, but not ended.
 """
 
@@ -21,14 +21,14 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_START_SECONDS = 10.0  # a driver that nobody uses takes a second or two for each GPU
+_START_SECONDS = 10.0  # an idle driver takes a second or two for each GPU
 _READ_SECONDS = 3.0
 _KEPT_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU at one moment; None for what it has no figure of (a MIG share has no utilization)."""
+    """One GPU at one moment; None where the driver has no figure (MIG has no utilization)."""
 
     utilization: int | None  # percent of the time it was computing
     memory_traffic: int | None  # percent of the time its memory was read or written
@@ -37,15 +37,15 @@ class Gpu:
 
     @property
     def memory_utilization(self) -> float | None:
-        """Percent of its memory."""
+        """Percent of its memory that is used."""
         if self.memory_used is None or not self.memory_total:
             return None
         return 100 * self.memory_used / self.memory_total
 
 
 def count_gpus(environment: Mapping[str, str] = os.environ) -> int:
-    """Count the GPUs that CUDA would show, without importing torch; blocks."""
-    present = _ask(pynvml.nvmlDeviceGetCount, 0)
+    """Return the number of GPUs that CUDA would show, without importing torch; blocks."""
+    present = _call(pynvml.nvmlDeviceGetCount, 0)
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return present
@@ -53,12 +53,12 @@ def count_gpus(environment: Mapping[str, str] = os.environ) -> int:
 
 
 def read_gpus() -> list[Gpu]:
-    """All GPUs of the machine, in the driver's order; blocks."""
-    return _ask(lambda: [_read(number) for number in range(pynvml.nvmlDeviceGetCount())], [])
+    """Return all GPUs of the machine, in the driver's order; blocks."""
+    return _call(lambda: [_read(number) for number in range(pynvml.nvmlDeviceGetCount())], [])
 
 
 async def count_gpus_in_time() -> int:
-    """Count the GPUs; none where the driver does not answer in time."""
+    """Return the number of GPUs; 0 if the driver does not answer in time."""
     try:
         async with asyncio.timeout(_START_SECONDS):
             return await in_abandonable_thread(count_gpus)
@@ -68,19 +68,18 @@ async def count_gpus_in_time() -> int:
 
 
 class GpuReader:
-    """Reads the GPUs for whoever wants to know; for one event loop.
+    """Reads the GPUs in one event loop.
 
-    All who ask while the driver is asked get the same answer, and so do those who ask within a
-    second of it.
+    Calls during a call of the driver, and within a second after it, get the same result.
     """
 
     def __init__(self) -> None:
         self._reading: asyncio.Task[list[Gpu]] | None = None
-        self._deadline = 0.0  # for the answer
+        self._deadline = 0.0  # of the call
         self._is_fresh_until = 0.0
 
     async def read(self) -> Sequence[Gpu]:
-        """All GPUs of the machine; none where the driver does not answer in time."""
+        """Return all GPUs of the machine; none if the driver does not answer in time."""
         now = asyncio.get_running_loop().time()
         reading = self._reading
         if reading is None or (reading.done() and now >= self._is_fresh_until):
@@ -92,23 +91,23 @@ class GpuReader:
 
     async def _read(self) -> list[Gpu]:
         loop = asyncio.get_running_loop()
-        words = "The NVIDIA driver does not answer within %g s."
-        complaint = loop.call_later(_READ_SECONDS, logger.warning, words, _READ_SECONDS)
+        text = "The NVIDIA driver does not answer within %g s."
+        warning = loop.call_later(_READ_SECONDS, logger.warning, text, _READ_SECONDS)
         try:
             gpus = await in_abandonable_thread(read_gpus)
         finally:
-            complaint.cancel()
+            warning.cancel()
         self._is_fresh_until = loop.time() + _KEPT_SECONDS
         return gpus
 
 
-def _ask(question: Callable[[], T], otherwise: T) -> T:
+def _call(read: Callable[[], T], otherwise: T) -> T:
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
         return otherwise
     try:
-        return question()
+        return read()
     except pynvml.NVMLError:
         return otherwise
     finally:
@@ -119,7 +118,7 @@ def _ask(question: Callable[[], T], otherwise: T) -> T:
 def _read(number: int) -> Gpu:
     handle = pynvml.nvmlDeviceGetHandleByIndex(number)
     rates = _unless_unknown(lambda: pynvml.nvmlDeviceGetUtilizationRates(handle))
-    # As nvidia-smi does, without what the driver keeps for itself; old drivers count that in.
+    # As nvidia-smi, without the driver's own memory, which old drivers include.
     memory = _unless_unknown(
         lambda: pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
     ) or _unless_unknown(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle))
@@ -131,8 +130,8 @@ def _read(number: int) -> Gpu:
     )
 
 
-def _unless_unknown(question: Callable[[], T]) -> T | None:
+def _unless_unknown(read: Callable[[], T]) -> T | None:
     try:
-        return question()
+        return read()
     except pynvml.NVMLError:
         return None

@@ -1,4 +1,4 @@
-"""What handlers report: rows from the workers become series, made when they are first seen.
+"""Metrics that handlers report: rows from workers become series when they are first seen.
 
 A row is ``[kind, name, unit, value, [[dimension, value], …], [request id, …]]``
 (`marserve.backend.metrics`), or read from a line that a handler or ``system_metrics_cmd`` printed,
@@ -6,13 +6,13 @@ where the mark, the type and the ids may be missing:
 
     [METRICS]NAME.UNIT:VALUE|#dimension:value,…|#type:GAUGE|#hostname:HOST,EPOCH_S,REQUEST_ID,…
 
-If metrics.yaml declares the name, type, unit and names of the dimensions are the file's, and values
-belong to them by name where the names are the same, else by position. The host name is the last
-label of all, as in TorchServe.
+If metrics.yaml declares the name, type, unit and names of the dimensions are those of the file.
+Values belong to dimensions by name where the names are the same, else by position. The host name is
+the last label, as in TorchServe.
 
-A handler's slip must not fail its requests: what cannot be kept is logged once by name. What only
-Prometheus cannot carry (a name with a space, one the server has, one with other labels than before)
-is only in the log, and so is what goes beyond the limits, which keep a dimension that never repeats
+A mistake in a handler's metrics must not fail its requests: it is logged once for each name. What
+is invalid in Prometheus (a name with a space, one that the server has, one with other labels than
+before) is only in the log. So is what exceeds the limits, which keep a dimension that never repeats
 from filling the memory.
 """
 
@@ -55,7 +55,7 @@ class UpdateLog(Protocol):
     def report(self, series: Series, value: float, request_ids: str | None) -> None:
         """Add a line for one update: a counter's increment, or another value.
 
-        The request ids are joined by commas, and None for a metric that belongs to no request.
+        The request ids are joined by commas; None for a metric that belongs to no request.
         """
 
     def write(self) -> None:
@@ -76,24 +76,23 @@ class HandlerMetrics:
             self._add(declared)
 
     def declared(self, name: str) -> Family | None:
-        """A metric that the file declares."""
+        """Return a metric that the file declares."""
         return self._families[name] if name in self.config.model else None
 
-    def find(self, row: Row) -> Family | None:
-        """The metric of a row, as the file declares it or as it was reported; None: drop the row.
+    def find(self, kind: str, name: str, unit: str, dimensions: list[list[str]]) -> Family | None:
+        """Return a metric as the file declares it or as it is reported; None if it is left out.
 
         Raises:
-            ValueError: Nobody declared it, and the row does not tell its type.
+            ValueError: It is not declared, and the reported type is invalid.
         """
-        kind, name, unit, _, dimensions, _ = row
         if name in self.config.model:
             return self._families[name]
         if not self.config.keeps_undeclared:
             self.warn(name, _UNDECLARED)
             return None
         if kind not in KINDS:
-            raise ValueError(f"it is not declared, and its type {kind!r} is none we know")
-        labels = tuple(pair[0] for pair in dimensions if pair[0] != HOSTNAME)
+            raise ValueError(f"it is not declared, and {kind!r} is not a type")
+        labels = tuple(label for label, _ in dimensions if label != HOSTNAME)
         known = self._families.get(name)
         if known is not None and set(known.declared.dimensions[:-1]) == set(labels):
             return known
@@ -101,13 +100,13 @@ class HandlerMetrics:
         if known is not None:
             self.warn(name, f"was reported before with {known.declared.dimensions}, not {labels}")
         elif len(self._families) >= _MAX_NAMES + len(self.config.model):
-            self.warn("", f"are more than {_MAX_NAMES} by now; the others are only in the log")
+            self.warn("", f"are more than {_MAX_NAMES} names; further ones are only in the log")
         else:
             return self._add(reported)
         return Family(reported)
 
     def forget_unused(self) -> None:
-        """Drop the metrics that nobody declared and that have no series any more."""
+        """Remove the undeclared metrics that have no series."""
         for name in self._families.keys() - self.config.model.keys():
             if not self._families[name].is_used:
                 self._registry.discard(self._families.pop(name))
@@ -120,18 +119,18 @@ class HandlerMetrics:
             logger.warning("Metrics of handlers: %s %s.", name or "there", why)
 
     def _add(self, declared: Declared) -> Family:
-        """A metric, on the page if Prometheus can carry it."""
+        """Add a metric, which is on the page if it is valid in Prometheus."""
         try:
             family = self._registry.add(declared)
         except ValueError as error:
-            self.warn(declared.name, f"has a log but no place among Prometheus' metrics ({error})")
+            self.warn(declared.name, f"is in the log, but not on the page ({error})")
             family = Family(declared)
         self._families[declared.name] = family
         return family
 
 
 class ModelRows:
-    """What the handlers of one model version report."""
+    """The reports of the handlers of one model version."""
 
     def __init__(self, metrics: HandlerMetrics) -> None:
         self._metrics = metrics
@@ -139,20 +138,26 @@ class ModelRows:
         self._has_ended = False
 
     def record(self, rows: list[Row]) -> None:
-        """Take in the rows of one batch."""
+        """Update the series of the rows of one batch."""
         if self._has_ended:
             return
         for row in rows:
             try:
-                series = self._find(row)
+                kind, name, unit, value, dimensions, request_ids = row
+                key = (name, *[part for pair in dimensions for part in pair])
+                if key in self._series:
+                    series = self._series[key]
+                else:
+                    family = self._metrics.find(kind, name, unit, dimensions)
+                    series = self._join(key, family, dimensions)
                 if series is not None:
-                    self.update(series, float(row[3]), row[5])
+                    self.update(series, float(value), request_ids)
             except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
                 name = str(row[1]) if isinstance(row, list) and len(row) > 1 else "?"
-                self._metrics.warn(name, f"cannot be kept: {reprlib.repr(row)} ({error})")
+                self._metrics.warn(name, f"cannot be recorded: {reprlib.repr(row)} ({error})")
 
     def end(self) -> None:
-        """Remove all series; what is reported from now on is ignored."""
+        """Remove all series; later reports are ignored."""
         self._has_ended = True
         for series in self._series.values():
             if series is not None:
@@ -161,9 +166,9 @@ class ModelRows:
         self._metrics.forget_unused()
 
     def own(self, name: str, *values: str) -> Series | None:
-        """A series that the server itself updates; None where it is not declared.
+        """Return a series that the server itself updates; None where it is not declared.
 
-        The values are those of its dimensions but for the last, the host.
+        The values are those of its dimensions without the last, the host.
         """
         family = self._metrics.declared(name)
         if family is None:
@@ -175,38 +180,28 @@ class ModelRows:
         """Update a series on the page, and in the log if there is one.
 
         Raises:
-            ValueError: A counter would go down.
+            ValueError: A counter would decrease.
         """
         series.update(value)
         log = self._metrics.log
         if log is not None and not self._has_ended:
             log.report(series, value, ",".join(request_ids))
 
-    def _find(self, row: Row) -> Series | None:
-        _, name, _, _, dimensions, _ = row
-        key = (name, *[part for pair in dimensions for part in pair])
-        try:
-            return self._series[key]
-        except KeyError:
-            return self._join(key, row)
-
-    def _join(self, key: _Key, row: Row) -> Series | None:
-        family = self._metrics.find(row)
-        has_room = len(self._series) < _MAX_SERIES_OF_A_MODEL
-        if family is None:
-            return self._series.setdefault(key, None) if has_room else None
-        values = (*_values(family.declared, row[4]), self._metrics.hostname)
-        if has_room:
-            return self._series.setdefault(key, family.join(*values))
-        self._metrics.warn(
-            family.name,
-            f"has series beyond the {_MAX_SERIES_OF_A_MODEL} of a model, only in the log",
-        )
-        return Family(family.declared).join(*values)
+    def _join(self, key: _Key, family: Family | None, dimensions: list[list[str]]) -> Series | None:
+        is_full = len(self._series) >= _MAX_SERIES_OF_A_MODEL
+        series = None
+        if family is not None:
+            values = (*_values(family.declared, dimensions), self._metrics.hostname)
+            if is_full:
+                limit = f"{_MAX_SERIES_OF_A_MODEL} of a model"
+                self._metrics.warn(family.name, f"has more series than {limit}, only in the log")
+                family = Family(family.declared)
+            series = family.join(*values)
+        return series if is_full else self._series.setdefault(key, series)
 
 
 def _values(declared: Declared, dimensions: list[list[str]]) -> tuple[str, ...]:
-    """The values for a metric's dimensions, the host's left out.
+    """Return the values for a metric's dimensions without the host.
 
     Raises:
         ValueError: There are more or fewer of them.
@@ -222,7 +217,7 @@ def _values(declared: Declared, dimensions: list[list[str]]) -> tuple[str, ...]:
 
 
 def parse_metric_line(line: str) -> Row | None:
-    """Read a line of text as a row, whose type may be any word; None if it is no metric."""
+    """Read a line of text as a row, whose type may be any word; None if it is not a metric."""
     match = _LINE.fullmatch(line.partition(_MARK)[2] if _MARK in line else line)
     if match is None:
         return None

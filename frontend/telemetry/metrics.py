@@ -1,25 +1,26 @@
-"""What the server counts, under TorchServe's names.
+"""The server's counters and gauges, under TorchServe's names.
 
-Which of TorchServe's metrics there are, of which type and with which labels, is for metrics.yaml to
-say (`metrics_config`); code here knows their names and the order of the labels' values. One that
-the file leaves out is updated all the same, in a series that is not on the page. Names that begin
-with ``marserve_`` are additions. The page is served in every ``metrics_mode``: an empty one by
-default was the complaint heard most.
+metrics.yaml decides which of TorchServe's metrics there are, their types and labels
+(`metrics_config`); code here has their names and the order of the labels' values. A metric that the
+file leaves out is updated in a series that is not on the page. Names that begin with ``marserve_``
+are additions. The page is complete in every ``metrics_mode``: TorchServe's is empty by default,
+which its users complain of most.
 """
 
 import socket
 
 from marserve.frontend.telemetry.handler_metrics import HandlerMetrics, UpdateLog
 from marserve.frontend.telemetry.metrics_config import (
-    BUCKETS,
     Declared,
     MetricsConfig,
+    counter,
+    histogram,
     load_metrics_config,
 )
 from marserve.frontend.telemetry.series import Family, Registry, Series
 
-#: They came after the mode ``legacy``: there they are on the page, and all others of TorchServe's
-#: in the log.
+#: They are newer than the mode ``legacy``: there they are on the page, and all others of
+#: TorchServe's in the log.
 REQUEST_COUNTERS = (
     "ts_inference_requests_total",
     "ts_inference_latency_microseconds",
@@ -28,138 +29,88 @@ REQUEST_COUNTERS = (
 #: Of the label Level.
 HOST = "Host"
 MILLISECONDS = 1_000
-# Updated with requests, not on a timer: the log has their updates added up.
+# Updated by requests, not by a timer: the log has the sums of their updates.
 _COUNTED = (
     *("Requests2XX", "Requests4XX", "Requests5XX"),
     *("QueueTime", "WorkerThreadTime", "WorkerLoadTime"),
 )
-_MODEL = ("model_name", "model_version", "hostname")
 _MAX_SYSTEM_SERIES = 1_000
-# From a tenth of a millisecond, the least that batching costs, to where nobody waits any more.
+# From a tenth of a millisecond, the least that batching costs.
 _WAITS = (
     *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
     *(1.0, 2.5, 5.0, 10.0),
 )
-
-
-# The size of batches is BentoML's monitoring, by its buckets; the rest tells where time went before
-# a worker had the batch, and what became of batches that failed.
-_HISTOGRAMS = {
-    "marserve_batch_size": (
-        "Requests that travelled together to a worker",
-        tuple(1 << power for power in range(11)),
+_MODEL = ("model_name", "model_version", "hostname")
+_SIZES = tuple(1 << power for power in range(11))  # as BentoML's monitoring
+_HELD = "Seconds that batches were held although a worker was idle; only of those"
+_ISOLATED = "Failed batches that were split to find the requests that fail"
+_SUSPECTED = "Requests run alone because the same content had failed alone"
+_ADDED = (
+    histogram("marserve_batch_size", "Requests of a batch", _MODEL, _SIZES),
+    histogram("marserve_batch_seconds", "Seconds from closing a batch to its answer", _MODEL),
+    histogram("marserve_queue_seconds", "Seconds that the oldest request waited", _MODEL, _WAITS),
+    histogram("marserve_batch_window_seconds", _HELD, _MODEL, _WAITS),
+    counter("marserve_failed_batches_total", "Batches that got an error as a whole", _MODEL),
+    counter("marserve_isolated_batches_total", _ISOLATED, _MODEL),
+    counter("marserve_suspected_requests_total", _SUSPECTED, _MODEL),
+    counter(
+        "marserve_retried_requests_total", "Requests whose worker died and that ran again", _MODEL
     ),
-    "marserve_batch_seconds": ("Seconds from the closing of a batch to its answer", BUCKETS),
-    "marserve_queue_seconds": ("Seconds that the oldest request of a batch had waited", _WAITS),
-    "marserve_batch_window_seconds": (
-        "Seconds that batches were held although a worker was idle; those that were",
-        _WAITS,
+    counter("marserve_worker_failures_total", "Workers that died or could not load", _MODEL),
+    counter(
+        "marserve_rejected_requests_total",
+        "Requests that were answered without a worker",
+        (*_MODEL, "reason"),
     ),
-}
-_COUNTERS = {
-    "marserve_failed_batches_total": "Batches that got an error as a whole",
-    "marserve_isolated_batches_total": (
-        "Failed batches that were taken apart to find the request that is to blame"
+    counter("marserve_sequences_ended_total", "Ended sequences, by reason", (*_MODEL, "reason")),
+    counter("marserve_failed_sequence_ends_total", "Failures of end_sequence", _MODEL),
+    counter("marserve_failed_input_lengths_total", "Failures of input_length", _MODEL),
+    counter(
+        "marserve_limits_reached_total",
+        "Connections and requests that reached a limit of their listener",
+        ("listener", "limit", "hostname"),
     ),
-    "marserve_suspected_requests_total": (
-        "Requests run alone because the same content had failed alone"
+    counter(
+        "marserve_fork_server_replacements_total",
+        "Fork servers that died, or were killed because they did not answer",
+        ("hostname",),
     ),
-    "marserve_retried_requests_total": "Requests run once more because their worker died",
-    "marserve_worker_failures_total": "Workers that ended unasked or could not load",
-}
-_ADDED = [
-    *(
-        Declared("histogram", name, "", _MODEL, buckets, text)
-        for name, (text, buckets) in _HISTOGRAMS.items()
-    ),
-    *(Declared("counter", name, "", _MODEL, text=text) for name, text in _COUNTERS.items()),
-]
-_FORK_SERVER_REPLACEMENTS = Declared(
-    "counter",
-    "marserve_fork_server_replacements_total",
-    "",
-    ("hostname",),
-    text="Fork servers that ended, or were killed because they did not answer",
-)
-_REJECTED = Declared(
-    "counter",
-    "marserve_rejected_requests_total",
-    "",
-    (*_MODEL, "reason"),
-    text="Requests answered without having reached a worker",
-)
-
-# Of stateful models only.
-_SEQUENCES_ENDED = Declared(
-    "counter",
-    "marserve_sequences_ended_total",
-    "",
-    (*_MODEL, "reason"),
-    text="Sequences that are over, and why",
-)
-_SEQUENCE_ENDS_FAILED = Declared(
-    "counter",
-    "marserve_failed_sequence_ends_total",
-    "",
-    _MODEL,
-    text="Ends of sequences over which the handler's end_sequence failed",
-)
-# Of handlers that have one.
-_INPUT_LENGTHS_FAILED = Declared(
-    "counter",
-    "marserve_failed_input_lengths_total",
-    "",
-    _MODEL,
-    text="Inputs whose length the handler's input_length could not tell",
-)
-_LIMITS_REACHED = Declared(
-    "counter",
-    "marserve_limits_reached_total",
-    "",
-    ("listener", "limit", "hostname"),
-    text="Connections and requests that ran into a limit of their listener",
 )
 
 
 class Metrics:
-    """Everything the server counts; ``hostname`` is by default the machine's name."""
+    """All metrics of a server; ``hostname`` is by default the machine's name."""
 
     def __init__(self, hostname: str | None = None, config: MetricsConfig | None = None) -> None:
         self.hostname = hostname or socket.gethostname()
         self.config = config or load_metrics_config()
         self.registry = Registry()
-        #: The series that have news for the log.
+        #: The series that were updated since the log was written.
         self.changed: list[Series] = []
         self._declared = {
             name: self.registry.add(declared) for name, declared in self.config.ts.items()
         }
         self.handler_metrics = HandlerMetrics(self.registry, self.hostname, self.config)
         self._log: UpdateLog | None = None
-        self._by_class = {digit: self.series(f"Requests{digit}XX", HOST) for digit in (2, 4)}
-        self._other_answers = self.series("Requests5XX", HOST)
-        for series in (*self._by_class.values(), self._other_answers):
-            series.show()  # a counter whose first value is 1 has no increase that Prometheus sees
+        self._by_class = {digit: self.series(f"Requests{digit}XX", HOST) for digit in (2, 4, 5)}
+        for series in self._by_class.values():
+            series.show()  # Prometheus does not count the increase to a first value
         self.queue_time = self.series("QueueTime", HOST)
         self.worker_thread_time = self.series("WorkerThreadTime", HOST)
         self._system: dict[tuple[str, ...], Series] = {}
-        #: Labelled with a model's version; `rejected`, `sequences_ended` with the reason besides.
-        self.added = [self.registry.add(declared) for declared in _ADDED]
-        self.rejected = self.registry.add(_REJECTED)
-        self.sequences_ended = self.registry.add(_SEQUENCES_ENDED)
-        self.failed_sequence_ends = self.registry.add(_SEQUENCE_ENDS_FAILED)
-        self.failed_input_lengths = self.registry.add(_INPUT_LENGTHS_FAILED)
-        #: Labelled with a listener and the name of the limit.
-        self.limits_reached = self.registry.add(_LIMITS_REACHED)
-        replacements = self.registry.add(_FORK_SERVER_REPLACEMENTS)
+        #: TorchServe has not these, by name.
+        self.added = {declared.name: self.registry.add(declared) for declared in _ADDED}
+        self.limits_reached = self.added["marserve_limits_reached_total"]
+        replacements = self.added["marserve_fork_server_replacements_total"]
         self._fork_server_replacements = replacements.join(self.hostname)
 
     def count_response(self, status: int) -> None:
-        """Count an HTTP response; what is neither 2xx nor 4xx counts as 5XX, as in TorchServe.
+        """Count an HTTP response; as 5XX unless it is 2xx or 4xx, as in TorchServe.
 
-        To be called before it is sent: then it is in the metrics log when the client has it, with
-        all that was counted before.
+        Call it before the response is sent: then the metrics log contains it, and all that was
+        counted before, when the client has it.
         """
-        (self._by_class.get(status // 100) or self._other_answers).update(1)
+        (self._by_class.get(status // 100) or self._by_class[5]).update(1)
         self.write_log()
 
     def count_fork_server_replacement(self) -> None:
@@ -167,9 +118,9 @@ class Metrics:
         self._fork_server_replacements.update(1)
 
     def series(self, name: str, *values: str) -> Series:
-        """The series of a server's metric, which is not on the page if metrics.yaml leaves it out.
+        """Join a series of a metric that metrics.yaml may leave out; then it is not on the page.
 
-        The values are those of its dimensions but for the last, the host; see `Family.join`.
+        The values are those of its dimensions without the last, the host.
         """
         family = self._declared.get(name) or Family(Declared("gauge", name, "", ()))
         return family.join(*values, self.hostname)
@@ -177,8 +128,8 @@ class Metrics:
     def attach(self, log: UpdateLog, *, legacy: bool = False) -> None:
         """Log the updates of all series that were not updated before.
 
-        What is reported goes to ``log``; what is counted it finds in `changed`. The request
-        counters are not in a ``legacy`` log.
+        Reports go to ``log``, which finds the counted series in `changed`. A ``legacy`` log has no
+        request counters.
         """
         self._log = self.handler_metrics.log = log
         for name in _COUNTED if legacy else (*_COUNTED, *REQUEST_COUNTERS):
@@ -186,7 +137,7 @@ class Metrics:
                 self._declared[name].changed = self.changed
 
     def write_log(self) -> None:
-        """Write what was counted by now to the log, if there is one."""
+        """Write what was counted to the log, if there is one."""
         if self._log is not None:
             self._log.write()
 
@@ -194,8 +145,8 @@ class Metrics:
         """Update a metric of the host, if metrics.yaml declares it; ``values`` lack the host.
 
         Raises:
-            ValueError: There are too many or too few values, or a counter would go down, or there
-                are too many series.
+            ValueError: The number of values is wrong, a counter would decrease, or there are too
+                many series.
         """
         if name not in self._declared:
             return
@@ -210,5 +161,5 @@ class Metrics:
         if len(dimensions) != len(values) + 1:
             raise ValueError(f"the dimensions of {name} are {', '.join(dimensions)}")
         if len(self._system) >= _MAX_SYSTEM_SERIES:
-            raise ValueError(f"there are {_MAX_SYSTEM_SERIES} series by now")
+            raise ValueError(f"there are {_MAX_SYSTEM_SERIES} series already")
         return self._system.setdefault((name, *values), family.join(*values, self.hostname))

@@ -1,10 +1,10 @@
-"""metrics.yaml: which metrics are reported, of which type, and how they are labelled.
+"""metrics.yaml: which metrics are reported, of which type, and with which labels.
 
-The file of key ``metrics_config``, or the built-in one beside this module. If the file cannot be
-used, that is logged and the built-in one taken, because metrics are no reason to stop serving
-(TorchServe failed every worker). An entry that cannot be used is logged and left out.
+The file is that of key ``metrics_config``, or the built-in one beside this module. A file that
+cannot be used is logged, and the built-in one is used instead (in TorchServe every worker failed).
+An entry that cannot be used is logged and left out.
 
-A metric that handlers report and nobody declared is left out and logged once, unless
+A metric that handlers report without a declaration is left out and logged once, unless
 ``model_metrics_auto_detect`` is true: then it has the type, unit and dimensions of its report.
 """
 
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 KINDS = ("counter", "gauge", "histogram")
 #: The default of a histogram, in the metric's own unit.
 BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
-#: The label that handlers' metrics get without declaring it.
+#: The label that is added to handlers' metrics.
 HOSTNAME = "Hostname"
 
 _BUILT_IN = Path(__file__).with_name("metrics.yaml")
@@ -33,7 +33,7 @@ _LABEL_NAME = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
 
 
 class MetricsConfigError(Exception):
-    """A metrics.yaml that cannot be used, or an entry of it."""
+    """A metrics.yaml, or an entry of it, cannot be used."""
 
 
 @dataclass(frozen=True)
@@ -43,39 +43,51 @@ class Declared:
     kind: str  # one of `KINDS`
     name: str
     unit: str  # any text; part of the log line and of the help
-    dimensions: tuple[str, ...]  # names of its labels, in the order of their values
+    dimensions: tuple[str, ...]  # names of its labels
     buckets: tuple[float, ...] = BUCKETS  # upper bounds, of a histogram
-    text: str = ""  # its help; TorchServe's words where empty
+    text: str = ""  # its help; TorchServe's where empty
 
     @property
     def help(self) -> str:
-        """The text of its HELP line."""
+        """The text of the HELP line."""
         return self.text or f"Torchserve prometheus {self.kind} metric with unit: {self.unit}"
 
 
+def counter(name: str, text: str, labels: tuple[str, ...]) -> Declared:
+    """Return a counter of the server's own; ``text`` is its help."""
+    return Declared("counter", name, "", labels, text=text)
+
+
+def histogram(
+    name: str, text: str, labels: tuple[str, ...], buckets: tuple[float, ...] = BUCKETS
+) -> Declared:
+    """Return a histogram of the server's own; ``text`` is its help."""
+    return Declared("histogram", name, "", labels, buckets, text)
+
+
 def unfit_name(declared: Declared) -> str:
-    """Why the text format of Prometheus cannot carry a metric; empty where it can."""
+    """Return why a metric is invalid in the text format of Prometheus; empty if it is valid."""
     if not _METRIC_NAME.fullmatch(declared.name):
-        return f"{declared.name!r} is no name for a metric"
+        return f"{declared.name!r} is not a valid name of a metric"
     for label in declared.dimensions:
         if not _LABEL_NAME.fullmatch(label) or (declared.kind, label) == ("histogram", "le"):
-            return f"{label!r} is no name for a label"
-        if declared.dimensions.count(label) > 1:  # the whole page would be unreadable
-            return f"the label {label!r} stands there twice"
+            return f"{label!r} is not a valid name of a label"
+        if declared.dimensions.count(label) > 1:  # Prometheus would refuse the whole page
+            return f"it has the label {label!r} twice"
     return ""
 
 
 @dataclass(frozen=True)
 class MetricsConfig:
-    """What a metrics.yaml declares, by name."""
+    """The metrics that a metrics.yaml declares, by name."""
 
     ts: Mapping[str, Declared]  # the server's metrics
     model: Mapping[str, Declared]  # the handlers'; their last dimension is the host name
-    keeps_undeclared: bool = False  # whether handlers' metrics beyond these are reported
+    keeps_undeclared: bool = False  # whether others of handlers are reported, too
 
     @property
     def declarations(self) -> list[list[Any]]:
-        """The handlers' metrics as they are sent to workers: see `marserve.backend.metrics`."""
+        """The handlers' metrics in the form that workers receive (`marserve.backend.metrics`)."""
         return [
             [declared.kind, declared.name, declared.unit, list(declared.dimensions[:-1])]
             for declared in self.model.values()
@@ -83,7 +95,7 @@ class MetricsConfig:
 
 
 def load_metrics_config(path: Path | None = None, *, auto_detect: bool = False) -> MetricsConfig:
-    """Read a metrics.yaml; the built-in one if there is no path or the file cannot be used."""
+    """Read a metrics.yaml, or the built-in one without a path or if the file cannot be used."""
     built_in = parse_metrics_config(_BUILT_IN.read_bytes())
     config = built_in
     if path is not None:
@@ -93,7 +105,7 @@ def load_metrics_config(path: Path | None = None, *, auto_detect: bool = False) 
             logger.error("%s: %s The built-in metrics are reported instead.", path, error)  # noqa: TRY400 - in full
     if not auto_detect:
         return config
-    # Those of the worker itself need no declaration either.
+    # The worker's own metrics need no declaration, either.
     return MetricsConfig(config.ts, {**built_in.model, **config.model}, keeps_undeclared=True)
 
 
@@ -101,14 +113,14 @@ def parse_metrics_config(text: bytes) -> MetricsConfig:
     """Read the text of a metrics.yaml.
 
     Raises:
-        MetricsConfigError: It is no yaml, or not of the shape.
+        MetricsConfigError: It is not yaml, or has another shape.
     """
     try:
         document = load_yaml(text)
     except YamlTooLarge as error:
         raise MetricsConfigError(f"It {error}.") from error
-    except Exception as error:  # the user's file meets the parser's every corner
-        raise MetricsConfigError(f"It is no yaml ({' '.join(str(error).split())}).") from error
+    except Exception as error:  # PyYAML raises many kinds
+        raise MetricsConfigError(f"It is not yaml ({' '.join(str(error).split())}).") from error
     sections = _mapping(document, "The file")
     ts = {declared.name: declared for declared in _section(sections, "ts_metrics")}
     if sections.get("model_metrics") is None:
@@ -128,10 +140,10 @@ def _section(sections: Mapping[str, Any], name: str) -> Iterator[Declared]:
     section = sections.get(name)
     for kind, entries in _mapping({} if section is None else section, name).items():
         if kind not in KINDS:
-            key = repr(kind) if isinstance(kind, str) else "a key"  # a number may be endless
-            raise MetricsConfigError(f"{name} has {key}, which is none of {', '.join(KINDS)}.")
+            key = repr(kind) if isinstance(kind, str) else "a key"  # a number may be long
+            raise MetricsConfigError(f"{name} has {key}, which is not one of {', '.join(KINDS)}.")
         if entries is not None and not isinstance(entries, list):
-            raise MetricsConfigError(f"{kind} of {name} is no list.")
+            raise MetricsConfigError(f"{kind} of {name} is not a list.")
         for entry in entries or ():
             yield _declared(kind, _mapping(entry, f"An entry of {kind} in {name}"))
 
@@ -143,7 +155,7 @@ def _declared(kind: str, entry: Mapping[str, Any]) -> Declared:
     if not isinstance(unit, str) or not unit:
         raise MetricsConfigError(f"{name} has no unit.")
     if not isinstance(dimensions, list) or not all(isinstance(label, str) for label in dimensions):
-        raise MetricsConfigError(f"The dimensions of {name} are no list of names.")
+        raise MetricsConfigError(f"The dimensions of {name} are not a list of names.")
     return Declared(kind, name, unit, tuple(dimensions), _buckets(name, entry.get("buckets")))
 
 
@@ -154,7 +166,7 @@ def _buckets(name: str, buckets: Any) -> tuple[float, ...]:
         bounds = [float(bound) for bound in buckets]
         if all(low < high for low, high in itertools.pairwise(bounds)):
             return tuple(bounds)
-    raise MetricsConfigError(f"The buckets of {name} are no list of growing numbers.")
+    raise MetricsConfigError(f"The buckets of {name} are not a list of increasing numbers.")
 
 
 def _is_bound(value: Any) -> bool:
@@ -164,7 +176,7 @@ def _is_bound(value: Any) -> bool:
 
 def _mapping(value: Any, what: str) -> Mapping[str, Any]:
     if not isinstance(value, dict):
-        raise MetricsConfigError(f"{what} is no mapping.")
+        raise MetricsConfigError(f"{what} is not a mapping.")
     return value
 
 
@@ -176,26 +188,22 @@ def _with_hostname(declared: Declared) -> Declared:
 def _fit(config: MetricsConfig, built_in: MetricsConfig) -> MetricsConfig:
     """Leave out what the server cannot report, and log it.
 
-    Names of handlers' metrics may be any text: what Prometheus cannot carry still has its log.
+    Names of handlers' metrics may be any text: the log contains what Prometheus cannot.
     """
 
-    def fits(declared: Declared, known: Declared | None, unfit: str = "") -> bool:
+    def fits(declared: Declared, known: Declared | None, unfit: str) -> bool:
         if len(set(declared.dimensions)) < len(declared.dimensions):
-            unfit = "a dimension stands there twice"
+            unfit = "it has a dimension twice"
         elif known is not None and len(known.dimensions) != len(declared.dimensions):
             unfit = f"its {len(known.dimensions)} dimensions are {', '.join(known.dimensions)}"
+        elif declared.name in config.ts and declared.name in config.model and not unfit:
+            unfit = "" if declared is config.ts[declared.name] else "it is one of ts_metrics"
         if unfit:
             logger.error("metrics_config: %s is left out: %s.", declared.name, unfit)
         return not unfit
 
-    server, handlers = config.ts.items(), config.model.items()
-    ts = {
-        name: metric
-        for name, metric in server
-        if fits(metric, built_in.ts.get(name), unfit_name(metric))
-    }
-    model = {name: metric for name, metric in handlers if fits(metric, built_in.model.get(name))}
-    for name in ts.keys() & model.keys():
-        logger.error("metrics_config: %s of model_metrics is left out: the server has it.", name)
-        del model[name]
-    return MetricsConfig(ts, model)
+    ts, model = config.ts.items(), config.model.items()
+    return MetricsConfig(
+        {name: each for name, each in ts if fits(each, built_in.ts.get(name), unfit_name(each))},
+        {name: each for name, each in model if fits(each, built_in.model.get(name), "")},
+    )

@@ -1,15 +1,15 @@
 """The metrics as log lines, for ``metrics_mode`` log and legacy.
 
-TorchServe wrote a line for each update, before the answer that it belongs to. So does this for what
-handlers report and PredictionTime, with the ids of the requests, and for what is measured of the
-host. What the server counts, several times per request, is added up from one writing to the next:
-a counter's line has its increment since the last one, a gauge's its value, a histogram's the mean
-of what was observed. So sums over the file and the last value in it are TorchServe's. The lines are
-written before an answer is: uvloop may send at once what a transport is handed.
+TorchServe wrote a line for each update, before the answer that it belongs to. Here that is done for
+reports of handlers and PredictionTime, with the ids of the requests, and for measurements of the
+host. Updates by the server, several per request, are added up between two writes: the line of a
+counter has its increment since the last one, that of a gauge its value, that of a histogram the
+mean of its new values. So sums over the file and the last value in it equal TorchServe's. Lines are
+written before an answer, since uvloop may send at once what a transport gets.
 
-To write them with every answer halved what a model that does nothing serves. So with more than a
-thousand answers a second, lines are written together, up to 20 ms later; with ``async_logging``
-once a second. What this costs stands in docs/performance.md.
+Writing them with every answer halved the throughput of a model that does nothing. So with more than
+a thousand answers a second, lines are written together, up to 20 ms later; with ``async_logging``
+once a second. docs/performance.md has the cost.
 """
 
 import asyncio
@@ -29,15 +29,15 @@ server_log = logging.getLogger("TS_METRICS")
 model_log = logging.getLogger("MODEL_METRICS")
 
 _INTERVAL_SECONDS = 1.0
-# Few, because the loop stands still while they are formatted.
+# Few, since they are formatted in the event loop.
 _FLUSH_LINES = 256
 _SECONDS_PER_ANSWER = 0.001
 _MAX_DELAY_SECONDS = 0.02
 
 
-@dataclass(slots=True)  # not frozen: that makes each cost three times as much
+@dataclass(slots=True)  # frozen ones take three times as long to create
 class Entry:
-    """One line to be written."""
+    """One line of the log."""
 
     series: Series
     value: float  # for a counter, the increment
@@ -46,7 +46,7 @@ class Entry:
 
     @property
     def text(self) -> str:
-        """What TorchServe's line says behind the time."""
+        """TorchServe's line after the time."""
         head, tail = _ends(self.series)
         request = ""
         if self.request_ids is not None:
@@ -71,9 +71,9 @@ class Entry:
 
 
 class MetricsLog:
-    """Writes what is counted and reported; the request counters not where it is ``legacy``.
+    """Writes counted and reported metrics; a ``legacy`` log has no request counters.
 
-    ``delayed`` lines may be written a second later than the answer they belong to.
+    ``delayed`` lines may be written a second later than the answer that they belong to.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class MetricsLog:
         self._clock = clock
         self._as_json = as_json
         self._delayed = delayed
-        #: Each answer adds a millisecond: ahead of the clock, they are more than 1000 a second.
+        #: Each answer adds a millisecond; ahead of the clock, there are more than 1000 a second.
         self._paid_until = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._changed = metrics.changed
@@ -96,7 +96,7 @@ class MetricsLog:
         metrics.attach(self, legacy=legacy)
 
     async def run(self) -> None:
-        """Write every second what no answer caused to be written, until cancelled."""
+        """Write every second what was not written with an answer, until cancelled."""
         try:
             while True:
                 await asyncio.sleep(_INTERVAL_SECONDS)
@@ -105,13 +105,13 @@ class MetricsLog:
             self.flush()
 
     def report(self, series: Series, value: float, request_ids: str | None) -> None:
-        """See `UpdateLog`."""
+        """Add a line for one update; called by `Metrics`."""
         self._entries.append(Entry(series, value, time.time(), request_ids))
         if len(self._entries) >= _FLUSH_LINES:
             self.flush()
 
     def write(self) -> None:
-        """See `UpdateLog`."""
+        """Write the lines before an answer is sent, or soon; called by `Metrics`."""
         if self._delayed:
             return
         now = self._clock()
@@ -126,7 +126,7 @@ class MetricsLog:
             self._timer = loop.call_later(_MAX_DELAY_SECONDS, self._on_timer)
 
     def flush(self) -> None:
-        """Write what is new."""
+        """Write all lines."""
         if not self._changed and not self._entries:
             return
         entries, self._entries = self._entries, []
@@ -145,7 +145,7 @@ class MetricsLog:
 
 @lru_cache(maxsize=4096)
 def _ends(series: Series) -> tuple[str, str]:
-    """What stands before and behind the value in the lines of a series."""
+    """Return the text before and after the value in the lines of a series."""
     declared, (*values, host) = series.family.declared, series.values
     pairs = ",".join(
         f"{key}:{value}" for key, value in zip(declared.dimensions, values, strict=False)
@@ -156,5 +156,5 @@ def _ends(series: Series) -> tuple[str, str]:
 
 
 def _printable(line: str) -> str:
-    """A dimension's value may be any text; a line break would forge a line."""
+    """Escape control characters: a line break in a value would forge a line."""
     return line if line.isprintable() else ascii(line)[1:-1]

@@ -1,6 +1,7 @@
-"""What is counted of one model version: requests, batches, workers, and what handlers report.
+"""Metrics of one model version: its requests, batches and workers, and what its handler reports.
 
-Labels are bound once; per request only numbers are added, and per batch wherever that will do.
+Labels are bound once; a request only adds numbers, and a batch adds them for all its requests where
+that is possible.
 """
 
 import logging
@@ -11,11 +12,12 @@ from typing import Any
 from marserve.backend.protocol import Reply
 from marserve.frontend.telemetry.handler_metrics import ModelRows, parse_metric_line
 from marserve.frontend.telemetry.metrics import HOST, MILLISECONDS, REQUEST_COUNTERS, Metrics
-from marserve.frontend.telemetry.series import Family, Series
+from marserve.frontend.telemetry.series import Series
 
 logger = logging.getLogger(__name__)
 
 _MICROSECONDS = 1_000_000
+_REJECTED = "marserve_rejected_requests_total"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,22 +29,22 @@ class RequestCounters:
     _queue: Series
 
     def accepted(self) -> None:
-        """A request was taken in, before it is queued."""
+        """Count a request before it is queued."""
         self._requests.update(1)
 
     def answered(self, queued: float, total: float) -> None:
-        """A prediction is ready: seconds in the queue, seconds since arrival."""
+        """Count a prediction by its seconds in the queue and since arrival."""
         self._queue.update(queued * _MICROSECONDS)
         self._latency.update(total * _MICROSECONDS)
 
 
 @dataclass(frozen=True)
 class Totals:
-    """What was counted of a model version; seconds are summed over its batches.
+    """Totals of a model version; seconds are sums over its batches.
 
     Attributes:
         requests, batches: That were answered.
-        failed: Batches that failed, and requests that never reached a worker.
+        failed: Batches that failed, and requests that did not reach a worker.
         waited: Of the oldest request of each batch, in the queue.
         took: Of each batch, in a worker.
     """
@@ -55,39 +57,44 @@ class Totals:
 
 
 class ModelMetrics:
-    """What is counted for one model version; its series are on the page until it is closed."""
+    """The metrics of one model version; its series are on the page until it is closed.
+
+    Attributes:
+        versioned: Counts requests whose URL names the version.
+        unversioned: Counts the other requests.
+        failed_batches: Batches that got an error as a whole.
+        isolated_batches: Failed batches that were split to find the requests that fail.
+        suspected_requests: Requests run alone because the same content failed alone before.
+        retried_requests: Requests run again because their worker died.
+        worker_failures: Workers that died or could not load their model.
+        declarations: The handlers' metrics, for workers (`MetricsConfig.declarations`).
+    """
 
     def __init__(self, metrics: Metrics, name: str, version: str) -> None:
         self.name = name
         self.version = version
         self._metrics = metrics
-        #: See `MetricsConfig.declarations`.
         self.declarations = metrics.config.declarations
         self._key = (name, version, metrics.hostname)
         self._rows = ModelRows(metrics.handler_metrics)
-        # Measured by the server, though it is among the handlers' metrics.
+        # Measured by the server, although metrics.yaml has it among the handlers' metrics.
         self._prediction_time = self._rows.own("PredictionTime", name, "Model")
         self._queue_time = metrics.queue_time
         self._thread_time = metrics.worker_thread_time
-        self._own: list[Series] = [family.join(*self._key) for family in metrics.added]
-        for series in self._own:
-            series.show()
-        (
-            self._batch_size,
-            self._batch_seconds,
-            self._queue_seconds,
-            self._window_seconds,
-            self._failed_batches,
-            self._isolated_batches,
-            self._suspected_requests,
-            self._retried_requests,
-            self._worker_failures,
-        ) = self._own
+        self._own: list[Series] = []
+        self._batch_size = self._join("batch_size")
+        self._batch_seconds = self._join("batch_seconds")
+        self._queue_seconds = self._join("queue_seconds")
+        self._window_seconds = self._join("batch_window_seconds")
+        self.failed_batches = self._join("failed_batches_total")
+        self.isolated_batches = self._join("isolated_batches_total")
+        self.suspected_requests = self._join("suspected_requests_total")
+        self.retried_requests = self._join("retried_requests_total")
+        self.worker_failures = self._join("worker_failures_total")
         self._load_times: dict[str, Series] = {}
-        #: What is counted only where it happens, by family and reason.
+        #: Series that are joined when they are first counted, by metric and reason.
         self._rare: dict[tuple[str, ...], Series] = {}
         self._is_closed = False
-        #: For requests whose URL names the version, and for those that get the default.
         self.versioned = self._request_counters(version)
         self.unversioned = self._request_counters("default")
 
@@ -102,11 +109,11 @@ class ModelMetrics:
         waited: float | None = None,
         held: float = 0.0,
     ) -> None:
-        """A batch of so many jobs was answered, ``seconds`` after it was closed.
+        """Count a batch of ``size`` jobs that was answered ``seconds`` after it was closed.
 
-        Its last job had been queued for ``queued`` seconds and its oldest for ``waited`` (None
-        where jobs come and go in between), ``held`` of them although a worker was idle. The
-        requests' ids are iterated only where there is a log.
+        Its last job was queued for ``queued`` seconds, its oldest for ``waited`` (None in
+        continuous batching), ``held`` of them although a worker was idle. The requests' ids are
+        iterated only where there is a log.
         """
         self._batch_size.update(size)
         self._batch_seconds.update(seconds)
@@ -121,28 +128,12 @@ class ModelMetrics:
         if reply.metrics:
             self._rows.record(reply.metrics)
 
-    def batch_failed(self) -> None:
-        """A batch got an error as a whole."""
-        self._failed_batches.update(1)
-
-    def batch_isolated(self) -> None:
-        """A failed batch is taken apart, to find the request that is to blame."""
-        self._isolated_batches.update(1)
-
-    def job_suspected(self) -> None:
-        """A request runs alone because the same content had failed alone."""
-        self._suspected_requests.update(1)
-
-    def jobs_retried(self, count: int) -> None:
-        """So many jobs are run once more, because their worker died."""
-        self._retried_requests.update(count)
-
     def reported(self, rows: list[list[Any]]) -> None:
-        """The handler reported metrics while it was initialised."""
+        """Record the metrics that the handler reported while it was initialised."""
         self._rows.record(rows)
 
     def printed(self, line: str) -> None:
-        """A handler printed a line with ``[METRICS]``."""
+        """Record a line with ``[METRICS]`` that a handler printed."""
         row = parse_metric_line(line)
         if row is None:
             logger.error('Failed to parse metrics line: "%s".', line)
@@ -150,31 +141,23 @@ class ModelMetrics:
             self.reported([row])
 
     def rejected(self, reason: str) -> None:
-        """A request was answered without having reached a worker."""
-        self._count(self._metrics.rejected, reason)
+        """Count a request that was answered without having reached a worker."""
+        self._count(_REJECTED, reason)
 
     def sequence_ended(self, reason: str) -> None:
-        """A sequence of a stateful model is over."""
-        self._count(self._metrics.sequences_ended, reason)
+        """Count a sequence of a stateful model that has ended."""
+        self._count("marserve_sequences_ended_total", reason)
 
     def sequence_end_failed(self) -> None:
-        """The handler failed when it was told that a sequence is over."""
-        self._count(self._metrics.failed_sequence_ends)
+        """Count a failure of the handler's ``end_sequence``."""
+        self._count("marserve_failed_sequence_ends_total")
 
     def input_length_failed(self) -> None:
-        """The handler could not tell the length of an input."""
-        self._count(self._metrics.failed_input_lengths)
-
-    def _count(self, family: Family, *reason: str) -> None:
-        if self._is_closed:
-            return
-        key = (family.declared.name, *reason)
-        if key not in self._rare:
-            self._rare[key] = family.join(*self._key, *reason)
-        self._rare[key].update(1)
+        """Count a failure of the handler's ``input_length``."""
+        self._count("marserve_failed_input_lengths_total")
 
     def worker_loaded(self, worker_name: str, seconds: float) -> None:
-        """A worker is READY, so long after its process was asked for."""
+        """Record that a worker became READY, ``seconds`` after its process was requested."""
         if self._is_closed:
             return
         if worker_name not in self._load_times:
@@ -183,29 +166,24 @@ class ModelMetrics:
         self._load_times[worker_name].update(seconds * MILLISECONDS)
 
     def worker_gone(self, worker_name: str) -> None:
-        """A worker will not come back; as ids are never reused, its series would pile up."""
+        """Remove the series of a worker: names are never reused, so they would accumulate."""
         series = self._load_times.pop(worker_name, None)
         if series is not None:
             series.leave()
 
-    def worker_failed(self) -> None:
-        """A worker ended unasked, or could not load its model."""
-        self._worker_failures.update(1)
-
     def totals(self) -> Totals:
-        """What was counted so far."""
-        family = self._metrics.rejected
-        rejected = sum(each.total for each in self._rare.values() if each.family is family)
+        """Return what was counted so far."""
+        rejected = sum(series.total for key, series in self._rare.items() if key[0] == _REJECTED)
         return Totals(
             requests=round(self._batch_size.total),
             batches=sum(self._batch_seconds.counts),
-            failed=round(self._failed_batches.total + rejected),
+            failed=round(self.failed_batches.total + rejected),
             waited=self._queue_seconds.total,
             took=self._batch_seconds.total,
         )
 
     def close(self) -> None:
-        """The version is served no more: its series leave the page. Safe to call twice."""
+        """Remove the series from the page. Safe to call twice."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -214,6 +192,19 @@ class ModelMetrics:
             series.leave()
         self._load_times.clear()
         self._metrics.write_log()
+
+    def _join(self, name: str) -> Series:
+        series = self._metrics.added[f"marserve_{name}"].join(*self._key)
+        series.show()
+        self._own.append(series)
+        return series
+
+    def _count(self, name: str, *reason: str) -> None:
+        if self._is_closed:
+            return
+        if (name, *reason) not in self._rare:
+            self._rare[name, *reason] = self._metrics.added[name].join(*self._key, *reason)
+        self._rare[name, *reason].update(1)
 
     def _request_counters(self, version_text: str) -> RequestCounters:
         series = [self._metrics.series(name, self.name, version_text) for name in REQUEST_COUNTERS]

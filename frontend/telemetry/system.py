@@ -1,15 +1,15 @@
-"""CPU, memory, disk and GPUs of the host, measured on a timer, under TorchServe's names.
+"""Measures CPU, memory, disk and GPUs of the host on a timer, under TorchServe's names.
 
-TorchServe started a Python program each time; here this process measures, but a program that
-``system_metrics_cmd`` names is still run, instead of what is built in, the way TorchServe ran it:
+TorchServe started a Python program each time; here this process measures. A program that
+``system_metrics_cmd`` names runs instead, as in TorchServe:
 
     command          the arguments of the server's Python interpreter
-    its input        a line with the process ids of all workers, joined by commas
-    its output       lines of metrics (`parse_metric_line`), an empty line, ``pid:bytes`` per worker
-    its errors       go to the server's log
+    standard input   a line with the process ids of all workers, joined by commas
+    standard output  lines of metrics (`parse_metric_line`), an empty line, ``pid:bytes`` per worker
+    standard error   is written to the server's log
 
-Only metrics that metrics.yaml declares under ``ts_metrics`` count. The memory of the workers is not
-taken from there: describe measures it itself.
+Only metrics that metrics.yaml declares under ``ts_metrics`` are reported. The memory of workers is
+not read from the output: describe measures it.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from marserve.frontend.telemetry.metrics import Metrics
 
 logger = logging.getLogger(__name__)
 
-#: TorchServe's own collector, where somebody wrote the default down.
+#: TorchServe's own collector, if a configuration names the default.
 _BUILT_IN = "ts/metrics/metric_collector.py"
 _MEGABYTE = 1 << 20
 _GIGABYTE = 1 << 30
@@ -36,10 +36,15 @@ _MAX_LOGGED_LINES = 20
 
 
 class SystemProbe:
-    """Measures the host every ``interval`` seconds, and the first ``gpu_count`` GPUs; None for all.
+    """Measures the host every ``interval`` seconds.
 
-    ``command`` is ``system_metrics_cmd``, split; empty for what is built in. ``pids`` returns the
-    workers' process ids.
+    Args:
+        metrics: Where the values are reported.
+        interval: Seconds between measurements.
+        gpus: Reads the GPUs.
+        gpu_count: How many GPUs are reported; None for all.
+        command: ``system_metrics_cmd``, split; empty to measure in this process.
+        pids: Returns the workers' process ids.
     """
 
     def __init__(
@@ -61,7 +66,7 @@ class SystemProbe:
 
     async def run(self) -> None:
         """Measure until cancelled."""
-        psutil.cpu_percent()  # the first call only starts the clock of the next
+        psutil.cpu_percent()  # returns the load since the last call
         while True:
             await self.measure()
             await asyncio.sleep(self._interval)
@@ -102,7 +107,7 @@ class SystemProbe:
     def _report(self, output: Output) -> None:
         for line in output.stderr.splitlines()[:_MAX_LOGGED_LINES]:
             logger.error("system_metrics_cmd: %s", line)
-        # What follows an empty line is about the workers' memory.
+        # The workers' memory follows the empty line.
         lines = itertools.takewhile(bool, map(str.strip, output.stdout.splitlines()))
         refused = [line for line in lines if not self._report_line(line)]
         for line in refused[:_MAX_LOGGED_LINES]:

@@ -1,41 +1,30 @@
-"""What is counted of workflows and their nodes; each node's model has its own metrics besides."""
+"""Metrics of workflows and their nodes; the model of a node has its own metrics besides."""
 
 from collections.abc import Iterable
 
 from marserve.frontend.telemetry.metrics import Metrics
-from marserve.frontend.telemetry.metrics_config import BUCKETS, Declared
+from marserve.frontend.telemetry.metrics_config import counter, histogram
 from marserve.frontend.telemetry.series import Family, Series
 
 _OUTCOMES = ("answered", "failed", "expired", "cancelled", "refused")
-_RUNS = Declared(
-    "counter",
+_WORKFLOW, _NODE = ("workflow_name", "hostname"), ("workflow_name", "node", "hostname")
+_RUNS = counter(
     "marserve_workflow_runs_total",
-    "",
+    "Runs of a workflow by how they ended",
     ("workflow_name", "outcome", "hostname"),
-    text="Runs of a workflow by how they ended",
 )
-_SECONDS = Declared(
-    "histogram",
+_SECONDS = histogram(
     "marserve_workflow_run_seconds",
-    "",
-    ("workflow_name", "hostname"),
-    BUCKETS,
     "Seconds from the arrival of a request to the end of its run",
+    _WORKFLOW,
 )
-_NODE_SECONDS = Declared(
-    "histogram",
+_NODE_SECONDS = histogram(
     "marserve_workflow_node_seconds",
-    "",
-    ("workflow_name", "node", "hostname"),
-    BUCKETS,
-    "Seconds from when the input of a node is there until it has an output, all tries included",
+    "Seconds from the input of a node to its output, all tries included",
+    _NODE,
 )
-_FAILED_TRIES = Declared(
-    "counter",
-    "marserve_workflow_failed_tries_total",
-    "",
-    ("workflow_name", "node", "hostname"),
-    text="Tries of a node that failed or took too long",
+_FAILED_TRIES = counter(
+    "marserve_workflow_failed_tries_total", "Tries of a node that failed or took too long", _NODE
 )
 
 
@@ -62,22 +51,19 @@ class WorkflowMetrics:
     def __init__(self, families: WorkflowFamilies, name: str, nodes: Iterable[str]) -> None:
         self._joined: list[Series] = []
         host, nodes = families.hostname, list(nodes)
-        self.runs = {each: self._join(families.runs, name, each, host) for each in _OUTCOMES}
-        self.seconds = self._join(families.seconds, name, host)
-        self.node_seconds = {
-            node: self._join(families.node_seconds, name, node, host) for node in nodes
-        }
-        self.failed_tries = {
-            node: self._join(families.failed_tries, name, node, host) for node in nodes
-        }
+
+        def join(family: Family, *values: str) -> Series:
+            series = family.join(name, *values, host)
+            series.show()
+            self._joined.append(series)
+            return series
+
+        self.runs = {outcome: join(families.runs, outcome) for outcome in _OUTCOMES}
+        self.seconds = join(families.seconds)
+        self.node_seconds = {node: join(families.node_seconds, node) for node in nodes}
+        self.failed_tries = {node: join(families.failed_tries, node) for node in nodes}
 
     def close(self) -> None:
-        """Take them from the page."""
+        """Remove them from the page."""
         for series in self._joined:
             series.leave()
-
-    def _join(self, family: Family, *values: str) -> Series:
-        series = family.join(*values)
-        series.show()
-        self._joined.append(series)
-        return series

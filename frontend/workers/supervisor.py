@@ -484,7 +484,7 @@ class WorkerSupervisor:
         if isinstance(error, LoadFailed):
             self._log_change(LOAD_FAILED)
         self._set_state(WorkerState.FAILED)
-        self._metrics.worker_failed()
+        self._metrics.worker_failures.update(1)
         self._history.recovering()
         if not may_be_profiling(error):  # the model is not blamed for what a sample did
             self._set_outcome(error)

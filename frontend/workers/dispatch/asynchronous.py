@@ -95,7 +95,7 @@ class Async(DispatchStrategy):
                 self.batcher.isolation.contents.discard(job)
         else:
             batch.fail(failure_of(reply))
-            self.metrics.batch_failed()
+            self.metrics.failed_batches.update(1)
         del self._in_flight[job]  # only now: if anything was raised, it is still to be answered
         self._end_quarantine(job)
         self._ask_for_more()

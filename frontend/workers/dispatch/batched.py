@@ -120,7 +120,7 @@ class DispatchStrategy(ABC):
 
     def _count_suspected(self, batch: Batch) -> None:
         if batch.reason is Reason.SUSPECTED:
-            self.metrics.job_suspected()
+            self.metrics.suspected_requests.update(1)
 
     @abstractmethod
     def _batches_in_flight(self) -> Iterable[Batch]:
@@ -154,9 +154,9 @@ class DispatchStrategy(ABC):
         for job in {*suspected, *others}.difference(again):
             job.fail(WorkerDied(cause))
         if suspected:
-            self.metrics.batch_failed()
+            self.metrics.failed_batches.update(1)
         if again:
-            self.metrics.jobs_retried(len(again))
+            self.metrics.retried_requests.update(len(again))
             self.batcher.requeue(again)
         self._note_drained()
 
@@ -284,7 +284,7 @@ class Batched(DispatchStrategy):
             self._count(batch, took, reply)
             batch.deliver(reply.predictions)
         else:
-            self.metrics.batch_failed()
+            self.metrics.failed_batches.update(1)
 
     def _count(self, batch: Batch, took: float, reply: Reply) -> None:
         # Parts of a failed batch did not wait in the queue.
@@ -319,7 +319,7 @@ class Batched(DispatchStrategy):
             self._ask(batch)
             return
         if splitting.runs == 1:
-            self.metrics.batch_isolated()
+            self.metrics.isolated_batches.update(1)
         run_as = self.batcher.batching.run_as(len(part.jobs))
         predicted = self.batcher.costs.mean(run_as)
         half = Batch(part.jobs, time.monotonic(), part.reason, run_as, predicted)

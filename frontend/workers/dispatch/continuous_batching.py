@@ -55,7 +55,7 @@ class ContinuousBatching(DispatchStrategy):
         else:
             self._remember_cause(step, reply)
             step.fail(failure_of(reply))
-            self.metrics.batch_failed()
+            self.metrics.failed_batches.update(1)
         if unfinished:
             self._step(unfinished, self._newcomers(unfinished), time.monotonic())
         else:

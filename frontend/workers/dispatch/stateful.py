@@ -124,7 +124,7 @@ class StatefulBatched(Batched, StatefulDispatch):
             batch.deliver(reply.predictions)
         else:
             self.batcher.history.add(batch, took, succeeded=False)
-            self.metrics.batch_failed()
+            self.metrics.failed_batches.update(1)
             batch.fail(failure_of(reply))
             if reply.code == OUT_OF_MEMORY and len(batch) > 1:
                 self.batcher.out_of_memory(batch.run_as)

@@ -15,15 +15,15 @@ from marserve.frontend.telemetry import gpu
 
 @dataclass
 class Driver:
-    """Answers what is asked of NVML.
+    """Stands in for NVML.
 
     Attributes:
-        gpus: Of each utilization, memory traffic (percent), memory used and total (MiB); None for
-            a figure that it has not.
+        gpus: Utilization, memory traffic (percent), memory used and total (MiB) of each; None
+            for a missing figure.
         is_loaded: Whether there is a driver.
-        is_old: Whether it knows only the first version of the question for memory.
-        fails_at_end: Whether it fails where a question is ended.
-        sessions: Questions that have not been ended.
+        is_old: Whether it has only the first version of the call for memory.
+        fails_at_end: Whether the shutdown of a session fails.
+        sessions: Open sessions.
     """
 
     gpus: list[tuple[Any, Any, Any, Any]] = field(default_factory=list)
@@ -38,7 +38,7 @@ class Driver:
 
     @contextlib.contextmanager
     def hanging(self) -> Iterator[None]:
-        """Have it answer nothing within the block."""
+        """Have calls hang within the block."""
         self._answers.clear()
         try:
             yield
@@ -87,6 +87,6 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
     }.items():
         monkeypatch.setattr(pynvml, f"nvml{name}", function)
     yield stand_in
-    for thread in threading.enumerate():  # that asked it something: not the next one's matter
+    for thread in threading.enumerate():  # that still call it
         if thread.name in (gpu.count_gpus.__name__, gpu.read_gpus.__name__):
             thread.join(5)

@@ -32,7 +32,7 @@ Updates = list[tuple[str, tuple[str, ...], float, str | None]]
 
 
 class Lab:
-    """Handler metrics with what becomes of them."""
+    """Handler metrics with a registry and a log."""
 
     def __init__(self, config: MetricsConfig) -> None:
         self.registry = Registry()
@@ -67,7 +67,7 @@ def row(
     return [kind, name, "ms", value, dimensions, ids]
 
 
-# -- what nobody declared --------------------------------------------------------------------------
+# -- undeclared metrics --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("kind", "total"), [("counter", "5.0"), ("gauge", "3.0")])
@@ -113,7 +113,7 @@ def test_each_value_of_a_dimension_is_a_series_whatever_their_order(lab: Lab) ->
     ],
     ids=repr,
 )
-def test_a_row_that_cannot_be_kept_is_logged_once_and_harms_no_other(
+def test_an_invalid_row_is_logged_once_and_affects_no_other(
     bad: Any, lab: Lab, caplog: pytest.LogCaptureFixture
 ) -> None:
     good = row("counter", "Cats", 1)
@@ -135,7 +135,7 @@ def test_a_row_that_cannot_be_kept_is_logged_once_and_harms_no_other(
     ],
     ids=repr,
 )
-def test_what_the_page_cannot_carry_is_logged_once_and_has_its_log(
+def test_metrics_that_are_invalid_on_the_page_are_in_the_log(
     unlucky: Any, lab: Lab, caplog: pytest.LogCaptureFixture
 ) -> None:
     lab.registry.add(Declared("counter", "Taken", "", ()))
@@ -199,7 +199,7 @@ def test_too_many_dimensions_are_an_error(declared: Lab, caplog: pytest.LogCaptu
     assert declared.updates == []
 
 
-def test_a_declared_name_that_only_the_log_can_carry(declared: Lab) -> None:
+def test_a_declared_name_that_is_invalid_in_prometheus_is_in_the_log(declared: Lab) -> None:
     declared.rows.record([row("counter", "two words", 3, [])])
     assert declared.updates == [("two words", ("host",), 3.0, "id")]
     assert "two words" not in render(declared.registry)
@@ -273,7 +273,7 @@ def test_what_is_logged_is_bounded(lab: Lab, caplog: pytest.LogCaptureFixture) -
     assert max(len(record.getMessage()) for record in caplog.records) < 1000
 
 
-def test_a_declaration_tells_its_help() -> None:
+def test_the_help_of_a_declaration_has_its_unit() -> None:
     assert Declared("gauge", "A", "ms", ()).help == (
         "Torchserve prometheus gauge metric with unit: ms"
     )
@@ -334,11 +334,11 @@ def test_lines_of_torchserve_are_read(line: str, expected: list[Any]) -> None:
         "A.ms:1|#Level:Host|#hostname:box,soon",
     ],
 )
-def test_others_are_none(line: str) -> None:
+def test_other_lines_are_none(line: str) -> None:
     assert parse_metric_line(line) is None
 
 
 @given(st.text(), st.sampled_from(["", "[METRICS]", "[METRICS]A.ms:1|#", f"A.ms:1|#x:1{END}"]))
-def test_no_text_does_any_harm(text: str, start: str) -> None:
+def test_any_text_is_a_row_or_none(text: str, start: str) -> None:
     row = parse_metric_line(start + text)
     assert row is None or len(row) == 6

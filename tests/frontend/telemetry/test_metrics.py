@@ -25,7 +25,7 @@ Value = Callable[[Metrics, str, dict[str, str]], float | None]
 
 @pytest.fixture
 def value(fakes: ModuleType) -> Value:
-    """What the page says of a sample: metrics, name, labels."""
+    """Return the value of a sample on the page, by metrics, name and labels."""
     return fakes.sample_value  # type: ignore[no-any-return]
 
 
@@ -92,9 +92,9 @@ def test_the_wait_of_a_batch_and_its_window_are_counted_where_there_are_any(
 
 def test_what_became_of_failed_batches_is_counted(metrics: Metrics, value: Value) -> None:
     model = ModelMetrics(metrics, "m", "1.0")
-    model.batch_isolated()
-    model.job_suspected()
-    model.jobs_retried(3)
+    model.isolated_batches.update(1)
+    model.suspected_requests.update(1)
+    model.retried_requests.update(3)
     assert value(metrics, "marserve_isolated_batches_total", MODEL) == 1
     assert value(metrics, "marserve_suspected_requests_total", MODEL) == 1
     assert value(metrics, "marserve_retried_requests_total", MODEL) == 3
@@ -102,8 +102,8 @@ def test_what_became_of_failed_batches_is_counted(metrics: Metrics, value: Value
 
 def test_failures_rejections_and_loads_are_counted(metrics: Metrics, value: Value) -> None:
     model = ModelMetrics(metrics, "m", "1.0")
-    model.batch_failed()
-    model.worker_failed()
+    model.failed_batches.update(1)
+    model.worker_failures.update(1)
     model.rejected("queue_full")
     model.worker_loaded("W-1", 1.5)
     assert value(metrics, "marserve_failed_batches_total", MODEL) == 1
@@ -116,7 +116,7 @@ def test_failures_rejections_and_loads_are_counted(metrics: Metrics, value: Valu
     assert "W-1" not in render(metrics.registry)
 
 
-def test_a_watched_gauge_is_looked_up_when_it_is_asked_for(metrics: Metrics) -> None:
+def test_a_watched_gauge_is_read_with_the_page(metrics: Metrics) -> None:
     lengths = [3.0]
     gauge = WatchedGauge("queued", "Jobs", ["model"], lambda: [(["m"], lengths[0])])
     metrics.registry.watch(gauge)
@@ -132,7 +132,7 @@ def test_names_are_torchserves_without_the_suffix_and_without_birthdays(metrics:
     assert "_created" not in text
 
 
-def test_declared_metrics_are_announced_and_have_samples_when_there_is_something_to_tell(
+def test_declared_metrics_are_on_the_page_and_have_samples_after_updates(
     metrics: Metrics,
 ) -> None:
     lines = render(metrics.registry).splitlines()
@@ -200,7 +200,7 @@ def test_the_series_of_the_host_are_bounded(chosen: Metrics) -> None:
     for number in range(1000):
         chosen.report_system("Fans", 1, "Host", str(number))
     with pytest.raises(ValueError, match="1000 series"):
-        chosen.report_system("Fans", 1, "Host", "one more")
+        chosen.report_system("Fans", 1, "Host", "further")
 
 
 # -- lines that a handler prints -------------------------------------------------------------------
@@ -235,11 +235,11 @@ def use(model: ModelMetrics) -> None:
     model.batch_done(
         (), 1, 0.25, 0.5, Reply(metrics=[cats], handler_ms=300.0), waited=0.25, held=0.1
     )
-    model.batch_failed()
-    model.batch_isolated()
-    model.job_suspected()
-    model.jobs_retried(1)
-    model.worker_failed()
+    model.failed_batches.update(1)
+    model.isolated_batches.update(1)
+    model.suspected_requests.update(1)
+    model.retried_requests.update(1)
+    model.worker_failures.update(1)
     model.worker_loaded(f"W-{model.name}_{model.version}", 1.0)
     model.rejected("queue_full")
 
@@ -260,7 +260,7 @@ def test_the_series_of_an_unregistered_version_leave_the_page(metrics: Metrics) 
     assert '"m"' not in render(metrics.registry)
 
 
-def test_what_comes_late_does_not_bring_them_back(metrics: Metrics) -> None:
+def test_updates_after_the_close_are_ignored(metrics: Metrics) -> None:
     model = ModelMetrics(metrics, "m", "1.0")
     untouched = ModelMetrics(metrics, "n", "1.0")
     use(model)
@@ -274,7 +274,7 @@ def test_what_comes_late_does_not_bring_them_back(metrics: Metrics) -> None:
     assert '"n"' not in text
 
 
-def test_a_registration_that_failed_takes_nothing_from_the_one_it_met(metrics: Metrics) -> None:
+def test_a_failed_registration_leaves_the_series_of_the_existing_version(metrics: Metrics) -> None:
     model = ModelMetrics(metrics, "m", "1.0")
     use(model)
     before = render(metrics.registry)

@@ -78,7 +78,7 @@ def test_it_declares_torchserves_metrics(
         assert found == (kind, unit, dimensions)
 
 
-def test_it_declares_nothing_else_and_nothing_prometheus_cannot_carry(
+def test_it_declares_nothing_else_and_nothing_invalid_in_prometheus(
     built_in: MetricsConfig,
 ) -> None:
     assert len(built_in.ts) == 19
@@ -122,7 +122,7 @@ def test_hostname_is_added_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("{", "no yaml"),
+        ("{", "not yaml"),
         ("- a", "mapping"),
         ("ts_metrics: {}", "model_metrics"),
         ("model_metrics: []", "mapping"),
@@ -143,12 +143,12 @@ def test_hostname_is_added_once(tmp_path: Path) -> None:
             "buckets",
         ),
         ("[" * 5_000, "nested more than 64 deep"),
-        ("a: [", "no yaml"),
-        ("\x00", "no yaml"),
-        ("!!timestamp x", "no yaml"),
-        ("!!int ''", "no yaml"),
-        ("!!bool x", "no yaml"),
-        (f"model_metrics: {{? 0x{'f' * 5_000} : []}}", "a key, which is none of"),
+        ("a: [", "not yaml"),
+        ("\x00", "not yaml"),
+        ("!!timestamp x", "not yaml"),
+        ("!!int ''", "not yaml"),
+        ("!!bool x", "not yaml"),
+        (f"model_metrics: {{? 0x{'f' * 5_000} : []}}", "a key, which is not one of"),
         (
             "model_metrics: {histogram: [{name: A, unit: ms, dimensions: [], "
             f"buckets: [0x{'f' * 300}]}}]}}",
@@ -156,7 +156,7 @@ def test_hostname_is_added_once(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_file_that_cannot_be_used_is_logged_and_the_built_in_one_taken(
+def test_a_file_that_cannot_be_used_is_logged_and_replaced_by_the_built_in_one(
     text: str,
     reason: str,
     tmp_path: Path,
@@ -232,7 +232,7 @@ def test_an_entry_that_does_not_fit_is_logged_and_left_out(
     assert reason in record.message
 
 
-def test_handlers_may_use_names_that_only_the_log_can_carry(tmp_path: Path) -> None:
+def test_handlers_may_use_names_that_are_invalid_in_prometheus(tmp_path: Path) -> None:
     entry = "{name: two words, unit: u, dimensions: [a-b]}"
     assert "two words" in load(tmp_path, f"model_metrics: {{gauge: [{entry}]}}").model
 
@@ -247,7 +247,7 @@ def test_a_name_of_the_servers_is_not_a_handlers(
     assert "Both" in caplog.text
 
 
-# -- what nobody declared --------------------------------------------------------------------------
+# -- undeclared metrics --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

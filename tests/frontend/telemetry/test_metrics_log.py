@@ -107,7 +107,7 @@ def test_the_time_of_a_prediction_is_among_the_models(metrics: Metrics, lines: L
 
 def test_our_own_additions_are_for_prometheus_only(metrics: Metrics, lines: Lines) -> None:
     log = MetricsLog(metrics)
-    ModelMetrics(metrics, "m", "1.0").batch_failed()
+    ModelMetrics(metrics, "m", "1.0").failed_batches.update(1)
     log.flush()
     assert lines() == []
 
