@@ -13,7 +13,7 @@ import numpy as np
 
 from marserve.frontend.batching.batches import Batch, Reason
 from marserve.frontend.batching.job_queue import JobQueue
-from marserve.frontend.batching.latency_model import Costs
+from marserve.frontend.batching.learning.latency_model import Costs
 from marserve.frontend.batching.policies import Greedy, Plan, WorkerPoolState
 
 
@@ -76,12 +76,12 @@ class RefuseByMean(Greedy):
     costs: Costs = field(kw_only=True)
 
     def admit(
-        self, now: float, order: float, deadline: float, queue: JobQueue, workers: WorkerPoolState
+        self, now: float, deadline: float, queue: JobQueue, workers: WorkerPoolState
     ) -> float | None:
         """See `BatchPolicy.admit`."""
         if not self.costs.is_known:
             return None
-        batches = queue.ahead_of(order) // self.size
+        batches = len(queue) // self.size
         cost = self.costs.bound if batches else self.costs.mean
         wait = workers.seconds_until_idle(now)
         seconds = wait + cost(1) + batches * cost(self.size) / 2 / max(1, workers.size)

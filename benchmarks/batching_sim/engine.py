@@ -20,7 +20,7 @@ from marserve.frontend.batching.batcher import Batcher
 from marserve.frontend.batching.batches import Batch
 from marserve.frontend.batching.job_queue import JobQueue
 from marserve.frontend.batching.jobs import Job, Priority
-from marserve.frontend.batching.latency_model import Costs
+from marserve.frontend.batching.learning.latency_model import Costs
 from marserve.frontend.batching.options import Batching
 from marserve.frontend.batching.policies import BatchPolicy
 from marserve.frontend.configuration.model_schema import GREEDY
@@ -169,7 +169,7 @@ class Simulation:
     @property
     def expected_seconds(self) -> float:
         """How long a request that came now would take, as the server itself expects."""
-        return self._batcher.deadlines.expected_seconds()
+        return self._batcher.expected_seconds()
 
     @property
     def share_taken(self) -> float:

@@ -19,7 +19,7 @@ from marserve.backend.protocol import Input
 from marserve.frontend.batching.adaptive import Adaptive
 from marserve.frontend.batching.job_queue import JobQueue
 from marserve.frontend.batching.jobs import Job
-from marserve.frontend.batching.latency_model import LatencyModel
+from marserve.frontend.batching.learning.latency_model import LatencyModel
 from marserve.frontend.batching.policies import WorkerPoolState
 
 # All is well again when so many requests in a row have this share of good ones.
@@ -118,9 +118,7 @@ def decisions_per_second(count: int, tries: int = 5) -> tuple[float, float]:
     last = job
     return (
         _best_rate(lambda: policy.plan(0.01, line, workers), count, tries),
-        _best_rate(
-            lambda: policy.admit(0.01, last.order, last.deadline, line, workers), count, tries
-        ),
+        _best_rate(lambda: policy.admit(0.01, last.deadline, line, workers), count, tries),
     )
 
 

@@ -24,7 +24,7 @@ from marserve.frontend.batching.batches import Reason
 from marserve.frontend.batching.expected_goodput import LEAST_CHANCE, Outlook
 from marserve.frontend.batching.job_queue import JobQueue
 from marserve.frontend.batching.jobs import Priority
-from marserve.frontend.batching.latency_model import Costs
+from marserve.frontend.batching.learning.latency_model import Costs
 from marserve.frontend.batching.policies import (
     AGING_SECONDS,
     BatchPolicy,
@@ -100,14 +100,14 @@ class Adaptive(BatchPolicy):
         return min(deadline, arrived + horizon) + priority * aging
 
     def admit(
-        self, now: float, order: float, deadline: float, queue: JobQueue, workers: WorkerPoolState
+        self, now: float, deadline: float, queue: JobQueue, workers: WorkerPoolState
     ) -> float | None:
         """See `BatchPolicy.admit`.
 
         Jobs ahead are no reason to refuse one: if there are too many, those at the front will be
         refused in its place. They would leave with less time left, and more of them be late.
         """
-        del order, queue
+        del queue
         if deadline < math.inf and self.costs.is_known:
             wait = workers.seconds_until_idle(now)
             left = deadline - now - wait

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from marserve.frontend.batching.expected_goodput import LEAST_CHANCE
 from marserve.frontend.batching.job_queue import JobQueue
 from marserve.frontend.batching.jobs import Group, Job
-from marserve.frontend.batching.latency_model import LatencyModel
+from marserve.frontend.batching.learning.latency_model import Costs
+from marserve.frontend.batching.learning.learning import Learning
 from marserve.frontend.batching.lengths.length_grouping import LengthGrouping
 from marserve.frontend.batching.options import Batching
 from marserve.frontend.batching.policies import BatchPolicy, WorkerPoolState
@@ -14,9 +15,9 @@ from marserve.frontend.errors import Overloaded
 
 Clock = Callable[[], float]
 
-# When nothing was learnt for this long, the next job is admitted as a probe, whatever the estimate
-# says: otherwise a cost that was overestimated would never be corrected. Probes may come sooner as
-# long as they take only this share of an idle worker's time: else a fast model that was slow for a
+# When nothing was learnt for this long, the next job is admitted as a probe, whatever its expected
+# end: otherwise a cost that was overestimated would never be corrected. Probes come sooner as long
+# as they take only this share of an idle worker's time: else a fast model that was slow for a
 # moment would refuse all requests for seconds.
 _PROBE_SECONDS = 1.0
 _PROBE_SHARE = 0.2
@@ -27,17 +28,15 @@ class DeadlineAdmission:
 
     Attributes:
         refused: Number of jobs refused so far.
-        learnt_at: When costs were last learnt from a batch.
     """
 
     def __init__(
-        self, queue: JobQueue, workers: WorkerPoolState, costs: LatencyModel, clock: Clock
+        self, queue: JobQueue, workers: WorkerPoolState, learning: Learning, clock: Clock
     ) -> None:
         self.refused = 0
-        self.learnt_at = -math.inf
         self._queue = queue
         self._workers = workers
-        self._costs = costs
+        self._learning = learning
         self._clock = clock
         self._probed_at = -math.inf
         self._answered_at = self._sent_at = 0.0
@@ -45,14 +44,15 @@ class DeadlineAdmission:
     def reconfigure(
         self, batching: Batching, policy: BatchPolicy, lengths: LengthGrouping | None
     ) -> None:
-        """Apply new settings from now on; ``lengths`` forms batches by length, if anything does."""
+        """Apply new settings; ``lengths`` forms batches by length, or is None."""
         self._batching = batching
         self._policy = policy
         self._lengths = lengths
+        self._costs: Costs = lengths.costs if lengths else self._learning.costs
         self._prepares = batching.keeps_deadlines or lengths is not None
 
     def add(self, jobs: Sequence[Job]) -> None:
-        """Queue the jobs of one request at their places, or raise Overloaded for them all."""
+        """Queue the jobs of one request in their order, or raise Overloaded for them all."""
         queue = self._queue
         if self._prepares:
             self._prepare(jobs)
@@ -70,13 +70,13 @@ class DeadlineAdmission:
                 queue.append(job)
 
     def expected_seconds(self) -> float:
-        """How long a job that came now would take to be answered, as far as costs are known.
+        """Return the expected time to the answer of a job that arrives now.
 
-        It is 0 while a worker waits for jobs.
+        It is 0 while a worker waits for jobs, and while costs are unknown.
         """
         if self._workers.idle or not self._costs.is_known:
             return 0.0
-        costs, size = self._lengths.costs if self._lengths else self._costs, self._policy.size
+        costs, size = self._costs, self._policy.size
         batches, jobs = divmod(len(self._queue), size)
         wait = self._workers.seconds_until_idle(self._clock())
         ahead = batches * costs.mean(size) / max(1, self._workers.size)
@@ -89,8 +89,7 @@ class DeadlineAdmission:
         """
         if len(jobs) < 2 or not self._batching.keeps_deadlines:
             return jobs
-        costs = self._lengths.costs if self._lengths else self._costs
-        size = self._batching.run_as(len(jobs))
+        costs, size = self._costs, self._batching.run_as(len(jobs))
         answered = now + costs.bound(size)
         late = {
             job
@@ -106,17 +105,17 @@ class DeadlineAdmission:
         """Refuse jobs that cannot be in time; Retry-After is when the queue will be empty."""
         size = self._policy.size
         batches = 1 + len(self._queue) // size
-        seconds = batches * self._costs.mean(size) / max(1, self._workers.size)
+        seconds = batches * self._learning.costs.mean(size) / max(1, self._workers.size)
         for job in jobs:
             self.refused += 1
             job.fail(Overloaded(seconds))
 
     def answered(self, now: float) -> None:
-        """Learn from a batch that is answered now how long sending takes: that of the last one."""
+        """Learn from a batch that is answered now how long sending the last one's answers took."""
         if not self._batching.max_latency:
             return
         if self._sent_at > self._answered_at:
-            self._costs.observe_sending(self._sent_at - self._answered_at)
+            self._learning.costs.observe_sending(self._sent_at - self._answered_at)
         self._answered_at = now
 
     def answer_sent(self, now: float) -> None:
@@ -124,7 +123,7 @@ class DeadlineAdmission:
         self._sent_at = now
 
     def _prepare(self, jobs: Sequence[Job]) -> None:
-        """Measure jobs by whose lengths batches are formed; else refuse those without a chance."""
+        """Measure the jobs of batches by length; else refuse queued jobs that will be late."""
         if self._lengths is not None:
             self._lengths.measure(jobs)
         elif hopeless := self._policy.hopeless(self._clock(), self._queue):
@@ -141,31 +140,34 @@ class DeadlineAdmission:
                 job.deadline = min(job.deadline, job.arrived + self._batching.max_latency)
             deadline = job.deadline
         job.order = policy.order(job.arrived, job.deadline, job.priority)
-        return policy.admit(self._clock(), job.order, deadline, self._queue, self._workers)
+        return policy.admit(self._clock(), deadline, self._queue, self._workers)
 
     def _check_last(self, jobs: Sequence[Job]) -> float | None:
-        """Check the last of a request's jobs behind all the others; returns what `_admit` does.
+        """Check that the last job of a request is in time behind all the others.
 
-        Other jobs ahead of a job may be refused later; those of its own request all stay, or none.
+        Other jobs ahead of a job may be refused later; those of its request all stay, or none.
+
+        Returns:
+            None if it is; else the seconds after which another try may succeed.
         """
         if not self._batching.keeps_deadlines:
             return None
         size = self._policy.size
         batches = math.ceil(len(jobs) / size / max(1, self._workers.size))
-        seconds = batches * self._costs.mean(min(len(jobs), size))
+        seconds = batches * self._learning.costs.mean(min(len(jobs), size))
         return seconds if self._clock() + seconds > jobs[-1].deadline else None
 
     def _probe(self, jobs: Sequence[Job], seconds: float) -> None:
-        """Admit the jobs of a request that seem to be too late, to learn their real cost.
+        """Admit the jobs of a request that would be late by the learnt costs, to correct these.
 
-        Only the first batch of them is sure to run; the other jobs keep their deadline.
+        Only the first batch of them is certain to run; the other jobs keep their deadline.
 
         Raises:
             Overloaded: Other jobs would be delayed, or costs were learnt a moment ago.
         """
         now = self._clock()
-        pause = min(_PROBE_SECONDS, self._costs.bound(1) / _PROBE_SHARE)
-        is_fresh = now - max(self.learnt_at, self._probed_at) < pause
+        pause = min(_PROBE_SECONDS, self._learning.costs.bound(1) / _PROBE_SHARE)
+        is_fresh = now - max(self._learning.learnt_at, self._probed_at) < pause
         if not self._workers.idle or self._queue or is_fresh:
             self.refused += 1
             raise Overloaded(seconds)

@@ -13,7 +13,7 @@ than what all the others would gain together if it were refused:
 from typing import NamedTuple
 
 from marserve.frontend.batching.job_queue import JobQueue
-from marserve.frontend.batching.latency_model import Costs
+from marserve.frontend.batching.learning.latency_model import Costs
 
 #: A job that is less likely than this to be in time is refused. Late answers cost work, too; in
 #: simulation a lower limit gains nothing.

@@ -143,13 +143,6 @@ class JobQueue:
         """Whether a job that runs alone has waited since then, or is a retry."""
         return bool(self._retries) or (bool(self._suspected) and self._suspected[0].arrived < since)
 
-    def ahead_of(self, order: float) -> int:
-        """How many jobs would leave before one of this `Job.order` that joined now."""
-        jobs = self._jobs
-        if not jobs or jobs[-1].order <= order:
-            return len(self)
-        return len(self._retries) + bisect_right(jobs, order, key=_order_of)
-
     # -- changing ----------------------------------------------------------------------------------
 
     def append(self, job: Job) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from marserve.frontend.batching.adaptive import Adaptive
-from marserve.frontend.batching.latency_model import Costs, LatencyModel
+from marserve.frontend.batching.learning.latency_model import Costs, LatencyModel
 from marserve.frontend.batching.policies import BatchPolicy, FixedOrSingle, FixedWindow, Greedy
 from marserve.frontend.configuration.model_schema import (
     ADAPTIVE,

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from marserve.frontend.batching.batches import Reason
 from marserve.frontend.batching.job_queue import JobQueue
 from marserve.frontend.batching.jobs import Priority
-from marserve.frontend.batching.latency_model import Costs, LatencyModel
+from marserve.frontend.batching.learning.latency_model import Costs, LatencyModel
 
 #: How much longer a job may wait than one of the next higher priority.
 AGING_SECONDS = 1.0
@@ -93,10 +93,10 @@ class BatchPolicy(ABC):
         return arrived + priority * AGING_SECONDS
 
     def admit(
-        self, now: float, order: float, deadline: float, queue: JobQueue, workers: WorkerPoolState
+        self, now: float, deadline: float, queue: JobQueue, workers: WorkerPoolState
     ) -> float | None:
-        """None to admit a new job; else the seconds after which another try may succeed."""
-        del now, order, deadline, queue, workers
+        """Return None to admit a new job; else the seconds after which a retry may succeed."""
+        del now, deadline, queue, workers
         return None
 
     def hopeless(self, now: float, queue: JobQueue) -> int:

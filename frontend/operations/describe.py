@@ -11,7 +11,7 @@ import psutil
 from marserve.backend.protocol import Input
 from marserve.frontend.batching.isolation.failure_isolation import FailureIsolation
 from marserve.frontend.batching.jobs import Stream
-from marserve.frontend.batching.latency_model import BOUND_SHARE, LatencyModel
+from marserve.frontend.batching.learning.latency_model import BOUND_SHARE, LatencyModel
 from marserve.frontend.batching.lengths.length_grouping import LengthGrouping
 from marserve.frontend.configuration.model_schema import SETTINGS
 from marserve.frontend.errors import ServeError
@@ -126,11 +126,12 @@ def _describe_sequences(model: ModelVersion) -> dict[str, Any]:
 def _describe_batching(model: ModelVersion) -> dict[str, Any]:
     """Return the batch size and window in use, and the learnt costs."""
     batching, batcher, workers = model.settings.batching, model.batcher, model.workers
+    lengths = batcher.learning.lengths
     return {
         "size": batcher.size,
         "isAutomatic": batching.is_automatic,
-        "why": batcher.sizing.why or None,
-        "exploring": batcher.exploration.size or None,
+        "why": batcher.learning.why or None,
+        "exploring": batcher.learning.exploration.size or None,
         "profiling": list(workers.idle_profiling.pending) or None,
         "windowMs": _ms(batching.delay),
         "queueBound": model.queue.capacity,
@@ -138,7 +139,7 @@ def _describe_batching(model: ModelVersion) -> dict[str, Any]:
         "validation": _describe_validation(batcher.validation),
         "failures": _describe_failures(batcher.isolation),
         "costs": _describe_costs(batcher.costs) if batcher.costs.is_known else None,
-        **({"lengths": _describe_lengths(batcher.lengths)} if batcher.lengths else {}),
+        **({"lengths": _describe_lengths(lengths)} if lengths else {}),
     }
 
 
@@ -180,9 +181,9 @@ def _describe_validation(found: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def _describe_failures(isolation: FailureIsolation) -> dict[str, Any]:
     return {
-        "share": round(isolation.rate.share, 3),
-        "remembered": len(isolation.contents),
-        "failsForAll": isolation.rate.fails_for_all,
+        "share": round(isolation.share, 3),
+        "remembered": isolation.remembered,
+        "failsForAll": isolation.fails_for_all,
     }
 
 

@@ -117,8 +117,7 @@ class ModelVersion:
 
         OpenVINO calls it ``optimal_number_of_infer_requests``.
         """
-        batcher = self.batcher
-        size = batcher.sizing.size_that_pays(batcher.size)
+        size = self.batcher.learning.size_that_pays
         if size is None:
             return None
         beyond_queue = max(0, self.workers.ready * size - self.queue.capacity)
@@ -132,7 +131,7 @@ class ModelVersion:
     @property
     def expected_seconds(self) -> float:
         """Expected seconds until the answer of a request that arrives now."""
-        return min(each.deadlines.expected_seconds() for each in self.workers.batchers)
+        return min(each.expected_seconds() for each in self.workers.batchers)
 
     def why_full(self, share_in_flight: float) -> str:
         """Return why balancers should send new requests elsewhere; empty if they need not.

@@ -63,10 +63,10 @@ def watch_models(metrics: Metrics, registry: ModelRegistry) -> None:
         metrics.registry.watch(WatchedGauge(name, help_, _LABELS, samples))
 
     def remembered(model: ModelVersion) -> float:
-        return len(model.batcher.isolation.contents)
+        return model.batcher.isolation.remembered
 
     def failing(model: ModelVersion) -> float:
-        return model.batcher.isolation.rate.share
+        return model.batcher.isolation.share
 
     def failed() -> Iterable[tuple[Sequence[str], float]]:
         models = {(load.name, load.version) for load in registry.failed.listed()}

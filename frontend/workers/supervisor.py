@@ -418,7 +418,7 @@ class WorkerSupervisor:
             self.batcher.seed((cost.size, cost.seconds) for cost in costs)
         if profiled.too_large:
             self.batcher.out_of_memory(profiled.too_large, costs[-1].size if costs else 1)
-        choice = self.batcher.sizing.choice
+        choice = self.batcher.learning.choice
         if costs and choice is not None:
             logger.info("%s: batches of up to %d: %s.", self._spec.name, choice.size, choice.why)
 

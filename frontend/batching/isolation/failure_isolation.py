@@ -1,48 +1,77 @@
-"""What one model version knows of requests that fail; its batcher and all its workers share it."""
+"""What one model version learns from requests that fail; its batcher and its workers share it."""
 
 import time
 from collections.abc import Callable
 
 from marserve.frontend.batching.batches import Batch, Reason
+from marserve.frontend.batching.compiled_sizes import CompiledSizes
 from marserve.frontend.batching.isolation.failed_contents import FailedContents
-from marserve.frontend.batching.isolation.failure_rate import FailureRate
+from marserve.frontend.batching.isolation.failure_rate import FailureRate, candidates, cheapest_size
 from marserve.frontend.batching.isolation.hints import Hints
 from marserve.frontend.batching.jobs import Group, Job
+from marserve.frontend.batching.learning.latency_model import Costs
+from marserve.frontend.batching.options import Batching
 
-# Reasons of runs that tell nothing of the share of failing requests in ordinary batches.
+# Runs for these reasons do not count for the share of failing requests in ordinary batches.
 _APART = (Reason.SUSPECTED, Reason.ALONE)
 
 
 class FailureIsolation:
-    """Learns from failures, so that those of one request do not become those of others.
+    """Learns from failures which requests should not share batches, and how large batches may be.
 
     Attributes:
-        contents: What has failed alone; added to by `remember`.
-        rate: How many of the requests in ordinary batches fail.
-        hints: How good the hints of tracebacks are.
-        is_alert: Whether anything is known of failures; while there is not, nothing needs to be
-            told or asked.
+        rate: The share of the requests in ordinary batches that fail.
+        hints: How reliable the hints of tracebacks are.
+        is_alert: Whether there were failures lately; while there were none, nothing needs to be
+            noted nor looked up.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.contents = FailedContents(clock)
         self.rate = FailureRate()
         self.hints = Hints()
         self.is_alert = False
+        self._contents = FailedContents(clock)
+
+    @property
+    def remembered(self) -> int:
+        """Number of contents that run alone, because they have failed alone."""
+        return len(self._contents)
+
+    @property
+    def share(self) -> float:
+        """The share of requests in ordinary batches that fail, 0 to 1."""
+        return self.rate.share
+
+    @property
+    def fails_for_all(self) -> bool:
+        """Whether the model fails for all requests, and not some requests."""
+        return self.rate.fails_for_all
+
+    def is_suspected(self, job: Job) -> bool:
+        """Return whether the content of a job has failed alone."""
+        return job in self._contents
+
+    def has_crashed(self, job: Job) -> bool:
+        """Return whether the content of a job has ended a worker when it ran alone."""
+        return self._contents.has_crashed(job)
 
     def remember(self, job: Job, *, crashes: bool = False) -> None:
-        """Have a job's content run alone when it is sent again."""
-        self.contents.add(job, crashes=crashes)
+        """Let a job's content run alone when it is sent again."""
+        self._contents.add(job, crashes=crashes)
         self.is_alert = True
+
+    def forget(self, job: Job) -> None:
+        """Let a job's content share batches again."""
+        self._contents.discard(job)
 
     def succeeded(self, batch: Batch) -> None:
         """Note that a batch, or a part of one, was answered."""
         if batch.reason is Reason.SUSPECTED:
-            self.contents.discard(batch.jobs[0])
+            self.forget(batch.jobs[0])
         if batch.reason not in _APART and batch.jobs[0].group is not Group.DESCRIBE:
             self.rate.succeeded(len(batch))
-        self.contents.forget_expired()
-        self.is_alert = bool(self.contents) or not self.rate.is_quiet
+        self._contents.forget_expired()
+        self.is_alert = bool(self._contents) or not self.rate.is_quiet
 
     def run_failed(self, batch: Batch, seconds: float) -> None:
         """Note that a batch, or a part of one, got an error."""
@@ -58,3 +87,15 @@ class FailureIsolation:
             self.rate.request_failed()
         if not self.rate.fails_for_all:
             self.remember(job)
+
+    def cheapest_size(self, batching: Batching, costs: Costs, share: float) -> int:
+        """Return the largest batch size that is cheap where this share of the requests fails."""
+        compiled, hints = batching.compiled_sizes, self.hints
+        return cheapest_size(
+            candidates(batching.max_size, compiled),
+            share,
+            CompiledSizes(compiled, costs) if compiled else costs,
+            hints.hinted,
+            hints.checked,
+            self.rate.cost,
+        )

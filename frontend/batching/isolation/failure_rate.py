@@ -13,7 +13,7 @@ size 8. Only who remembers contents or has hints can do better.)
 
 from collections.abc import Iterable, Sequence
 
-from marserve.frontend.batching.latency_model import Costs
+from marserve.frontend.batching.learning.latency_model import Costs
 
 # How much of the share is the newest request: a thousandth is left of it after 440 good ones.
 _STEP = 1 / 64

@@ -17,7 +17,7 @@ import math
 from collections.abc import Sequence
 from operator import mul
 
-from marserve.frontend.batching.latency_model import LatencyModel
+from marserve.frontend.batching.learning.latency_model import LatencyModel
 
 # A sample's weight fades by this with each later one: about the last 200 batches count.
 _FADING = 1 - 1 / 200

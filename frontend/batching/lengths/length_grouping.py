@@ -20,7 +20,7 @@ from marserve.backend.protocol import Input
 from marserve.frontend.batching.batches import Batch
 from marserve.frontend.batching.job_queue import JobQueue
 from marserve.frontend.batching.jobs import Job
-from marserve.frontend.batching.latency_model import LatencyModel
+from marserve.frontend.batching.learning.latency_model import LatencyModel
 from marserve.frontend.batching.lengths.alike import cheapest_batches
 from marserve.frontend.batching.lengths.input_length import length_of
 from marserve.frontend.batching.lengths.length_costs import CostsByLength, LengthCosts, Row

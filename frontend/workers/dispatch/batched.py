@@ -181,7 +181,7 @@ class DispatchStrategy(ABC):
 
     def _is_known_to_crash(self, job: Job) -> bool:
         """Whether the job was in a crash before, or its content has ended a worker alone."""
-        return bool(job.crashes) or self.batcher.isolation.contents.has_crashed(job)
+        return bool(job.crashes) or self.batcher.isolation.has_crashed(job)
 
     def _ask(self, done: Batch | None = None) -> None:
         """Ask for the next batch, after ``done`` if that was one; when stopping, note the drain."""

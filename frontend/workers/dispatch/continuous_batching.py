@@ -64,10 +64,10 @@ class ContinuousBatching(DispatchStrategy):
 
     def _forget_answered(self, jobs: Sequence[Job]) -> None:
         """Let suspected requests share batches again; each has survived a step alone."""
-        contents = self.batcher.isolation.contents
-        for job in jobs if contents else ():
+        isolation = self.batcher.isolation
+        for job in jobs if isolation.remembered else ():
             if job.is_suspected:
-                contents.discard(job)
+                isolation.forget(job)
 
     def _remember_cause(self, step: Batch, reply: Reply) -> None:
         """Have the request that a failed step is about run alone the next time, if it is known."""

@@ -51,7 +51,7 @@ def policy(size: int = 8, costs: Costs | None = None, **options: Any) -> Adaptiv
 
 def arrive(adaptive: Adaptive, now: float) -> None:
     """A job comes that nobody is in a hurry for."""
-    assert adaptive.admit(now, now, math.inf, JobQueue(1), IDLE) is None
+    assert adaptive.admit(now, math.inf, JobQueue(1), IDLE) is None
 
 
 def admitted(wait: float | None) -> bool:
@@ -60,14 +60,14 @@ def admitted(wait: float | None) -> bool:
 
 def test_while_costs_are_unknown_nobody_is_refused_and_all_are_taken(make_queue: MakeQueue) -> None:
     adaptive = policy(costs=Costs(is_known=False))
-    assert adaptive.admit(5.0, 0.0, 4.0, make_queue(99), IDLE) is None
+    assert adaptive.admit(5.0, 4.0, make_queue(99), IDLE) is None
     assert adaptive.plan(5.0, make_queue([0.0] * 3), SEVERAL) == Plan(3, Reason.WORK_CONSERVING)
     assert adaptive.plan(5.0, make_queue([0.0] * 9), SEVERAL) == Plan(8, Reason.FULL)
 
 
 def test_without_a_deadline_nobody_is_refused(make_queue: MakeQueue) -> None:
     crowded = WorkerPoolState(0, busy={"a": (99.0, 8)})
-    assert policy().admit(0.0, 1.0, math.inf, make_queue(1000), crowded) is None
+    assert policy().admit(0.0, math.inf, make_queue(1000), crowded) is None
 
 
 @pytest.mark.parametrize(
@@ -84,16 +84,16 @@ def test_who_can_be_answered_in_time_is_let_in_and_others_hear_for_how_long(
     make_queue: MakeQueue, workers: WorkerPoolState, wait: float
 ) -> None:
     adaptive = policy()
-    adaptive.admit(5.0, 5.0, 5.0, make_queue(0), IDLE)  # one is let in to see what it takes
-    refused = adaptive.admit(5.0, 5.05, 5.0 + wait - 1e-6, make_queue(0), workers)
+    adaptive.admit(5.0, 5.0, make_queue(0), IDLE)  # one is let in to see what it takes
+    refused = adaptive.admit(5.0, 5.0 + wait - 1e-6, make_queue(0), workers)
     assert refused == pytest.approx(wait)
-    assert adaptive.admit(5.0, 5.05, 5.0 + wait + 1e-6, make_queue(0), workers) is None
+    assert adaptive.admit(5.0, 5.0 + wait + 1e-6, make_queue(0), workers) is None
 
 
 def test_those_ahead_are_no_reason_to_refuse_one(make_queue: MakeQueue) -> None:
     """The first of them will be refused in its place, if there are too many."""
     queue = make_queue([5.03] * 400)
-    assert policy().admit(5.0, 5.05, 5.011, queue, IDLE) is None
+    assert policy().admit(5.0, 5.011, queue, IDLE) is None
 
 
 # -- who waits in vain -----------------------------------------------------------------------------
@@ -233,9 +233,6 @@ class WaitingJobs:
 
     def deadline_at(self, index: int) -> float:
         return self.deadlines[index]
-
-    def ahead_of(self, order: float) -> int:
-        return sum(deadline <= order for deadline in self.deadlines)
 
 
 @given(
@@ -522,7 +519,7 @@ def test_nobody_is_let_in_to_see_where_somebody_is_already(
     make_queue: MakeQueue, queued: int, workers: WorkerPoolState
 ) -> None:
     adaptive = policy(costs=Costs(per_batch=10.0))
-    assert not admitted(adaptive.admit(0.0, 0.05, 0.05, make_queue([0.04] * queued), workers))
+    assert not admitted(adaptive.admit(0.0, 0.05, make_queue([0.04] * queued), workers))
 
 
 # -- costs that vary -------------------------------------------------------------------------------
@@ -544,7 +541,7 @@ NOISY = Noisy(0.0005, 0.020)
 
 def test_who_may_be_late_runs_if_nobody_gains_by_a_refusal(make_queue: MakeQueue) -> None:
     adaptive = policy(costs=NOISY)
-    assert adaptive.admit(5.0, 5.03, 5.03, make_queue(0), IDLE) is None
+    assert adaptive.admit(5.0, 5.03, make_queue(0), IDLE) is None
     assert adaptive.plan(5.0, make_queue([5.03]), IDLE) == Plan(1, Reason.WORK_CONSERVING)
     assert adaptive.plan(5.0, make_queue([5.03] * 3), IDLE) == Plan(3, Reason.WORK_CONSERVING)
 
@@ -557,8 +554,8 @@ def test_who_is_more_likely_to_be_late_is_refused(make_queue: MakeQueue) -> None
 
 def test_one_is_refused_on_arrival_only_if_it_is_hopeless(make_queue: MakeQueue) -> None:
     adaptive, queue = policy(costs=NOISY), make_queue(0)
-    assert adaptive.admit(5.0, 5.01, 5.01, queue, IDLE) is None
-    assert adaptive.admit(5.0, 5.003, 5.003, queue, IDLE) is not None
+    assert adaptive.admit(5.0, 5.01, queue, IDLE) is None
+    assert adaptive.admit(5.0, 5.003, queue, IDLE) is not None
 
 
 def test_with_a_long_queue_those_are_refused_that_may_be_late(make_queue: MakeQueue) -> None:

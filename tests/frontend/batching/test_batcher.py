@@ -928,15 +928,15 @@ def test_batches_in_quick_succession_do_not_all_teach(make_setup: MakeSetup) -> 
 def test_an_automatic_size_grows_with_traffic_until_the_best_is_seen(make_setup: MakeSetup) -> None:
     setup = make_setup("greedy", size=128, is_automatic=True)
     [runner] = setup.idle()
-    assert (setup.batcher.size, setup.batcher.sizing.choice) == (128, None)
+    assert (setup.batcher.size, setup.batcher.learning.choice) == (128, None)
     teach(setup, runner, 100, 1, 2, 4)
-    assert (setup.batcher.size, setup.batcher.sizing.choice) == (128, None)
+    assert (setup.batcher.size, setup.batcher.learning.choice) == (128, None)
     teach(setup, runner, 100, 1, 8)
-    assert (setup.batcher.size, setup.batcher.sizing.choice) == (128, None)
+    assert (setup.batcher.size, setup.batcher.learning.choice) == (128, None)
     teach(setup, runner, 100, 1, 8, 16, 32)
     assert setup.batcher.size == 8
-    assert setup.batcher.sizing.choice is not None
-    assert "times the throughput" in setup.batcher.sizing.choice.why
+    assert setup.batcher.learning.choice is not None
+    assert "times the throughput" in setup.batcher.learning.choice.why
 
 
 @pytest.mark.parametrize("compiled_sizes", [(), (1, 8, 32)])
@@ -949,7 +949,7 @@ def test_an_automatic_size_is_not_chosen_by_sizes_that_ran_once_only(
     [runner] = setup.idle()
     teach(setup, runner, 99, 1, 8)
     teach(setup, runner, 1, 32)
-    assert (setup.batcher.size, setup.batcher.sizing.choice) == (32, None)
+    assert (setup.batcher.size, setup.batcher.learning.choice) == (32, None)
     teach(setup, runner, 10, 32)
     assert setup.batcher.size == 8
 
@@ -969,7 +969,7 @@ def test_an_automatic_size_is_known_after_profiling(make_setup: MakeSetup) -> No
     setup.batcher.seed((size, kinked(size)) for size in (1, 2, 4, 8))
     assert setup.batcher.size == 8
     setup.batcher.reconfigure(replace(setup.batcher.batching, is_automatic=False, size=16))
-    assert (setup.batcher.size, setup.batcher.sizing.choice) == (16, None)
+    assert (setup.batcher.size, setup.batcher.learning.choice) == (16, None)
 
 
 def test_an_automatic_size_is_not_chosen_from_compiled_ones_that_never_ran(
@@ -978,7 +978,7 @@ def test_an_automatic_size_is_not_chosen_from_compiled_ones_that_never_ran(
     setup = make_setup("greedy", size=8, is_automatic=True, compiled_sizes=(1, 4, 8))
     [runner] = setup.idle()
     teach(setup, runner, 100, 1)
-    assert (setup.batcher.size, setup.batcher.sizing.choice) == (8, None)
+    assert (setup.batcher.size, setup.batcher.learning.choice) == (8, None)
     setup.batcher.seed((size, 0.01 * size) for size in (1, 4, 8))
     assert setup.batcher.size == 1
 
@@ -989,7 +989,7 @@ def test_with_adaptive_no_batch_is_so_large_that_it_only_becomes_slower(
 ) -> None:
     setup = make_setup(policy, size=16)
     setup.batcher.seed((rows, 0.01 * (1 if rows <= 8 else rows)) for rows in (1, 2, 4, 8, 16))
-    assert (setup.batcher.size, setup.batcher.sizing.choice) == (size, None)
+    assert (setup.batcher.size, setup.batcher.learning.choice) == (size, None)
 
 
 def test_an_automatic_size_may_be_found_among_compiled_ones_above_one(
@@ -1004,8 +1004,8 @@ def test_an_automatic_size_is_one_where_batching_does_not_pay(make_setup: MakeSe
     setup = make_setup("greedy", size=128, is_automatic=True)
     setup.batcher.seed((size, 0.01 * size) for size in (1, 2, 4, 8))
     assert setup.batcher.size == 1
-    assert setup.batcher.sizing.choice is not None
-    assert "does not pay" in setup.batcher.sizing.choice.why
+    assert setup.batcher.learning.choice is not None
+    assert "does not pay" in setup.batcher.learning.choice.why
 
 
 def test_a_size_that_did_not_fit_into_memory_is_not_tried_again_for_a_while(
@@ -1014,13 +1014,13 @@ def test_a_size_that_did_not_fit_into_memory_is_not_tried_again_for_a_while(
     setup = make_setup("greedy", size=8)
     setup.batcher.out_of_memory(8)
     assert setup.batcher.size == 4
-    assert "memory" in setup.batcher.sizing.why
+    assert "memory" in setup.batcher.learning.why
     [runner] = setup.idle()
     setup.wait(601.0)
     teach(setup, runner, 100, 1)
     assert setup.batcher.size == 5
     setup.batcher.reconfigure(replace(setup.batcher.batching, size=16))
-    assert (setup.batcher.size, setup.batcher.sizing.why) == (16, "")
+    assert (setup.batcher.size, setup.batcher.learning.why) == (16, "")
 
 
 @pytest.mark.parametrize("policy", ["greedy", "fixed", "adaptive"])
@@ -1058,7 +1058,7 @@ def test_the_time_in_which_answers_go_out_is_learnt_for_those_with_a_goal(
             setup.put()
             setup.wait(0.01)
             runner.finish(0.01)
-            setup.batcher.deadlines.answer_sent(setup.loop.time() + sending)
+            setup.batcher.answer_sent(setup.loop.time() + sending)
             setup.wait(0.01)
         return setup.batcher.costs.bound(8)
 
@@ -1070,7 +1070,7 @@ def test_a_size_that_is_not_found_yet_is_described_as_such(
     make_setup: MakeSetup, seats: int
 ) -> None:
     setup = make_setup("greedy", size=128, is_automatic=True, queue_size=seats)
-    assert (setup.batcher.size, setup.batcher.sizing.why) == (min(128, seats), "learning")
+    assert (setup.batcher.size, setup.batcher.learning.why) == (min(128, seats), "learning")
 
 
 # -- workers with several batches ------------------------------------------------------------------
@@ -1196,7 +1196,7 @@ def test_a_cancelled_suspect_leaves_the_worker_to_others(wary: Setup) -> None:
 
 def test_a_newcomer_takes_as_long_as_what_is_ahead_of_it(make_setup: MakeSetup) -> None:
     setup = make_setup("greedy")
-    expected = setup.batcher.deadlines.expected_seconds
+    expected = setup.batcher.expected_seconds
     first, _second = setup.idle(2)
     setup.put()
     assert expected() == 0.0  # of unknown costs nothing is expected

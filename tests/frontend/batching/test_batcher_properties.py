@@ -160,7 +160,7 @@ class Play:
     def dispatched(self, batch: Batch, worker: Worker) -> None:
         self.batches.append((batch, worker.idle_since))
         is_trial = batch.reason is Reason.EXPLORATION
-        assert 1 <= len(batch) <= (self.batcher.sizing.largest if is_trial else self.batcher.size)
+        assert 1 <= len(batch) <= (self.batcher.learning.largest if is_trial else self.batcher.size)
         assert batch.run_as >= len(batch)
         assert len({job.group for job in batch.jobs}) == 1
         assert [job.order for job in batch.jobs] == sorted(job.order for job in batch.jobs)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from marserve.frontend.batching.adaptive import Adaptive
-from marserve.frontend.batching.latency_model import LatencyModel
+from marserve.frontend.batching.learning.latency_model import LatencyModel
 from marserve.frontend.batching.options import Batching, with_implied
 from marserve.frontend.batching.policies import FixedOrSingle, FixedWindow, Greedy
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from marserve.frontend.batching.batches import Reason
 from marserve.frontend.batching.job_queue import JobQueue
 from marserve.frontend.batching.jobs import Job, Priority
-from marserve.frontend.batching.latency_model import LatencyModel
+from marserve.frontend.batching.learning.latency_model import LatencyModel
 from marserve.frontend.batching.policies import (
     BatchPolicy,
     FixedOrSingle,
@@ -42,9 +42,6 @@ class Queue:
 
     def deadline_at(self, index: int) -> float:
         return math.inf
-
-    def ahead_of(self, order: float) -> int:
-        return self.queued
 
 
 def busy_with(*jobs: int) -> WorkerPoolState:
@@ -228,7 +225,7 @@ def test_a_class_goes_before_a_lower_one_for_a_while_and_not_for_ever(policy: Ba
 
 @pytest.mark.parametrize("policy", FIRST_COME, ids=lambda policy: type(policy).__name__)
 def test_without_a_goal_nobody_is_refused(policy: BatchPolicy) -> None:
-    assert policy.admit(5.0, 0.0, 1.0, Queue(9999, 0.0), busy_with(9)) is None
+    assert policy.admit(5.0, 1.0, Queue(9999, 0.0), busy_with(9)) is None
 
 
 # -- the workers -----------------------------------------------------------------------------------

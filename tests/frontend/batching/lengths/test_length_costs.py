@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from marserve.frontend.batching.latency_model import LatencyModel
+from marserve.frontend.batching.learning.latency_model import LatencyModel
 from marserve.frontend.batching.lengths.length_costs import CostsByLength, LengthCosts
 
 

@@ -206,11 +206,11 @@ def test_auto_leaves_the_order_alone_where_lengths_do_not_matter(make: Make) -> 
 def test_auto_ends_when_lengths_do_not_matter_any_more(make: Make) -> None:
     setup = make(bucket_by="auto")
     learn(setup)
-    assert setup.batcher.lengths is not None
-    assert setup.batcher.lengths.is_active
+    assert setup.batcher.learning.lengths is not None
+    assert setup.batcher.learning.lengths.is_active
     setup.cost = of_size
     learn(setup, seed=1, batches=600)
-    assert not setup.batcher.lengths.is_active
+    assert not setup.batcher.learning.lengths.is_active
     setup.put(500)
     setup.put(10, 1000)
     assert setup.finish_all() == [[500], [10, 1000]]
@@ -222,7 +222,7 @@ def test_what_auto_has_learnt_is_used_when_somebody_asks_for_it(make: Make) -> N
     setup.batcher.reconfigure(Batching(policy="greedy", size=8, bucket_by="length"))
     setup.cost = padded
     learn(setup, seed=1, batches=600)
-    lengths = setup.batcher.lengths
+    lengths = setup.batcher.learning.lengths
     assert lengths is not None
     costs = []
     for longest in (100.0, 1000.0):
@@ -342,13 +342,13 @@ def test_a_question_that_comes_while_a_batch_is_held_leaves_alone(make: Make) ->
 def test_what_the_handler_says_is_learnt_and_used(make: Make) -> None:
     setup = make(lambda size, longest: padded(size, min(longest, 300)))
     setup.hire()
-    assert setup.batcher.lengths is not None
+    assert setup.batcher.learning.lengths is not None
     for length in range(10, 900, 10):
         setup.put(length)
         assert setup.batch is not None
         assert setup.batcher.learn_lengths(setup.batch, [[0, min(length, 300) / 10]]) == 0
         setup.finish_all()
-    assert setup.batcher.lengths.relation.is_used
+    assert setup.batcher.learning.lengths.relation.is_used
     setup.put(500)
     setup.put(400, 20, 800, 30)  # those beyond 300 are of one length
     assert setup.finish_all() == [[500], [400, 800], [20, 30]]
@@ -366,8 +366,8 @@ def test_what_it_cannot_tell_changes_nothing(make: Make, found: Any) -> None:
         failures = setup.batcher.learn_lengths(setup.batch, found)
         assert failures == (found == [[0, -1.0]])
         setup.finish_all()
-    assert setup.batcher.lengths is not None
-    assert not setup.batcher.lengths.relation.is_used
+    assert setup.batcher.learning.lengths is not None
+    assert not setup.batcher.learning.lengths.relation.is_used
     setup.batcher.reconfigure(Batching(policy="greedy", size=8))
     setup.put(10)
     assert setup.batch is not None

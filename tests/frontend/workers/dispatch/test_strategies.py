@@ -491,10 +491,10 @@ def test_batches_become_smaller_while_many_requests_fail_and_full_again_afterwar
                 ends = await outcomes(put, *ids)
                 assert ends[::2] == ids[::2]
             assert put.batcher.size == 1
-            assert "of the requests fail" in put.batcher.sizing.why
+            assert "of the requests fail" in put.batcher.learning.why
             for number in range(30):
                 await outcomes(put, *[f"{number}-{place}" for place in range(8)])
-            assert (put.batcher.size, put.batcher.sizing.why) == (8, "")
+            assert (put.batcher.size, put.batcher.learning.why) == (8, "")
 
     run(scenario())
 

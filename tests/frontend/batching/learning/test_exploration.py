@@ -96,7 +96,7 @@ def test_under_backlog_the_best_size_is_found(
     served.serve(cost, 40)
     assert served.batcher.size in best
     assert served.tried
-    assert "throughput" in served.batcher.sizing.why
+    assert "throughput" in served.batcher.learning.why
 
 
 def test_where_full_batches_are_best_little_is_lost(make_served: MakeServed) -> None:
@@ -104,7 +104,7 @@ def test_where_full_batches_are_best_little_is_lost(make_served: MakeServed) -> 
     served.serve(line, 3, waiting=2)
     served.serve(line, 1000)
     assert served.batcher.size == 32
-    assert 0 < served.batcher.exploration.lost < 0.01 * served.busy
+    assert 0 < served.batcher.learning.exploration.lost < 0.01 * served.busy
     assert len(served.tried) < 100
 
 
@@ -113,7 +113,7 @@ def test_the_loss_is_bounded_where_small_batches_are_very_bad(make_served: MakeS
     served.serve(lambda size: 1.0, 3, waiting=1)
     served.serve(lambda size: 1.0, 1000)
     assert served.batcher.size == 32
-    assert served.batcher.exploration.lost <= 3.0 + 0.03 * served.busy + 1.0
+    assert served.batcher.learning.exploration.lost <= 3.0 + 0.03 * served.busy + 1.0
 
 
 def test_without_backlog_little_is_tried(make_served: MakeServed) -> None:
@@ -191,7 +191,7 @@ def test_batches_that_fit_the_goal_are_tried_only(make_served: MakeServed) -> No
     served.serve(convex, 200, waiting=64)
     assert served.batcher.size in {12, 16}
     assert max(served.tried) <= 32
-    assert math.isfinite(served.batcher.exploration.lost)
+    assert math.isfinite(served.batcher.learning.exploration.lost)
 
 
 def test_the_best_size_is_known_although_it_was_seen_once(make_served: MakeServed) -> None:
@@ -207,14 +207,14 @@ def test_a_size_that_does_not_fit_into_memory_is_tried_no_more(make_served: Make
     served.serve(cliff, 3, waiting=2)
     for _ in range(3000):
         served.serve(cliff, 1)
-        if served.batcher.exploration.size > served.batcher.size:
+        if served.batcher.learning.exploration.size > served.batcher.size:
             break
     trial = served.batches[-1]
     assert trial.reason is EXPLORATION
     served.batcher.record(trial, 0.01, succeeded=False)
     served.batcher.out_of_memory(len(trial), 8)
     served.batcher.mark_idle(served, trial)
-    fits = served.batcher.sizing.largest
+    fits = served.batcher.learning.largest
     served.serve(cliff, 60)
     assert fits < len(trial)
     assert max(map(len, served.batches[-61:])) == fits

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marserve.frontend.batching.latency_model import LatencyModel, bucket_of
+from marserve.frontend.batching.learning.latency_model import LatencyModel, bucket_of
 
 SIZES = (1, 2, 4, 8, 16, 32)
 

@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 from marserve.frontend.batching.batches import Batch, Reason
 from marserve.frontend.batching.job_queue import JobQueue
-from marserve.frontend.batching.latency_model import LatencyModel, Point, bucket_of
+from marserve.frontend.batching.learning.latency_model import LatencyModel, Point, bucket_of
 from marserve.frontend.batching.options import Batching
 from marserve.frontend.batching.policies import Plan
 

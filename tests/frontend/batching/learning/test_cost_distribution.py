@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from marserve.frontend.batching.cost_distribution import CostDistribution
+from marserve.frontend.batching.learning.cost_distribution import CostDistribution
 
 
 def observed(*ratios: float) -> CostDistribution:

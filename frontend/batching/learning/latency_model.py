@@ -23,7 +23,7 @@ from functools import lru_cache
 from operator import attrgetter
 from typing import NamedTuple, Protocol
 
-from marserve.frontend.batching.cost_distribution import CostDistribution
+from marserve.frontend.batching.learning.cost_distribution import CostDistribution
 
 # Step of the exponentially weighted means: how much of them is the newest sample.
 _STEP = 0.15
