@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -60,6 +60,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if rank(item) == len(_SLOW):
             item.add_marker("quick")
     items.sort(key=rank)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_report_to_serializable() -> Generator[None, Any, Any]:
+    """Escape surrogates in a report: a process of pytest-xdist that is to send one ends."""
+    return _without_surrogates((yield))
+
+
+def _without_surrogates(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict):
+        return {key: _without_surrogates(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_surrogates(each) for each in value]
+    return value
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

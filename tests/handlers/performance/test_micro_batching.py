@@ -10,7 +10,7 @@ from marserve.handlers.base_handler import BaseHandler
 from marserve.handlers.performance.micro_batching import MicroBatching
 from marserve.handlers.refusals import UnusableInput
 
-TIMEOUT_SECONDS = 30  # seconds until a test that hangs fails
+TIMEOUT_SECONDS = 120  # seconds until a test that hangs fails
 
 
 class Doubler(BaseHandler):

@@ -126,6 +126,7 @@ def answer() -> Any:
     return json.loads(done.stdout)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("weights", ["net.pth", "net.safetensors"])
 def test_it_answers_as_if_it_were_cast_while_it_loads(pack, weights) -> None:
     assert pack("--precision", "bf16", weights=weights) == 0
