@@ -1,8 +1,8 @@
-"""The whole server: builds the object graph, opens and closes everything in order.
+"""The server: builds the object graph, and starts and stops its parts in order.
 
-Only this file knows everybody. What is opened pushes how it is closed on one `AsyncExitStack`, so
-that stopping is starting backwards, also when starting failed half-way. Backwards means here: stop
-listening, let accepted requests finish, end the workers, close the connections, remove the files.
+Each part that starts pushes its end on one `AsyncExitStack`, so that stopping is the reverse of
+starting, also after a start that failed: stop listening, finish accepted requests, end the workers,
+close the connections, remove the files.
 """
 
 import asyncio
@@ -80,11 +80,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: What a listener serves, for the operator, and itself.
-_Place: TypeAlias = "tuple[str, BoundListener | GrpcListener]"
+#: The name of a listener, for the log, and the listener.
+_Listener: TypeAlias = "tuple[str, BoundListener | GrpcListener]"
 
 _KEY_FILE = Path("key_file.json")
-# How long the leftovers of dead servers may take, while the server goes on starting.
+# For the removal of the files of killed servers, which does not delay the start.
 _LEFTOVERS_SECONDS = 60.0
 
 
@@ -95,10 +95,10 @@ def serve(
     verbose: bool = False,
     release: Callable[[], object] = lambda: None,
 ) -> int:
-    """Run the server until SIGTERM or SIGINT; returns the exit status.
+    """Run the server until SIGTERM or SIGINT; return the exit status.
 
-    ``verbose`` gives the console as much as the log file. ``release`` is called when the server has
-    to be ended by force, in which case nothing is returned.
+    With ``verbose`` the console gets as much as the log file. ``release`` is called before the
+    server is ended by force, in which case this does not return.
     """
     report = report or StartReport()
     raise_descriptor_limit()
@@ -111,19 +111,19 @@ def serve(
             try:
                 uvloop.run(Server(config, report, watchdog, starter).run())
             except (OSError, RestoreFailed) as error:
-                logger.error("The server cannot go on: %s", error)  # noqa: TRY400 - the sentence is enough
+                logger.error("The server cannot go on: %s", error)  # noqa: TRY400 - no traceback
                 report.failed(str(error))
                 return 1
     except ConfigError as error:
-        return _give_up(str(error), report)  # there is no log for it
+        return _report_failure(str(error), report)  # the log is not open
     except OSError as error:
-        return _give_up(explain_unwritable(error), report)  # nor for this
+        return _report_failure(explain_unwritable(error), report)
     finally:
         ignore_signals()
     return 0
 
 
-def _give_up(reason: str, report: StartReport) -> int:
+def _report_failure(reason: str, report: StartReport) -> int:
     print_text(reason, sys.stderr)
     report.failed(reason)
     return 1
@@ -142,7 +142,7 @@ def _open_logs(config: Config, *, verbose: bool) -> ExitStack:
 
 
 class Server:
-    """A server that is being run."""
+    """A running server."""
 
     def __init__(
         self,
@@ -173,7 +173,7 @@ class Server:
 
         Raises:
             OSError: A listener cannot be bound, or a directory cannot be used.
-            RestoreFailed: A snapshot asks for what cannot be served.
+            RestoreFailed: The models of a snapshot cannot be served.
         """
         self._watchdog.watch(asyncio.get_running_loop())
         signals = Signals(
@@ -183,7 +183,7 @@ class Server:
             try:
                 await self._serve(opened, signals)
             finally:
-                self._watchdog.begin()  # the end may hang also where nobody asked for it
+                self._watchdog.begin()  # no signal has begun it after a failure
         logger.info("TorchServe has stopped.")
 
     async def _serve(self, opened: AsyncExitStack, signals: Signals) -> None:
@@ -208,7 +208,7 @@ class Server:
         )
 
     async def _let_balancers_notice(self, skip: asyncio.Event) -> None:
-        """Serve on for a while, with /ready answering that it is not for long."""
+        """Serve for ``lame_duck_seconds``, with /ready answering 503."""
         self._manager.announce_stop()
         if seconds := self._config.lame_duck_seconds:
             logger.info(
@@ -220,9 +220,9 @@ class Server:
                     await skip.wait()
 
     def _reload(self) -> None:
-        """At SIGHUP: open the log files anew, which may have been moved, and read the certificates.
+        """Handle SIGHUP: open the log files again, which may have been moved, and the certificates.
 
-        What cannot be read leaves things as they are.
+        A certificate that cannot be read does not replace the present one.
         """
         try:
             reopen_log_files()
@@ -234,7 +234,7 @@ class Server:
                     self._grpc_tls.reload()
                 logger.info("SIGHUP: the certificates were read again.")
         except (OSError, ConfigError) as error:
-            logger.error("SIGHUP: %s", error)  # noqa: TRY400 - all there is to say
+            logger.error("SIGHUP: %s", error)  # noqa: TRY400 - no traceback
 
     async def _start(self, opened: AsyncExitStack, signals: Signals) -> None:
         config = self._config
@@ -247,8 +247,8 @@ class Server:
         )
         opened.callback(access_log.flush)
         background = await opened.enter_async_context(BackgroundTasks())
-        background.keep_running("The sign of life", partial(_keep_watchdog_quiet, self._starter))
-        workdir = await _make_workdir(opened)  # first: all that is started is marked with it
+        background.keep_running("The sign of life", partial(_notify_watchdog, self._starter))
+        workdir = await _make_workdir(opened)  # first: it marks all processes
         self._watchdog.removes(workdir)
         gpus = GpuReader()
         start_monitoring(background, config, self._metrics, self._registry, gpus)
@@ -265,7 +265,7 @@ class Server:
         )
         registrar = WorkflowRegistrar(self._workflows, manager, self._registry, host, self._metrics)
         workflows = WorkflowManagement(self._workflows, registrar, config.model_api)
-        places = await self._bind(opened, management, workflows, access_log)
+        listeners = await self._bind(opened, management, workflows, access_log)
         await opened.enter_async_context(
             manager.running(config.drain_timeout, signals.skip_requests, self._workflows.drained)
         )
@@ -276,12 +276,12 @@ class Server:
             await opened.enter_async_context(catalog.running())
         if config.debugged:
             warn_if_unknown(config.debugged, self._registry)
-        await _listen(opened, [each for each in places if not each[1].when_ready])
+        await _listen(opened, [each for each in listeners if not each[1].when_ready])
         autoscaler = Autoscaler(self._registry, manager.set_current_workers)
         scaling = await opened.enter_async_context(BackgroundTasks())
         scaling.keep_running("Autoscaling", autoscaler.run)
         await manager.snapshots.begin()
-        if later := [each for each in places if each[1].when_ready]:
+        if later := [each for each in listeners if each[1].when_ready]:
             await self._listen_when_ready(opened, later, signals.stop)
 
     async def _bind(
@@ -290,8 +290,8 @@ class Server:
         management: ModelManagement,
         workflows: WorkflowManagement,
         access_log: AccessLog,
-    ) -> Sequence[_Place]:
-        """Bind all listeners; returns them in the order in which they are to listen."""
+    ) -> Sequence[_Listener]:
+        """Bind all listeners; return them in the order in which they start to listen."""
         config = self._config
         tokens = _make_tokens(config, opened)
         self._tls = server_context(config.tls_files) if config.has_https else None
@@ -308,18 +308,21 @@ class Server:
         of_http = await endpoints.bind(opened)
         of_grpc = await self._bind_grpc(opened, management, access_log, tokens)
         self._url = of_http[0][1].address.url
-        # Inference last: whoever gets an answer from /ping may count on the other listeners.
+        # Inference last: when /ping answers, the other listeners do too.
         return [*((each.name, each) for each in reversed(of_grpc)), *reversed(of_http)]
 
     async def _listen_when_ready(
-        self, opened: AsyncExitStack, places: Sequence[_Place], stop: asyncio.Event
+        self, opened: AsyncExitStack, listeners: Sequence[_Listener], stop: asyncio.Event
     ) -> None:
-        """Listen for a platform that sends requests as soon as it can connect."""
+        """Start the listeners of a platform when all models are READY.
+
+        Such a platform sends requests as soon as it can connect.
+        """
 
         async def wait_and_listen() -> None:
             await until_ready(self._registry)
             logger.info("Every model is READY; requests of the platform are let in.")
-            await _listen(listening, places)
+            await _listen(listening, listeners)
 
         def end(error: Exception) -> None:
             self._error = error
@@ -340,7 +343,7 @@ class Server:
         if not config.enable_grpc:
             return ()
         try:
-            # Costs memory and time that only servers of gRPC shall spend; and it may be missing.
+            # Here, because it costs memory and time, and may not be installed.
             from marserve.frontend.grpc.endpoints import GrpcEndpoints
             from marserve.frontend.grpc.identity import TlsIdentity
         except ImportError as error:
@@ -392,44 +395,43 @@ class Server:
         return host
 
 
-async def _listen(opened: AsyncExitStack, places: Iterable[_Place]) -> None:
-    """Let clients in, until ``opened`` is closed, and tell where."""
-    for name, place in places:
-        await place.listen(opened)
-        logger.info("%s API bind to: %s", name, place.address.url)
+async def _listen(opened: AsyncExitStack, listeners: Iterable[_Listener]) -> None:
+    """Accept clients until ``opened`` is closed, and log the addresses."""
+    for name, listener in listeners:
+        await listener.listen(opened)
+        logger.info("%s API bind to: %s", name, listener.address.url)
 
 
 def _announce(*, as_json: bool) -> None:
-    """Announce the start as TorchServe does: on standard output, where scripts wait for it.
+    """Print the words by which scripts detect the start of TorchServe, unless logs are JSON.
 
-    They find the words there whatever log levels and layouts their users have chosen; but whoever
-    asked for JSON gets nothing else.
+    They appear on standard output with any log level and layout.
     """
     logger.info("Model server started.", extra=None if as_json else DETAIL)
     if not as_json:
-        with contextlib.suppress(OSError):  # nobody reads it
+        with contextlib.suppress(OSError):  # it is closed
             print("Model server started.", flush=True)  # noqa: T201
 
 
 def _freeze_garbage_collector() -> None:
-    """Keep the garbage collector from visiting, again and again, what lives as long as the server.
+    """Exclude the objects of the start from garbage collection, and collect less often.
 
-    It may come less often: requests leave little that reference counting does not free.
+    Requests leave few reference cycles.
     """
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 100)
 
 
-async def _keep_watchdog_quiet(starter: ServiceManager) -> None:
-    """Say that the event loop runs, twice as often as is wanted."""
+async def _notify_watchdog(starter: ServiceManager) -> None:
+    """Notify the service manager, twice as often as required, that the event loop runs."""
     while starter.watchdog_seconds:
         starter.alive()
         await asyncio.sleep(starter.watchdog_seconds / 2)
 
 
 async def _make_workdir(opened: AsyncExitStack) -> Path:
-    """A private directory for unpacked archives, gone when the server is, however that ends."""
+    """Make a directory for unpacked archives, which is removed even if the server is killed."""
     workdir = opened.enter_context(own_workdir())
     watch = await opened.enter_async_context(BackgroundTasks())
     watch.keep_running("The guard", partial(guard_workdir, workdir))
@@ -438,7 +440,7 @@ async def _make_workdir(opened: AsyncExitStack) -> Path:
 
 
 def _make_snapshot_writer(config: Config) -> SnapshotWriter | None:
-    if not config.snapshots_kept or config.model_catalog:  # which remembers the models
+    if not config.snapshots_kept or config.model_catalog:  # the catalog is the list of models
         return None
     directory = log_directories()[0] / SNAPSHOT_FOLDER
     properties = {"version": f"{WRITTEN_BY} {__version__}", **config.texts}

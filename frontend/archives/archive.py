@@ -213,7 +213,7 @@ class ArchiveOpener:
             if removing.done():
                 removing.result()
             else:
-                logger.warning("%s is still being removed; going on.", archive.root)
+                logger.warning("%s is still being removed.", archive.root)
 
 
 def _make_directory(path: Path) -> None:

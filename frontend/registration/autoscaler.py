@@ -1,11 +1,8 @@
-"""Workers between minimum and maximum, as the queue asks for them; only where it is switched on.
+"""Changes of the number of workers by load, for models with ``autoscale``.
 
-TorchServe never changed the number of workers by load. Here a model with ``autoscale`` gets one
-more when the first request in its queue has waited too long while all workers are busy, and one
-less when some worker was idle at every step for long enough. One at a time, never below one: a
-model without workers refuses its requests, and nothing would ever start the first one again.
-
-A timer makes the steps, so that a request costs nothing more.
+A timer adds one worker when the first request in the queue has waited too long while all workers
+are busy, and removes one when a worker was idle at every step for long enough. It never removes the
+last one: a model without workers refuses its requests, so that no load would start one again.
 """
 
 import asyncio
@@ -23,26 +20,25 @@ from marserve.frontend.serving.model_version import ModelVersion
 logger = logging.getLogger(__name__)
 
 _PERIOD_SECONDS = 0.5
-# After a worker that did not come up: what it lacked (memory, mostly) may still be lacking.
+# After a worker that failed to start, mostly because memory was short.
 _FIRST_PAUSE_SECONDS = 60.0
 _LONGEST_PAUSE_SECONDS = 3600.0
 
 
 @dataclass(frozen=True)
 class Demand:
-    """How a model is doing."""
+    """The load of a model."""
 
-    workers: int  # those that serve or may come to serve
-    ready: int  # of these, those that can take requests
-    busy: int  # of these, those that have requests in hand
-    waited: float  # seconds, by the first in the queue; 0 where there is none
-    # Requests that could not have been answered in time, since the model was made. Where a latency
-    # goal refuses them, nobody ever waits for long.
+    workers: int  # that serve or may serve later
+    ready: int  # of these, that can accept requests
+    busy: int  # of these, that are processing requests
+    waited: float  # seconds of the first request in the queue; 0 for an empty queue
+    # Requests refused by a latency goal since the model was made. Then no request waits for long.
     refused: int = 0
 
 
 class ScalingDecision:
-    """Decides, step by step, whether a model should have a worker more or less."""
+    """Decides whether a model needs one more or one fewer worker."""
 
     def __init__(self, rule: Autoscaling) -> None:
         self._rule = rule
@@ -53,9 +49,9 @@ class ScalingDecision:
         self._pause = _FIRST_PAUSE_SECONDS
 
     def step(self, now: float, demand: Demand, low: int, high: int) -> int:
-        """The change in workers, 1, -1 or 0, between a minimum and a maximum of them."""
+        """Return the change of the number of workers, 1, -1 or 0, within ``low`` and ``high``."""
         is_refusing = self._is_refusing(now, demand.refused)
-        if demand.ready < demand.workers:  # one is coming: first see what it changes
+        if demand.ready < demand.workers:  # one is starting: wait for its effect
             return 0
         if is_refusing:
             self._spare_since = self._refuses_since = None
@@ -67,16 +63,16 @@ class ScalingDecision:
         return int(is_late and demand.workers < high and now >= self._resume)
 
     def failed(self, now: float) -> None:
-        """Note that the worker that was asked for did not come up."""
+        """Record that a worker failed to start."""
         self._resume = now + self._pause
         self._pause = min(2 * self._pause, _LONGEST_PAUSE_SECONDS)
 
     def succeeded(self) -> None:
-        """Note that it did."""
+        """Record that a worker has started or ended."""
         self._pause = _FIRST_PAUSE_SECONDS
 
     def _is_refusing(self, now: float, refused: int) -> bool:
-        """Whether requests have been refused at every step for as long as a request may wait."""
+        """Return whether requests were refused at every step for as long as one may wait."""
         if refused == self._refused:
             self._refuses_since = None
             return False
@@ -99,10 +95,10 @@ class ScalingDecision:
 
 @dataclass(eq=False)
 class Autoscaler:
-    """Has the workers of models changed as their demand does.
+    """Changes the workers of models by their demand.
 
-    ``set_workers`` gives a model so many workers, and raises `ServeError` where that fails; the
-    clock is that of the jobs in a queue.
+    ``set_workers`` sets the number of workers of a model, or raises `ServeError`; the clock is that
+    of the jobs in a queue.
     """
 
     models: Iterable[ModelVersion]

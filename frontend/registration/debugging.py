@@ -1,12 +1,10 @@
-"""``--debug-handler``: one model is served by a worker that has the terminal.
+"""The server's part of ``--debug-handler``: a worker of one model has the terminal.
 
-What such a worker does stands in `marserve.backend.debugging`; here, how the server is set up for
-it. Answers hold tracebacks, thus code, and whatever an exception's message holds. So only this
-machine may reach the server, and web pages in a browser of this machine are kept from all of it,
-not only from management.
+The worker's part is `marserve.backend.debugging`. Answers contain tracebacks, and with them code.
+So only programs of this machine can reach the server, and no web page in its browsers.
 
-The terminal sends Ctrl-C to the server and to the worker at once. The server leaves it to the
-worker, which alone knows whether its handler runs: clearing a line at a prompt ends no server.
+The terminal sends Ctrl-C to the server and the worker. The server ignores it while the worker
+handles it, perhaps at a debugger's prompt.
 """
 
 import logging
@@ -23,12 +21,12 @@ logger = logging.getLogger(__name__)
 
 
 def for_debugging(config: Config, model: str, *, foreground: bool) -> Config:
-    """The configuration of a server under which a handler is debugged.
+    """Return the configuration of a server for debugging.
 
-    ``model`` is a name, or ``NAME=HANDLER`` with a file in the place of the archive's.
+    ``model`` is a name, or ``NAME=HANDLER`` with a file that replaces the archive's handler.
 
     Raises:
-        ConfigError: No handler can be debugged so.
+        ConfigError: A handler cannot be debugged this way.
     """
     name, equals, handler = model.partition("=")
     if not foreground:
@@ -44,10 +42,10 @@ def for_debugging(config: Config, model: str, *, foreground: bool) -> Config:
     try:
         terminal = Terminal()
     except OSError as error:
-        raise ConfigError("--debug-handler needs a terminal, and there is none.") from error
+        raise ConfigError("--debug-handler needs a terminal.") from error
     if not terminal.is_ours:
         raise ConfigError("--debug-handler needs the terminal: do not start it in the background.")
-    # A snapshot would have the next server start this way; and nobody waits for a breakpoint.
+    # No snapshot, with which the next server would start this way; no wait for breakpoints at stop.
     return replace(
         config,
         debugged=Debugged(name, handler_path(handler)),
@@ -58,7 +56,7 @@ def for_debugging(config: Config, model: str, *, foreground: bool) -> Config:
 
 
 def warn_if_unknown(debugged: Debugged, registry: ModelRegistry) -> None:
-    """Log that there is nothing to debug yet: the name may be mistyped."""
+    """Log that the model is not registered yet: its name may be mistyped."""
     names = sorted({model.name for model in registry})
     if debugged.model not in names:
         there_are = f"there are {', '.join(names)}" if names else "there are none"
@@ -68,5 +66,5 @@ def warn_if_unknown(debugged: Debugged, registry: ModelRegistry) -> None:
 
 
 def leaves_interrupts(registry: ModelRegistry) -> bool:
-    """Whether Ctrl-C is left to a worker whose handler is debugged."""
+    """Return whether a worker handles Ctrl-C, because its handler is debugged."""
     return any(worker.takes_interrupts for model in registry for worker in model.workers)

@@ -1,6 +1,6 @@
-"""The models a server starts with: those of ``load_models``, or those of a snapshot.
+"""The models of a server's start: those of ``load_models``, or those of a snapshot.
 
-What cannot be registered is logged and remembered (`FailedLoads`), and the others are served.
+A model that cannot be registered is logged and recorded (`FailedLoad`); the others are served.
 """
 
 import logging
@@ -25,10 +25,10 @@ _ARCHIVE_ENDINGS = (".mar", ".model", ".tar.gz", ".tgz")
 
 
 async def register_initial_models(manager: ModelManager, config: Config) -> None:
-    """Register what the configuration names.
+    """Register the models that the configuration names.
 
     Raises:
-        RestoreFailed: An archive is missing that a snapshot needs which somebody named.
+        RestoreFailed: An archive of a snapshot is missing, and the operator chose the snapshot.
     """
     if config.model_snapshot is None:
         await _load(manager, config)
@@ -37,16 +37,15 @@ async def register_initial_models(manager: ModelManager, config: Config) -> None
 
 
 async def _load(manager: ModelManager, config: Config) -> None:
-    """Register what ``load_models`` names.
+    """Register the models of ``load_models``.
 
-    Of a directory in the store that nobody named it is not known whether it is a model: where it is
-    none, the server does not wait for it.
+    With ``all``, a directory in the store may not be a model: its failure is not recorded.
     """
     is_named = not _is_everything(config.load_models)
     for name, url in _expand(config):
         registration = Registration(url=url, model_name=name, synchronous=False, at_start=True)
         error = await _try_to_register(manager, registration)
-        if error is None or isinstance(error, VersionConflict):  # then it is served already
+        if error is None or isinstance(error, VersionConflict):  # an earlier item is served
             continue
         if is_named or not (config.model_store / url).is_dir():
             implied = name or implied_model_name(url)
@@ -56,7 +55,7 @@ async def _load(manager: ModelManager, config: Config) -> None:
 async def _restore(manager: ModelManager, config: Config) -> None:
     saved_models, defaults = config.model_snapshot or (), list[SavedModel]()
     if not saved_models:
-        logger.warning("The snapshot holds no models, so none are registered.")
+        logger.warning("The snapshot contains no models, so none are registered.")
     for saved in saved_models:
         registration = Registration(
             url=saved.archive,
@@ -67,8 +66,8 @@ async def _restore(manager: ModelManager, config: Config) -> None:
             saved=saved,
         )
         error = await _try_to_register(manager, registration)
-        if isinstance(error, ModelNotFound) and not config.is_snapshot_found:  # but named
-            which = f"model :{saved.name}, version :{saved.version}"  # TorchServe's, as it was
+        if isinstance(error, ModelNotFound) and not config.is_snapshot_found:  # chosen
+            which = f"model :{saved.name}, version :{saved.version}"  # as in TorchServe
             sentence = f"Model archive file for {which} not found in model store"
             raise RestoreFailed(f"{sentence}: {error}")
         if error is not None:
@@ -82,13 +81,13 @@ async def _restore(manager: ModelManager, config: Config) -> None:
 
 
 async def _try_to_register(manager: ModelManager, registration: Registration) -> Exception | None:
-    """Register a model; why that failed, if it did."""
+    """Register a model; return the error, if any."""
     try:
         await manager.register(registration)
-    except Exception as error:  # an archive is foreign: the others are served
+    except Exception as error:  # archives are untrusted; the other models are served
         traceback = None if isinstance(error, ServeError | OSError) else error
         url, sentence = one_line(registration.url), one_line(error)
-        logger.error("Failed to load model: %s: %s", url, sentence, exc_info=traceback)  # noqa: TRY400 - a traceback only where the sentence is not enough
+        logger.error("Failed to load model: %s: %s", url, sentence, exc_info=traceback)  # noqa: TRY400 - a traceback only for unexpected errors
         return error
     return None
 
@@ -98,9 +97,9 @@ def _is_everything(items: Sequence[str]) -> bool:
 
 
 def _expand(config: Config) -> Iterator[tuple[str, str]]:
-    """``load_models`` as pairs of name (may be empty) and URL."""
+    """Yield the items of ``load_models``: a name, which may be empty, and a URL."""
     if _is_everything(config.load_models):
-        if (config.model_store / MANIFEST_PATH).is_file():  # as SageMaker unpacks one
+        if (config.model_store / MANIFEST_PATH).is_file():  # the store is a model, as on SageMaker
             yield "", str(config.model_store)
             return
         for entry in sorted(config.model_store.iterdir()):
@@ -113,11 +112,11 @@ def _expand(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _may_be_model(path: Path, config: Config) -> bool:
-    """Whether it is an archive, or a directory with a handler: stores hold ``lost+found``, too."""
+    """Return whether an entry of the store is an archive, or a directory with a handler."""
     if not path.is_dir():
         return path.name.endswith(_ARCHIVE_ENDINGS)
     if config.default_service_handler or has_manifest(path):
         return True
     name = one_line(path.name)
-    logger.info("%s in the model store has no manifest: it is no model.", name)
+    logger.info("%s in the model store has no manifest, so it is not a model.", name)
     return False

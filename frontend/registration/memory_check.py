@@ -1,13 +1,12 @@
-"""Refuses to load a model for which there is no memory, before the kernel has to end a process.
+"""The refusal to load a model for which memory is short, before the kernel ends a process.
 
-What a model takes is known only when it has been loaded; that it takes no less than its weights is
-known before. So its files must fit into what is left, less what is kept free for the models that
-serve already (``min_free_memory_percent``). With GPUs the weights only pass through memory, so they
-count once, else once for each worker. What is about to be loaded counts as used already.
+A model needs at least the memory of its weights. So its files must fit into the free memory minus
+``min_free_memory_percent``, which is kept for the models that are served. On GPUs the weights only
+pass through memory and count once, otherwise once per worker. Models that are loading count as used
+memory.
 
-Who is refused with 507 may unregister models and ask again, as SageMaker's multi-model endpoints
-do. Where no other model is served nobody is refused, for not all files need be weights; nor is a
-model that the server loads when it starts.
+A client that gets 507 may unregister models and try again, as SageMaker's multi-model endpoints do.
+The first model, whose files may not all be weights, and the models of the start are not refused.
 """
 
 import contextlib
@@ -25,12 +24,12 @@ _MEBIBYTE = 1 << 20
 
 @dataclass(eq=False)
 class MemoryCheck:
-    """Knows what is left for models.
+    """Checks the free memory before models load.
 
     Attributes:
-        kept_percent: Of the usable memory, that a load must leave; 0: nobody is refused.
-        usable: Asked for the bytes that there are.
-        free: Asked for the bytes that are left of them.
+        kept_percent: Share of the usable memory that a load must leave; 0: no check.
+        usable: Returns the usable memory in bytes.
+        free: Returns the free memory in bytes.
     """
 
     kept_percent: int
@@ -40,10 +39,10 @@ class MemoryCheck:
 
     @contextlib.asynccontextmanager
     async def claim(self, name: str, directory: Path, copies: int) -> AsyncIterator[None]:
-        """Count the files of a model as used memory, so many times, while a block loads it.
+        """Count ``copies`` of a model's files as used memory while the block loads it.
 
         Raises:
-            NotEnoughMemory: There is not as much left.
+            NotEnoughMemory: The free memory is smaller.
         """
         needed = 0
         if self.kept_percent and copies:
@@ -65,14 +64,14 @@ class MemoryCheck:
 
 
 def bytes_in(directory: Path) -> int:
-    """The size of all files in a directory; of one that has several names, once.
+    """Return the size of all files in a directory; files with several names count once.
 
-    Directories that are copies of Hugging Face's cache have links to each of their files.
+    Copies of Hugging Face's cache contain links to each of their files.
     """
     sizes = {}
     for folder, _, names in os.walk(directory):
         for name in names:
-            with contextlib.suppress(OSError):  # gone, or a link to nowhere
+            with contextlib.suppress(OSError):  # removed meanwhile, or a dangling link
                 status = os.stat(os.path.join(folder, name))  # noqa: PTH116, PTH118 - there may be many
                 sizes[status.st_dev, status.st_ino] = status.st_size
     return sum(sizes.values())

@@ -1,8 +1,4 @@
-"""What is to be registered, and what it comes to: manifest, settings, requirements.
-
-Nothing is changed here: archive, registration and configuration are resolved into what will be in
-force, or refused with the reason.
-"""
+"""The manifest, settings and requirements of a registration, from its archive and configuration."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -18,18 +14,18 @@ from marserve.frontend.settings.model_settings import ModelSettings, resolve_set
 
 
 class Resolver:
-    """Resolves what there is about a model: its archive, its registration, the configuration."""
+    """Resolves the archive, the registration and the configuration of a model."""
 
     def __init__(self, host: WorkerHost) -> None:
         self._host = host
         self._config = host.config
 
     def manifest(self, archive: Archive, registration: Registration) -> Manifest:
-        """The manifest as the model is registered: name, version and handler are resolved.
+        """Return the manifest with the name, version and handler under which it is registered.
 
         Raises:
             ArchiveRefused: It cannot be used.
-            ModelNotFound: It is another version than the snapshot remembers, or the catalog wants.
+            ModelNotFound: It has another version than the registration or the snapshot.
         """
         implied_name = implied_model_name(archive.source.name)
         try:
@@ -60,10 +56,10 @@ class Resolver:
     def settings(
         self, archive: Archive, manifest: Manifest, registration: Registration
     ) -> ModelSettings:
-        """Resolves the settings of a model from all sources.
+        """Return the settings of a model, resolved from all sources.
 
         Raises:
-            ArchiveRefused, BadRequest: It cannot be served so.
+            ArchiveRefused, BadRequest: It cannot be served with them.
         """
         gpus = self._host.devices.count
         workers = registration.initial_workers
@@ -95,7 +91,7 @@ class Resolver:
         return settings
 
     def requirements(self, archive: Archive, manifest: Manifest, *, venv: bool) -> Requirements:
-        """What its workers need to have installed."""
+        """Return the packages that its workers need."""
         file = manifest.requirements_file if self._config.install_py_dep_per_model else ""
         return Requirements(manifest.model_name, archive.directory, file, venv)
 
@@ -104,16 +100,16 @@ class Resolver:
 
 
 def handler_path(text: str) -> str:
-    """A handler of a command line: a file that is there by its absolute path."""
+    """Return a handler of a command line; an existing file by its absolute path."""
     file, colon, function = text.partition(":")
     return f"{Path(file).absolute()}{colon}{function}" if Path(file).is_file() else text
 
 
 def _debuggable(settings: ModelSettings) -> ModelSettings:
-    """The settings of a model whose handler is debugged.
+    """Return the settings of a model whose handler is debugged.
 
     Raises:
-        ArchiveRefused: Its workers are several processes, and there is one terminal.
+        ArchiveRefused: Its worker consists of several processes, and there is one terminal.
     """
     if settings.parallel and settings.parallel.has_ranks:
         raise ArchiveRefused(

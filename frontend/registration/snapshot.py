@@ -1,8 +1,7 @@
-"""Snapshots: which models are served, written after every change and read back at start.
+"""Snapshots of the served models, written after every change and restored at start.
 
-A snapshot is a configuration file, ``<yyyyMMddHHmmssSSS>-<kind>.cfg``, with every key that was set
-and ``model_snapshot`` (`saved_models`), and as secret (mode 0600). The newest of each kind are
-kept.
+A snapshot is a configuration file, ``<yyyyMMddHHmmssSSS>-<kind>.cfg`` with mode 0600, of every key
+that was set and ``model_snapshot`` (`saved_models`). The newest of each kind are kept.
 """
 
 import asyncio
@@ -25,20 +24,19 @@ from marserve.frontend.settings.model_settings import ModelSettings
 
 logger = logging.getLogger(__name__)
 
-# A change of the models is answered after this, written or not: a stuck disk is no reason to wait.
+# A change of the models is answered after this time even if the disk hangs.
 _MAX_WAIT_SECONDS = 5.0
 
 
 class RestoreFailed(Exception):
-    """What a snapshot remembers cannot be served any more; the text is for the operator."""
+    """The models of a snapshot cannot be served; the text is for the operator."""
 
 
 def served_models(registry: ModelRegistry, model_store: Path) -> list[SavedModel]:
-    """The models that are registered now, or would be, for a snapshot.
+    """Return the models for a snapshot.
 
-    Those that an earlier snapshot remembered and that could not be loaded come last: where one was
-    the default, it is the default again once it can be. Nodes of workflows are left out: they are
-    registered by their workflows.
+    They are the registered ones without nodes of workflows, and then those of an earlier snapshot
+    that could not be loaded: if one was the default, it becomes so again when it can be loaded.
     """
     defaults = set(registry.defaults())
     models = [model for model in registry if not model.origin.workflow]
@@ -48,7 +46,7 @@ def served_models(registry: ModelRegistry, model_store: Path) -> list[SavedModel
 
 def _saved(model: ModelVersion, is_default: bool, model_store: Path) -> SavedModel:
     settings, batching = model.settings, model.settings.batching
-    archive = model.archive.source  # perhaps a plain directory, which may lie anywhere
+    archive = model.archive.source  # perhaps a directory outside the store
     if archive.is_relative_to(model_store):
         archive = archive.relative_to(model_store)
     return SavedModel(
@@ -72,7 +70,7 @@ def _saved(model: ModelVersion, is_default: bool, model_store: Path) -> SavedMod
 
 
 def _chosen_settings(settings: ModelSettings) -> dict[str, object]:
-    """What was set for this model, less TorchServe's numbers; all else follows from it."""
+    """Return the settings that were set for this model, without the numbers of TorchServe."""
     values = settings.values
     return {
         row.key: row.write(values)
@@ -85,9 +83,9 @@ class SnapshotWriter:
     """Writes snapshots; blocks.
 
     Args:
-        directory: Where; made if it is not there.
-        properties: What was configured, and goes into each of them.
-        kept: How many of each kind are left when one has been written.
+        directory: For the files; created if it does not exist.
+        properties: Configured keys, for each snapshot.
+        kept: Number of snapshots of each kind that are kept.
         clock: Seconds since the epoch.
     """
 
@@ -105,16 +103,16 @@ class SnapshotWriter:
         self._last_ms = 0
 
     def write(self, kind: str, models: Iterable[SavedModel]) -> Path:
-        """Writes one, of the kind startup, snapshot or shutdown; the models in order.
+        """Write a snapshot of the kind startup, snapshot or shutdown.
 
         Raises:
-            OSError: It cannot be written; nothing of it is left.
+            OSError: It cannot be written; no part of it is left.
         """
         self._directory.mkdir(parents=True, exist_ok=True)
-        # Two changes in one millisecond are two snapshots, in order; so are two around a restart
-        # with a clock that went back, since the last one is restored.
-        there = max(_written_ms(self._directory), default=0)
-        created_ms = max(int(self._clock() * 1000), self._last_ms + 1, there + 1)
+        # The last one is restored, so the times must increase: also of two changes within a
+        # millisecond, and after a restart with a clock that was set back.
+        latest_ms = max(_written_ms(self._directory), default=0)
+        created_ms = max(int(self._clock() * 1000), self._last_ms + 1, latest_ms + 1)
         while (path := self._directory / f"{_stamp(created_ms)}-{kind}.cfg").exists():
             created_ms += 1
         self._last_ms = created_ms
@@ -127,7 +125,7 @@ class SnapshotWriter:
         return path
 
     def _remove_old(self, kind: str) -> None:
-        # Those that were not finished when a server was killed come first.
+        # Incomplete files of killed servers begin with a dot, and are removed first.
         ours = re.compile(rf"\.?\d{{17}}-{kind}\.cfg")
         old = sorted(path for path in self._directory.iterdir() if ours.fullmatch(path.name))
         for path in old[: -self._kept]:
@@ -146,7 +144,7 @@ def _stamp(epoch_ms: int) -> str:
 
 
 def _write_at_once(path: Path, text: str) -> None:
-    """Writes a file that is there as a whole or not at all, also after a loss of power."""
+    """Write a file atomically, also if the power fails."""
     unfinished = path.with_name(f".{path.name}")
     try:
         unfinished.touch(mode=0o600)
@@ -161,14 +159,10 @@ def _write_at_once(path: Path, text: str) -> None:
 
 
 class Snapshots:
-    """Has snapshots written by a thread, one after the other, while the server goes on.
+    """Writes snapshots in a thread, one after the other.
 
-    Nothing is written before `begin`, so that a start that fails leaves the snapshots of the last
-    good one in charge.
-
-    Args:
-        writer: None writes none.
-        models: Looks up what is served, when a snapshot is asked for.
+    Nothing is written before `begin`, so that a failed start does not replace the snapshots of the
+    last successful one. Without a writer nothing is written; ``models`` returns the served models.
     """
 
     def __init__(
@@ -180,17 +174,17 @@ class Snapshots:
         self._failed = False  # logged once, until one succeeds again
 
     async def begin(self) -> None:
-        """The server has started: write the first."""
+        """Write the first snapshot, when the server has started."""
         if self._writer is not None:
             self._thread = DaemonThreads("snapshots", 1)
         await self._save("startup")
 
     async def save(self) -> None:
-        """The models have changed: write another."""
+        """Write a snapshot, when the models have changed."""
         await self._save("snapshot")
 
     async def end(self) -> None:
-        """The server is going to stop: write the last, nothing after it."""
+        """Write the last snapshot, when the server is about to stop."""
         await self._save("shutdown")
         self._thread = None
 
@@ -199,14 +193,14 @@ class Snapshots:
             return
         try:
             writing = asyncio.wrap_future(self._thread.submit(self._write, kind, self._models()))
-        except ServerBusy as error:  # the disk has not answered for long
-            logger.error("A snapshot is left out. %s", error)  # noqa: TRY400 - said in full
+        except ServerBusy as error:  # the disk hangs
+            logger.error("A snapshot was not written. %s", error)  # noqa: TRY400 - no traceback
             return
         await asyncio.wait({writing}, timeout=_MAX_WAIT_SECONDS)
         if writing.done():
             writing.result()
         else:
-            logger.warning("A snapshot takes more than %g s; going on.", _MAX_WAIT_SECONDS)
+            logger.warning("A snapshot takes more than %g s.", _MAX_WAIT_SECONDS)
 
     def _write(self, kind: str, models: list[SavedModel]) -> None:
         assert self._writer is not None
@@ -214,7 +208,7 @@ class Snapshots:
             path = self._writer.write(kind, models)
         except OSError as error:
             if not self._failed:
-                logger.error("Snapshots cannot be written; serving goes on: %s", error)  # noqa: TRY400 - said in full
+                logger.error("Snapshots cannot be written; serving goes on: %s", error)  # noqa: TRY400 - no traceback
             self._failed = True
             return
         self._failed = False

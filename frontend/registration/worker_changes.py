@@ -1,7 +1,6 @@
-"""Changes the number of workers of a model, and waits until new ones are ready or old ones end.
+"""Changes of the number of workers of a model, and waits for their effects.
 
-Of two changes the later wins: a call that waits for the effects of the earlier one raises
-`ChangeSuperseded` when the later one comes.
+The later of two changes is valid: a call that waits for the earlier one raises `ChangeSuperseded`.
 """
 
 import asyncio
@@ -23,10 +22,10 @@ _WITH_CODE = (ConnectionLost, LoadFailed)
 
 @dataclass(eq=False)
 class WorkerChanges:
-    """Changes the workers of models, which may be unregistered in the meantime.
+    """Changes the workers of models, which may be unregistered meanwhile.
 
-    Workers are stopped in the background, whether or not the caller waits, and may take ``timeout``
-    seconds to finish their requests.
+    Workers stop in the background, even if the caller is cancelled, and have ``timeout`` seconds
+    to finish their requests.
     """
 
     registry: ModelRegistry
@@ -38,14 +37,14 @@ class WorkerChanges:
         """Set the minimum and maximum of workers; ``version`` is the one that the client named.
 
         Raises:
-            ModelNotFound: It has been unregistered since it was found.
-            ChangeSuperseded: A later order came.
-            WorkersFailed: A new worker did not come up.
+            ModelNotFound: The model was unregistered since it was found.
+            ChangeSuperseded: A later order is valid.
+            WorkersFailed: A new worker failed to start.
         """
         if model not in self.registry:
             raise ModelNotFound(f"Model not found: {model.name}")
         order = model.workers.begin_order(low, high)
-        if not high:  # no worker will be left: first finish the queue
+        if not high:  # the queue is finished first
             model.refuse(model.no_worker())
             await self._unless_superseded(model, order, model.drain(self.timeout))
         started, retired = model.workers.resize(low, high)
@@ -55,7 +54,7 @@ class WorkerChanges:
         async def wait() -> None:
             await self._retire(model, retired)
             await _wait_until_up(model, version, started)
-            for worker in list(model.workers):  # an earlier order may have started them just now
+            for worker in list(model.workers):  # also those of an earlier order
                 await worker.first_outcome()
 
         await self._unless_superseded(model, order, wait())
@@ -63,16 +62,17 @@ class WorkerChanges:
     async def wait_until_up(
         self, model: ModelVersion, order: WorkerOrder, started: Sequence[WorkerSupervisor]
     ) -> None:
-        """Wait for the first workers of a model.
+        """Wait until the first workers of a model are READY.
 
         Raises:
-            ChangeSuperseded, WorkersFailed: See `scale`.
+            ChangeSuperseded: A later order is valid.
+            WorkersFailed: A worker failed to start.
         """
         waiting = _wait_until_up(model, model.version, started)
         await self._unless_superseded(model, order, waiting)
 
     async def set_current_count(self, model: ModelVersion, count: int) -> None:
-        """Set the current number of workers; a new one that fails to start is removed again.
+        """Set the current number of workers; a new one that fails to start is removed.
 
         Raises:
             WorkersFailed: A new worker failed to start.
@@ -93,7 +93,7 @@ class WorkerChanges:
     ) -> None:
         try:
             await unless(order.superseded, waiting)
-        except WorkersFailed:  # of a worker that the later order has taken out
+        except WorkersFailed:  # perhaps of a worker that the later order has removed
             if not order.is_superseded:
                 raise
         if not order.is_superseded:
@@ -116,13 +116,9 @@ class WorkerChanges:
 async def _wait_until_up(
     model: ModelVersion, version: str | None, workers: Sequence[WorkerSupervisor]
 ) -> None:
-    """Wait until all of them are READY.
-
-    Raises:
-        WorkersFailed: The first that is not, with its reason.
-    """
-    # No TaskGroup: one that fails leaves, before Python 3.13, its task counted as being cancelled,
-    # and an order that is superseded just then ends as if the server were stopping.
+    """Wait until all workers are READY; raises WorkersFailed for the first that fails."""
+    # No TaskGroup: before Python 3.13 its failure leaves Task.cancelling() above 0, so that an
+    # order that is superseded just then would end as if the server were stopping.
     outcomes = [asyncio.ensure_future(worker.first_outcome()) for worker in workers]
     try:
         for outcome in asyncio.as_completed(outcomes):

@@ -243,7 +243,7 @@ def test_a_snapshot_of_no_models_is_an_empty_start(prepared, make_archive):
         config.write('model_snapshot={"modelCount": 0}\n')
     start(prepared)
     assert prepared.management("GET", "/models").json()["models"] == []
-    assert "The snapshot holds no models" in prepared.console_text()
+    assert "The snapshot contains no models" in prepared.console_text()
     prepared.stop()
 
 
