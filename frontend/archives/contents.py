@@ -22,7 +22,6 @@ logger = logging.getLogger(__name__)
 _MAX_BITS = 128  # of an integer; no setting takes larger ones
 _MAX_OTHER_KEYS = 500  # unknown keys that are returned
 _MAX_KEY = 200  # characters
-_UNUSABLE = "unusable value"
 _SAMPLE_KEY = "sampleInput"
 _MAX_SAMPLES = 100  # more are refused in any case
 
@@ -38,31 +37,14 @@ class Contents:
     def as_json(self) -> dict[str, Any]:
         """Return a JSON object, without members of the manifest that only workers read."""
         manifest = self.manifest and asdict(self.manifest) | {"raw": {}, "extensions": {}}
-        return {
-            "manifest": manifest,
-            "model_yaml": _plain(self.model_yaml),
-            "has_samples": self.has_samples,
-        }
+        model_yaml, has_samples = _plain(self.model_yaml), self.has_samples
+        return {"manifest": manifest, "model_yaml": model_yaml, "has_samples": has_samples}
 
     @classmethod
     def from_json(cls, members: Mapping[str, Any]) -> "Contents":
         """Return the contents that `as_json` has described."""
-        manifest = members["manifest"]
-        return cls(
-            manifest and Manifest(**manifest),
-            _revived(members["model_yaml"]),
-            members["has_samples"],
-        )
-
-
-class Unusable:
-    """Placeholder for a YAML value that no setting takes, such as a date or a huge number."""
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-
-    def __repr__(self) -> str:
-        return self._text
+        manifest = members["manifest"] and Manifest(**members["manifest"])
+        return cls(manifest, members["model_yaml"], members["has_samples"])
 
 
 def read_contents(
@@ -161,15 +143,4 @@ def _plain(value: Any) -> Any:
             return {key: _plain(each) for key, each in value.items() if isinstance(key, str)}
         case list() | tuple():
             return [_plain(each) for each in value]
-    return {_UNUSABLE: short_repr(value)}
-
-
-def _revived(value: Any) -> Any:
-    match value:
-        case dict() if value.keys() == {_UNUSABLE}:
-            return Unusable(str(value[_UNUSABLE]))
-        case dict():
-            return {key: _revived(each) for key, each in value.items()}
-        case list():
-            return [_revived(each) for each in value]
-    return value
+    return short_repr(value)  # no setting takes a date or a huge number

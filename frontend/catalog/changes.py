@@ -47,20 +47,12 @@ class CatalogChanges(ModelChanges):
         return await self._to_its_end(self._register(registration))
 
     async def scale(
-        self,
-        name: str,
-        version: str | None,
-        min_workers: int,
-        max_workers: int,
-        *,
-        synchronous: bool,
+        self, name: str, version: str | None, low: int, high: int, *, synchronous: bool
     ) -> ModelVersion:
         """Write the numbers of workers to the catalog, and apply them."""
         if self._is_own(name):
-            return await self._manager.scale(
-                name, version, min_workers, max_workers, synchronous=synchronous
-            )
-        edit = with_workers(name, version, min_workers, max_workers)
+            return await self._manager.scale(name, version, low, high, synchronous=synchronous)
+        edit = with_workers(name, version, low, high)
         await self._to_its_end(self._synchroniser.change(edit))
         applied = self._synchroniser.start(self._apply(name, version))
         if synchronous:

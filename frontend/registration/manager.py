@@ -175,17 +175,11 @@ class ModelManager(ModelChanges):
         return successor
 
     async def scale(
-        self,
-        name: str,
-        version: str | None,
-        min_workers: int,
-        max_workers: int,
-        *,
-        synchronous: bool,
+        self, name: str, version: str | None, low: int, high: int, *, synchronous: bool
     ) -> ModelVersion:
         """Set the minimum and maximum of workers."""
         model = self._registry.find(name, version)
-        outcome = self._start(self._workers.scale(model, version, min_workers, max_workers))
+        outcome = self._start(self._workers.scale(model, version, low, high))
         if synchronous:
             await outcome_of(outcome)
         return model

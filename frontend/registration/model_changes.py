@@ -64,13 +64,7 @@ class ModelChanges(Protocol):
         """
 
     async def scale(
-        self,
-        name: str,
-        version: str | None,
-        min_workers: int,
-        max_workers: int,
-        *,
-        synchronous: bool,
+        self, name: str, version: str | None, low: int, high: int, *, synchronous: bool
     ) -> ModelVersion:
         """Set the minimum and maximum of workers.
 

@@ -317,7 +317,7 @@ def test_a_catalog_that_is_broken_or_gone_unregisters_nothing(replicas, wait_for
     for content, reason in (
         (b"", "not valid JSON"),
         (whole[: len(whole) // 2], "not valid JSON"),
-        (b'{"models": [], "version": 2}', "nothing beside"),
+        (b'{"models": [], "version": 2}', "no other key beside"),
         (None, "No such file"),
     ):
         damage(content)
