@@ -13,7 +13,7 @@ import pytest
 from marserve.frontend import errors
 from marserve.frontend.configuration.config import KEYS, Config
 from marserve.frontend.errors import ServeError
-from marserve.frontend.workers.supervisor import TRANSITIONS, WorkerState
+from marserve.frontend.workers.worker_state import TRANSITIONS, WorkerState
 
 ROOT = Path(__file__).parents[1]
 SETUP = configparser.ConfigParser()

@@ -252,7 +252,7 @@ def _describe_worker(worker: WorkerSupervisor, gpus: Sequence[Gpu]) -> dict[str,
         "gpuUsage": gpu_usage(worker.gpu_id, gpus),
         # TorchServe reports every state but READY as "UNLOADING".
         "state": "FAILED" if worker.is_stopped else worker.state.name,
-        **({"compiled": worker.compiled} if worker.compiled else {}),
+        **({"compiled": worker.results.compiled} if worker.results.compiled else {}),
         "torch": _describe_torch(worker),
         **(_describe_failure(failure) if failure else {}),  # absent after a success
     }
@@ -260,7 +260,7 @@ def _describe_worker(worker: WorkerSupervisor, gpus: Sequence[Gpu]) -> dict[str,
 
 def _describe_torch(worker: WorkerSupervisor) -> dict[str, Any]:
     """Return the number of torch's threads in a worker, how they wait, and the reasons."""
-    options, (threads, note) = worker.torch, worker.threads_in_use
+    options, (threads, note) = worker.threads.options, worker.threads.in_use
     if not note and options.threads and threads not in (0, options.threads):
         note = f"set by the handler; {options.threads}, {options.threads_why}, were given"
     return {

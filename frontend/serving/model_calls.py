@@ -130,7 +130,7 @@ class ModelCalls:
             raise CyclicCall(
                 f"At most {MAX_DEPTH} models wait for each other: {_formatted(*callers, called)}."
             )
-        if self._waits_for(called, callers[-1]) and not model.has_room:
+        if self._waits_for(called, callers[-1]) and not model.has_capacity:
             raise ServerBusy(
                 f"Requests of {_formatted(callers[-1])} and {_formatted(called)} wait for each "
                 "other's model, which has no capacity for another request."

@@ -93,7 +93,7 @@ class ModelVersion:
     def tensors(self) -> Mapping[str, Any]:
         """The tensors declared in model-config.yaml, else by the handler (`backend.tensors`)."""
         return self.settings.tensors or next(
-            (worker.declared_tensors for worker in self.workers if worker.declared_tensors), {}
+            (worker.results.tensors for worker in self.workers if worker.results.tensors), {}
         )
 
     @property
@@ -124,9 +124,9 @@ class ModelVersion:
         return max(0, self.workers.to_saturate(size) - beyond_queue)
 
     @property
-    def has_room(self) -> bool:
+    def has_capacity(self) -> bool:
         """Whether its workers can process one more request without waiting for others."""
-        return self.workers.room > len(self.queue)
+        return self.workers.free_capacity > len(self.queue)
 
     @property
     def expected_seconds(self) -> float:

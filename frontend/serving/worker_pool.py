@@ -27,9 +27,9 @@ from marserve.frontend.workers.dispatch.continuous_batching import ContinuousBat
 from marserve.frontend.workers.dispatch.outstanding import OutstandingBatches, dispatch_batches
 from marserve.frontend.workers.failures import Failure
 from marserve.frontend.workers.idle_profiling import IdleProfiling
-from marserve.frontend.workers.launchers.launcher import WorkerSpec
 from marserve.frontend.workers.launchers.openmp import TorchOptions
 from marserve.frontend.workers.supervisor import MakeDispatch, WorkerSupervisor, WorkerTimeouts
+from marserve.frontend.workers.worker_threads import ThreadChoice, WorkerThreads
 
 
 @dataclass(eq=False)
@@ -115,13 +115,17 @@ class WorkerPool:
         return sum(worker.is_busy for worker in self._workers)
 
     @property
-    def room(self) -> int:
+    def free_capacity(self) -> int:
         """Requests that the workers can still process without waiting for others."""
-        return sum(worker.room for worker in self._workers)
+        return sum(dispatch.free_capacity for dispatch in self._dispatches)
 
     def to_saturate(self, size: int) -> int:
         """Return the requests in flight that keep all workers busy, with batches of this size."""
-        return sum(worker.to_saturate(size) for worker in self._workers)
+        return sum(dispatch.to_saturate(size) for dispatch in self._dispatches)
+
+    @property
+    def _dispatches(self) -> Iterator[DispatchStrategy]:
+        return (worker.dispatch for worker in self._workers if worker.dispatch is not None)
 
     @property
     def is_working(self) -> bool:
@@ -268,16 +272,11 @@ class WorkerPool:
         spec = worker_spec(model, host, worker_id, gpus, position=position, count=count)
         # A parallel worker sees its own GPUs only, and counts them from 0.
         load = self._load_message(0 if level and gpus else gpu)
-        threads_found = self._threads_found(spec)
-        if threads_found is not None:
-            spec = replace(spec, threads=threads_found[0])
+        tried = self._threads_to_try(spec.torch, gpu)
         worker = WorkerSupervisor(
             worker_id=worker_id,
             spec=replace(spec, on_metric_line=self._metrics.printed),
-            load=replace(
-                load,
-                trials=replace(load.trials, threads=self._threads_to_try(spec.torch, gpu)),
-            ),
+            load=load,
             timeouts=WorkerTimeouts(
                 startup=settings.startup_timeout, retry_window=settings.max_retry_timeout
             ),
@@ -285,7 +284,7 @@ class WorkerPool:
             batcher=self._make_batcher(),
             launcher=host.launcher,
             metrics=self._metrics,
-            threads_found=threads_found,
+            threads=WorkerThreads(spec.torch, tried, self._threads_found(spec.torch)),
         )
         worker.gpu_id = gpu
         self._gpus[worker] = gpus
@@ -301,13 +300,10 @@ class WorkerPool:
             )
             worker.share_out(spec.torch, self._threads_to_try(spec.torch, worker.gpu_id))
 
-    def _threads_found(self, spec: WorkerSpec) -> tuple[int, str] | None:
+    def _threads_found(self, torch: TorchOptions) -> ThreadChoice | None:
         """Return the number of threads that a worker with the same share has measured as best."""
-        found = (
-            worker.threads_found
-            for worker in self._workers
-            if worker.torch.is_share and worker.torch.threads == spec.torch.threads
-        )
+        shares = [worker.threads for worker in self._workers if worker.threads.options.is_share]
+        found = (each.found for each in shares if each.options.threads == torch.threads)
         return next(filter(None, found), None)
 
     def _make_batcher(self) -> Batcher:

@@ -1,30 +1,32 @@
-"""Measures batch sizes while a model is idle, for settings that were changed while it serves.
+"""Measures the costs of batch sizes while a model is idle, after its settings were changed.
 
-One worker runs batches of samples, as at load, but with a message for each run. Between two runs it
-can be given a request; so the price for a request is to wait for one run at most, and only if all
-other workers are busy. Profiling begins when no request was there for a moment, stops as soon as
-one comes, and goes on in the next idle moment.
+One worker runs batches of samples as during a load, but with a message for each run, and may get a
+request between two runs. So a request waits for one run at most, and only if all other workers are
+busy. Profiling starts when there was no request for a moment, pauses when one arrives, and
+continues in the next idle moment.
 
-A worker that is lost over it is replaced like any other, and sizes are not tried again.
+A worker that is lost in a run is replaced like any other, and the sizes are not tried again.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 
 from marserve.backend.protocol import BatchCost, Profile, Profiled
 from marserve.frontend.batching.batcher import Batcher
 from marserve.frontend.batching.options import Batching
 from marserve.frontend.workers.dispatch.batched import Batched
+from marserve.frontend.workers.load_results import learn_costs
 
 logger = logging.getLogger(__name__)
 
-# How long there must have been no request.
+# Seconds without a request after which the model counts as idle.
 _QUIET_SECONDS = 1.0
-# What all runs together may take, as at load; and a single one, where no goal says less.
+# The time limit of all runs, as at load; and of a single one, without a shorter latency goal.
 _SECONDS = 2.0
 _LONGEST_SECONDS = 0.25
-# A request may have to wait for a run and then for its own batch, within the goal.
+# A request may wait for a run and then for its own batch, within the latency goal.
 _SHARE_OF_GOAL = 0.5
 
 
@@ -32,7 +34,7 @@ class IdleProfiling:
     """Profiles one model version in idle moments.
 
     Attributes:
-        pending: The sizes that are still to be measured.
+        pending: The sizes that are measured; empty when profiling has ended.
     """
 
     def __init__(self, name: str, batcher: Batcher) -> None:
@@ -41,14 +43,14 @@ class IdleProfiling:
         self._batcher = batcher
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
-        #: The worker that has begun, and what it has measured.
+        #: The worker that measures, and its results.
         self._worker: Batched | None = None
         self._costs: list[BatchCost] = []
-        #: The worker that has a run under way, perhaps one of sizes that are not wanted any more.
+        #: The worker with an unfinished run, which may be of sizes that are no longer pending.
         self._running: Batched | None = None
 
     def begin(self, sizes: Sequence[int], batching: Batching) -> None:
-        """Measure those of the sizes whose cost is not known, from the next idle moment on."""
+        """Measure the sizes whose costs are not known, from the next idle moment on."""
         self.stop()
         costs = self._batcher.costs
         self._longest = min(_LONGEST_SECONDS, _SHARE_OF_GOAL * batching.goal)
@@ -57,22 +59,22 @@ class IdleProfiling:
             for size in sizes
             if not costs.knows(size) and (size == sizes[0] or costs.mean(size) <= self._longest)
         ]
-        self._look_later()
+        self._wait()
 
     def stop(self) -> None:
-        """Measure no more; a run that is under way ends by itself. Safe to call twice."""
+        """Start no further runs. Safe to call twice."""
         self.pending = ()
         self._worker = None
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _look_later(self) -> None:
+    def _wait(self) -> None:
         if self.pending and self._timer is None:
-            self._timer = self._loop.call_later(_QUIET_SECONDS, self._look)
+            self._timer = self._loop.call_later(_QUIET_SECONDS, self._on_timer)
 
-    def _look(self) -> None:
-        """Go on if the model is idle, and look again later if not."""
+    def _on_timer(self) -> None:
+        """Start a run if the model is idle; else wait again."""
         self._timer = None
         lost = self._running
         if lost is not None and not lost.is_accepting:
@@ -84,7 +86,7 @@ class IdleProfiling:
             self._worker = None
         if self._running is None and self._batcher.quiet_seconds >= _QUIET_SECONDS:
             self._run()
-        self._look_later()
+        self._wait()
 
     def _run(self) -> None:
         idle = self._batcher.idle_runners
@@ -101,44 +103,27 @@ class IdleProfiling:
         expected = self._costs[-1].seconds if self._costs else self._batcher.costs.mean(1)
         self._running = worker
         message = Profile(sizes, _SECONDS, self._longest)
-        worker.profile(message, expected, self._listener(self._worker))
+        worker.profile(message, expected, partial(self._on_profiled, self._worker))
 
-    def _listener(self, worker: Batched | None) -> Callable[[Profiled], None]:
-        """What takes the reply of a worker, unless other sizes are wanted meanwhile."""
-
-        def on_reply(profiled: Profiled) -> None:
-            self._running = None
-            if worker is self._worker and self.pending:
-                self._learn(profiled)
-
-        return on_reply
-
-    def _learn(self, profiled: Profiled) -> None:
-        costs, why = profiled.costs, profiled.poisoned or profiled.note
-        is_over = bool(why) or len(costs) == len(self.pending)
-        new, self._costs = costs[len(self._costs) :], costs
-        if costs and (new or is_over):
-            self._batcher.seed(((cost.size, cost.seconds) for cost in new), is_complete=is_over)
-        if profiled.too_large:
-            self._batcher.out_of_memory(profiled.too_large, costs[-1].size if costs else 1)
-        if is_over:
+    def _on_profiled(self, worker: Batched | None, profiled: Profiled) -> None:
+        self._running = None
+        if worker is not self._worker or not self.pending:  # other sizes are pending now
+            return
+        why = profiled.poisoned or profiled.note
+        has_ended = bool(why) or len(profiled.costs) == len(self.pending)
+        learn_costs(self._batcher, profiled, known=len(self._costs), is_complete=has_ended)
+        self._costs = profiled.costs
+        if has_ended:
             self._end(why)
-        elif not self._batcher.queued and not self._batcher.workers.busy:
-            self._loop.call_soon(self._go_on)
         else:
-            self._look_later()
+            self._loop.call_soon(self._continue)
 
-    def _go_on(self) -> None:
-        """Do the next run at once, unless a request has come."""
-        batcher = self._batcher
-        if (
-            self.pending
-            and self._running is None
-            and not batcher.queued
-            and not batcher.workers.busy
-        ):
+    def _continue(self) -> None:
+        """Start the next run at once, unless a request has arrived."""
+        is_idle = not self._batcher.queued and not self._batcher.workers.busy
+        if self.pending and self._running is None and is_idle:
             self._run()
-        self._look_later()
+        self._wait()
 
     def _end(self, why: str) -> None:
         measured = ", ".join(f"{size} in {1000 * s:.3g} ms" for size, s, _ in self._costs) or "none"

@@ -37,7 +37,7 @@ class StatefulModelVersion(ModelVersion):
         return limits.max_sequences * limits.max_queue - self.sequences.queued
 
     @property
-    def has_room(self) -> bool:
+    def has_capacity(self) -> bool:
         """False: a request mostly waits for its sequence, not for a worker."""
         return False
 

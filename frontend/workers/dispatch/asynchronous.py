@@ -50,7 +50,7 @@ class Async(DispatchStrategy):
         return self.limit
 
     @property
-    def room(self) -> int:
+    def free_capacity(self) -> int:
         """See `DispatchStrategy.room`."""
         return 0 if self._is_stopping else self.limit - len(self._in_flight)
 

@@ -87,7 +87,7 @@ class DispatchStrategy(ABC):
         return 0
 
     @property
-    def room(self) -> int:
+    def free_capacity(self) -> int:
         """How many more requests the worker takes without waiting for others, if that is known."""
         return 0
 

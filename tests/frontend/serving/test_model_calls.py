@@ -174,10 +174,10 @@ def test_models_that_wait_for_each_other_do_so_only_while_there_is_room(
                 serve_model(hanging, asynchronous=True, outstanding_batches=1)
             )
             calls = Calls(model, fakes)
-            assert model.has_room
+            assert model.has_capacity
             waiting = [calls.begin()[1]]  # a waits for m …
             await fakes.drain_loop()
-            assert not model.has_room
+            assert not model.has_capacity
             waiting.append(calls.begin()[1])  # … and so may another
             calls.of._waiting["m", "1.0"]["b", "1.0"] += 1  # but when m waits for b, which …
             with pytest.raises(ServerBusy, match=r"b 1\.0 and m 1\.0 wait for each other"):

@@ -22,13 +22,8 @@ from marserve.frontend.telemetry.model_metrics import ModelMetrics
 from marserve.frontend.workers.dispatch.batched import Batched
 from marserve.frontend.workers.failures import ConnectionLost, Diagnostics, LoadFailed
 from marserve.frontend.workers.launchers.launcher import WorkerSpec
-from marserve.frontend.workers.supervisor import (
-    START_SECONDS,
-    TRANSITIONS,
-    WorkerState,
-    WorkerSupervisor,
-    WorkerTimeouts,
-)
+from marserve.frontend.workers.supervisor import START_SECONDS, WorkerSupervisor, WorkerTimeouts
+from marserve.frontend.workers.worker_state import TRANSITIONS, WorkerState
 
 GARBAGE = b"\xff" * 10
 RESPONSE_SECONDS = 60.0

@@ -1,0 +1,110 @@
+"""The results of a worker's loads, and the trials that its next load runs.
+
+A trial is a batch of samples that a worker runs between loading a model and serving it: to measure
+costs, to compare numbers of threads, or to compare answers of batches with those of single
+requests.
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from marserve.backend.protocol import Loaded, Profiled, Trials
+from marserve.frontend.batching.batcher import Batcher
+from marserve.frontend.workers.failures import ConnectionLost
+
+
+class LoadResults:
+    """The results of one worker's loads.
+
+    Attributes:
+        tensors: The handler's declaration of its tensors.
+        compiled: The handler's description of compiled code.
+    """
+
+    def __init__(
+        self,
+        worker: str,
+        wanted: Trials,
+        batcher: Batcher,
+        log: "logging.LoggerAdapter[logging.Logger]",
+    ) -> None:
+        self.tensors: dict[str, Any] = {}
+        self.compiled: dict[str, Any] = {}
+        self._worker = worker
+        self._wanted = wanted
+        self._batcher = batcher
+        self._log = log
+        #: Whether a worker was lost in a trial; it is not repeated.
+        self._is_lost = False
+
+    def trials(self, threads: list[int], *, are_threads_known: bool) -> Trials:
+        """Return the trials of the next load: those whose results are not known yet.
+
+        Args:
+            threads: The numbers of threads to compare.
+            are_threads_known: Whether their comparison has a result.
+        """
+        trials, is_lost = replace(self._wanted, threads=threads), self._is_lost
+        if is_lost or self._batcher.costs.is_known:
+            trials = replace(trials, sizes=[])
+        if is_lost or are_threads_known:
+            trials = replace(trials, threads=[])
+        if self._batcher.validation or (is_lost and not trials.must_validate):
+            trials = replace(trials, validated_sizes=[])
+        return trials
+
+    def lost(self, loss: ConnectionLost, trials: Trials) -> None:
+        """Note that a worker was lost during a load with these trials, perhaps because of them."""
+        is_optional = trials.validated_sizes and not trials.must_validate
+        if trials.sizes or trials.threads or is_optional:
+            self._is_lost = True
+            loss.may_be_profiling = True
+            loss.cause = f"{loss.cause} It loaded, or tried out batches.".strip()
+
+    def add(self, loaded: Loaded) -> None:
+        """Keep the results of a load, for this worker and for the batches of the model."""
+        self.tensors, self.compiled = loaded.tensors, loaded.compiled
+        learn_costs(self._batcher, loaded.profiled)
+        choice = self._batcher.learning.choice
+        if loaded.profiled.costs and choice is not None:
+            self._log.info("%s: batches of up to %d: %s.", self._worker, choice.size, choice.why)
+        validation = loaded.validation or self._lost_validation()
+        if validation:
+            self._batcher.validation = validation
+            if failure := validation["failure"]:
+                self._log.warning("%s: validateBatching: %s.", self._worker, failure)
+
+    def _lost_validation(self) -> Mapping[str, Any]:
+        """Return the result of a validation in which a worker was lost; empty without one."""
+        is_lost = self._is_lost and self._wanted.validated_sizes and not self._batcher.validation
+        if not is_lost:
+            return {}
+        sizes: list[int] = []
+        return {
+            "samples": 0,
+            "sizes": sizes,
+            "largest": 0.0,
+            "tolerance": self._wanted.tolerance,
+            "failure": "nothing was compared, since a worker was lost while it tried out batches",
+        }
+
+
+def learn_costs(
+    batcher: Batcher, profiled: Profiled, *, known: int = 0, is_complete: bool = True
+) -> None:
+    """Make a batcher use the costs of batches, and the memory limit, that a worker has measured.
+
+    Args:
+        batcher: The batcher.
+        profiled: What was measured, the smallest size first.
+        known: How many of its costs the batcher has received already.
+        is_complete: Whether no further sizes will be measured.
+    """
+    costs = profiled.costs
+    if len(costs) > known or (costs and is_complete):
+        new = ((cost.size, cost.seconds) for cost in costs[known:])
+        batcher.seed(new, is_complete=is_complete)
+    if profiled.too_large:
+        batcher.out_of_memory(profiled.too_large, costs[-1].size if costs else 1)
