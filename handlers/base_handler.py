@@ -46,8 +46,8 @@ from marserve.handlers.model_files import (
     load_onnx,
     load_state_dict,
     load_torchscript,
-    setup_ort_session,
 )
+from marserve.handlers.model_files import setup_ort_session as setup_ort_session  # re-exported
 from marserve.handlers.performance.optimization import read_optimization
 from marserve.handlers.performance.optimized_model import (
     OptimizedModel,
@@ -68,24 +68,8 @@ from marserve.handlers.performance.torch_compile import compile_model
 from marserve.handlers.performance.weights import make_with_weights
 from marserve.handlers.refusals import RefusedInputs, UnusableInput
 from marserve.handlers.timer import timed
-from marserve.handlers.utils import (
-    check_valid_pt2_backend,
-    list_classes_from_module,
-    load_label_mapping,
-    value_of,
-)
-
-__all__ = [
-    "BaseHandler",
-    "ProfilerActivity",
-    "check_valid_pt2_backend",
-    "list_classes_from_module",
-    "load_label_mapping",
-    "profile",
-    "record_function",
-    "setup_ort_session",
-    "timed",
-]
+from marserve.handlers.utils import check_valid_pt2_backend as check_valid_pt2_backend
+from marserve.handlers.utils import list_classes_from_module, load_label_mapping, value_of
 
 logger = logging.getLogger(__name__)
 

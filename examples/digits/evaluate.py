@@ -1,7 +1,7 @@
-"""Sends the whole held-out split to a running server; compares with what train.py found offline.
+"""Compares a running server's predictions for the held-out split with those of train.py.
 
-Both archives, at batch size 1 and at batch size 16. The exit status is 0 only if every single
-prediction is the offline one, and hence the accuracy is the offline accuracy exactly.
+Both archives are tested with batch sizes 1 and 16. The exit status is 0 only if all predictions
+are equal, and with them the accuracy.
 """
 
 import argparse
@@ -26,12 +26,12 @@ _TIMEOUT = 60.0  # seconds
 
 @dataclass(frozen=True)
 class HeldOut:
-    """The split that the network has not seen.
+    """The images that were not used for training.
 
     Attributes:
         images: PNG files.
-        digits: What is on them.
-        offline: What the network said without a server.
+        digits: Their labels.
+        offline: The network's predictions without a server.
     """
 
     images: Sequence[bytes]
@@ -40,19 +40,19 @@ class HeldOut:
 
     @classmethod
     def read(cls, folder: Path) -> "HeldOut":
-        """Read what train.py wrote."""
+        """Read the files of train.py."""
         truth = json.loads((folder / "held_out.json").read_text())
         files = sorted((folder / "held_out").glob("*.png"))
         return cls([file.read_bytes() for file in files], truth["digits"], truth["offline"])
 
     def accuracy(self, predictions: Sequence[int]) -> float:
-        """Part of the predictions that is right."""
+        """Return the share of correct predictions."""
         pairs = zip(predictions, self.digits, strict=True)
-        return sum(told == digit for told, digit in pairs) / len(self.digits)
+        return sum(predicted == digit for predicted, digit in pairs) / len(self.digits)
 
 
 def main() -> int:
-    """Compares; the exit status is 1 where a prediction differs."""
+    """Compare the predictions; return 1 if one differs."""
     options = _parse_options()
     held_out = HeldOut.read(options.build_dir)
     print(
@@ -80,15 +80,12 @@ def _compare(options: argparse.Namespace, held_out: HeldOut, archive: str, batch
 
 @contextmanager
 def registered(management: str, archive: str, batch_size: int) -> Iterator[str]:
-    """Register an archive of the model store for a while, with one worker.
+    """Register an archive of the model store with one worker; yield the model's name.
 
     Args:
         management: URL of the management listener.
         archive: Name of the archive without ``.mar``.
-        batch_size: Most images in a batch.
-
-    Returns:
-        The name of the model.
+        batch_size: Maximal number of images in a batch.
 
     Raises:
         requests.HTTPError: The server refuses.
@@ -111,27 +108,21 @@ def registered(management: str, archive: str, batch_size: int) -> Iterator[str]:
 
 
 def classify(url: str, images: Sequence[bytes], clients: int) -> list[int]:
-    """Ask the server for the digits of images, one image per request.
+    """Return the server's digits for PNG files, in order; one image per request.
 
-    Args:
-        url: The model's, on the inference listener.
-        images: PNG files.
-        clients: How many requests are under way at the same time.
-
-    Returns:
-        The digits, in the order of the images.
+    ``clients`` is the number of simultaneous requests.
     """
-    of_thread = threading.local()
+    local = threading.local()
 
-    def ask(image: bytes) -> int:
-        if not hasattr(of_thread, "session"):
-            of_thread.session = requests.Session()
-        answer = of_thread.session.put(url, data=image, timeout=_TIMEOUT)
+    def predict(image: bytes) -> int:
+        if not hasattr(local, "session"):
+            local.session = requests.Session()
+        answer = local.session.put(url, data=image, timeout=_TIMEOUT)
         _check(answer)
         return int(answer.json()["digit"])
 
     with ThreadPoolExecutor(clients) as threads:
-        return list(threads.map(ask, images))
+        return list(threads.map(predict, images))
 
 
 def _check(answer: requests.Response) -> None:

@@ -1,4 +1,4 @@
-"""Which digit is in the picture. TorchServe runs this file as well."""
+"""A handler that recognises a digit; it runs on TorchServe, too."""
 
 import torch
 from torchvision import transforms
@@ -6,12 +6,12 @@ from ts.torch_handler.vision_handler import VisionHandler
 
 
 class DigitHandler(VisionHandler):
-    """Takes an image file of 8 x 8 grey pixels, answers ``{"digit": 7, "probability": 0.99}``."""
+    """Answers an image of 8 x 8 grey pixels with ``{"digit": 7, "probability": 0.99}``."""
 
     image_processing = transforms.Compose([transforms.Grayscale(), transforms.ToTensor()])
 
     def postprocess(self, data: torch.Tensor) -> list[dict[str, float]]:
-        """The best of ten logits per image, shape ``(requests, 10)``, as an answer each."""
+        """Return an answer per image for logits of shape ``(requests, 10)``."""
         probabilities, digits = torch.softmax(data, dim=1).max(dim=1)
         return [
             {"digit": digit, "probability": probability}

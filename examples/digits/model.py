@@ -5,7 +5,7 @@ from torch import nn
 
 
 class DigitNet(nn.Sequential):
-    """Two convolutions and a linear layer: ``(n, 1, 8, 8)`` in, ten logits per image out."""
+    """Two convolutions and a linear layer, from ``(n, 1, 8, 8)`` to logits ``(n, 10)``."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -20,6 +20,6 @@ class DigitNet(nn.Sequential):
         )
 
     def classify(self, images: torch.Tensor) -> torch.Tensor:
-        """The digits of images, shape ``(n,)``."""
+        """Return the digits of images, shape ``(n,)``."""
         with torch.inference_mode():
             return self(images).argmax(dim=1)

@@ -1,11 +1,9 @@
-"""Trains a small network on scikit-learn's digits, and packs it twice.
+"""Trains a small network on scikit-learn's digits and packs it in two forms.
 
-What comes out:
-
-    build/digits/digits.pth            state dict, for the archive digits-eager.mar
-    build/digits/digits.pt             TorchScript, for the archive digits-script.mar
-    build/digits/held_out/0000.png …   the images it has not seen
-    build/digits/held_out.json         their digits, and what the network says offline
+build/digits/digits.pth            state dict, for the archive digits-eager.mar
+build/digits/digits.pt             TorchScript, for the archive digits-script.mar
+build/digits/held_out/0000.png …   images that were not used for training
+build/digits/held_out.json         their digits and the network's predictions
 """
 
 import argparse
@@ -35,7 +33,7 @@ _WHITE = 16  # the brightest pixel in scikit-learn's digits
 
 @dataclass(frozen=True)
 class Digits:
-    """Images and what is on them.
+    """Images and their labels.
 
     Attributes:
         pixels: Grey values from 0 to 255, shape ``(n, 8, 8)``.
@@ -47,15 +45,15 @@ class Digits:
 
     @property
     def images(self) -> torch.Tensor:
-        """What the network sees, shape ``(n, 1, 8, 8)``: exactly what ToTensor makes of a PNG."""
+        """The network's input, shape ``(n, 1, 8, 8)``: equal to ToTensor's result for a PNG."""
         return self.pixels.unsqueeze(1).to(torch.float32).div(255)
 
 
 def main() -> int:
-    """Trains, writes everything, packs; the exit status is 1 if the network is too weak."""
+    """Train, write the files and pack; return 1 if the accuracy is too low."""
     options = _parse_options()
     torch.manual_seed(0)
-    torch.set_num_threads(1)  # operations this small are over before a second thread is awake
+    torch.set_num_threads(1)  # a second thread would only delay operations this small
     training, held_out = split()
     network = train(training)
     predictions = network.classify(held_out.images)
@@ -69,7 +67,7 @@ def main() -> int:
 
 
 def split() -> tuple[Digits, Digits]:
-    """The images to learn from, and a fifth held out; the same ones every time."""
+    """Return the training images and the held-out fifth, always the same."""
     data = load_digits()
     pixels = torch.from_numpy(data.images * 255 // _WHITE).to(torch.uint8)
     labels = torch.from_numpy(data.target)
@@ -80,7 +78,7 @@ def split() -> tuple[Digits, Digits]:
 
 
 def train(digits: Digits) -> DigitNet:
-    """A network that has learnt, ready to be asked."""
+    """Return a trained network in evaluation mode."""
     network = DigitNet()
     optimizer = torch.optim.Adam(network.parameters(), lr=0.005)
     images = digits.images
@@ -98,13 +96,13 @@ def write_network(network: DigitNet, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     torch.save(network.state_dict(), folder / "digits.pth")
     with warnings.catch_warnings():
-        # TorchScript is on its way out, but archives with it will be around for years.
+        # TorchScript is deprecated, but many archives contain it.
         warnings.filterwarnings("ignore", ".*torch.jit")
         torch.jit.trace(network, torch.zeros(1, 1, 8, 8)).save(str(folder / "digits.pt"))
 
 
 def write_held_out(digits: Digits, predictions: torch.Tensor, folder: Path) -> None:
-    """Write the images as clients will send them, and the truth about them."""
+    """Write the images as PNG files, their labels and the predictions."""
     images = folder / "held_out"
     images.mkdir(exist_ok=True)
     for index, pixels in enumerate(digits.pixels):
@@ -114,7 +112,7 @@ def write_held_out(digits: Digits, predictions: torch.Tensor, folder: Path) -> N
 
 
 def pack(folder: Path, store: Path) -> list[Path]:
-    """Pack both forms with the same handler, as README.md does by command."""
+    """Pack both forms with the same handler; README.md shows the commands."""
     weights = {
         "digits-eager": {
             "model_file": str(HERE / "model.py"),

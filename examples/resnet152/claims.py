@@ -1,4 +1,4 @@
-"""What the demo says about the server's answers, and whether it is true."""
+"""Checks of the server's answers against what the demo states about them."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -7,26 +7,22 @@ from dataclasses import dataclass
 from terminal import DemoFailed
 
 Answer = Mapping[str, float]
-"""Class name to probability, the most probable first."""
+"""Probability by class name, the highest first."""
 
 BATCH_METRICS = "name[]=marserve_batch_size_count&name[]=marserve_batch_size_sum"
-"""Query that asks the metrics listener for the number of batches, and of requests in them."""
+"""Query for the metrics listener: the numbers of batches and of requests in them."""
 
-_ROUNDING = 0.01  # a batch of eight adds up in another order, on a GPU with few digits
+_ROUNDING = 0.01  # sums depend on the batch size, on a GPU with few digits
 
 
 def require(claim: bool, otherwise: str) -> None:
-    """Raise `DemoFailed` with a sentence unless the claim is true."""
+    """Raise `DemoFailed` with a message unless the claim is true."""
     if not claim:
         raise DemoFailed(otherwise)
 
 
 def check_answer(answer: object, class_names: Sequence[str]) -> Answer:
-    """An answer that is what image_classifier promises: five classes with their probabilities.
-
-    Raises:
-        DemoFailed: It is not; the text says how.
-    """
+    """Return the answer if it has five classes and valid probabilities, else raise DemoFailed."""
     require(isinstance(answer, dict) and len(answer) == 5, f"These are not five classes: {answer}")
     assert isinstance(answer, dict)
     numbers = list(answer.values())
@@ -41,18 +37,18 @@ def check_answer(answer: object, class_names: Sequence[str]) -> Answer:
 
 
 def is_same(one: Answer, other: Answer) -> bool:
-    """Whether two answers name the same best class with the same probability, but for rounding."""
+    """Return whether two answers have the same best class with the same rounded probability."""
     (name, number), (other_name, other_number) = best(one), best(other)
     return name == other_name and abs(number - other_number) < _ROUNDING
 
 
 def best(answer: Answer) -> tuple[str, float]:
-    """The most probable class and its probability."""
+    """Return the most probable class and its probability."""
     return next(iter(answer.items()))
 
 
 def table(answer: Answer) -> str:
-    """The classes of an answer, one per line, with their probabilities and a bar."""
+    """Return the classes of an answer, one per line, with probability and bar."""
     width = max(map(len, answer))
     return "\n".join(
         f"  {place}  {name:<{width}}  {number:7.2%}  {'█' * round(number * 40)}".rstrip()
@@ -62,19 +58,14 @@ def table(answer: Answer) -> str:
 
 @dataclass(frozen=True)
 class Batches:
-    """What the server has counted since its start.
-
-    Attributes:
-        batches: How many went to a worker.
-        requests: How many requests travelled in them.
-    """
+    """The numbers of batches and of requests in them since the server's start."""
 
     batches: int
     requests: int
 
     @classmethod
     def read(cls, metrics: str, model_name: str) -> "Batches":
-        """Read the numbers of a model from the server's Prometheus text."""
+        """Read the numbers of a model from the Prometheus text."""
 
         def number(name: str) -> int:
             label = f'model_name="{re.escape(model_name)}"'
@@ -84,5 +75,5 @@ class Batches:
         return cls(number("marserve_batch_size_count"), number("marserve_batch_size_sum"))
 
     def since(self, before: "Batches") -> "Batches":
-        """What came on top of ``before``."""
+        """Return the difference to earlier numbers."""
         return Batches(self.batches - before.batches, self.requests - before.requests)

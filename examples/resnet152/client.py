@@ -1,6 +1,6 @@
-"""Sends requests the way a user does: with curl, or with Python's requests where there is none.
+"""Sends requests as a user does: with curl, or with Python's requests if curl is missing.
 
-Either way the curl command is printed, without what only a program needs (--silent and the like).
+The curl command is printed in both cases, without options for programs such as --silent.
 """
 
 import json
@@ -18,14 +18,11 @@ from terminal import DemoFailed, readable, say, show
 
 _TIMEOUT = 300.0  # seconds; the slowest request loads a large model
 _PARALLEL_SINCE = (7, 68)  # curl --parallel-immediate
-_STATUS_BEHIND = "\n%{http_code}"
+_STATUS_FORMAT = "\n%{http_code}"
 
 
 class Client:
-    """What the demo asks of the server. Every method shows its command first.
-
-    Every method raises `DemoFailed` where the answer is not 200.
-    """
+    """Sends requests; each method prints its command and raises `DemoFailed` for other than 200."""
 
     def __init__(self) -> None:
         version = _curl_version()
@@ -37,21 +34,21 @@ class Client:
             say("This curl cannot send in parallel: Python's requests sends the eight photographs.")
 
     def get(self, url: str) -> str:
-        """GET; the text of the answer."""
-        # To curl, the brackets of name[]= would be a pattern of many URLs.
+        """Send GET and return the answer's text."""
+        # curl interprets the brackets of name[]= as a pattern of URLs.
         literally = ["--globoff"] if "[" in url else []
         return self._request([url, *literally], lambda: requests.get(url, timeout=_TIMEOUT))
 
     def post(self, url: str) -> str:
-        """POST without a body; the text of the answer."""
+        """Send POST without a body and return the answer's text."""
         return self._request(["-X", "POST", url], lambda: requests.post(url, timeout=_TIMEOUT))
 
     def upload(self, photograph: Path, url: str) -> str:
-        """PUT a file; the text of the answer."""
+        """PUT a file and return the answer's text."""
         return self._request(["-T", readable(photograph), url], lambda: _put(photograph, url))
 
     def upload_together(self, photographs: Sequence[Path], url: str) -> list[Any]:
-        """PUT files of one folder at the same moment; the answers from JSON, as they came."""
+        """PUT files of one folder at the same time; return the parsed answers as they arrive."""
         names = ",".join(photograph.name for photograph in photographs)
         together = f"{readable(photographs[0].parent)}/{{{names}}}"
         command = ["curl", "--parallel", "--parallel-immediate", "-T", together, url]
@@ -64,7 +61,7 @@ class Client:
         command = ["curl", *arguments]
         show(command)
         if self._has_curl:
-            text, _, status = _run_quietly([*command, "--write-out", _STATUS_BEHIND]).rpartition(
+            text, _, status = _run_quietly([*command, "--write-out", _STATUS_FORMAT]).rpartition(
                 "\n"
             )
         else:
@@ -76,7 +73,7 @@ class Client:
 
 
 def parse_answers(text: str) -> list[Any]:
-    """Several JSON documents, one behind the other."""
+    """Parse consecutive JSON documents."""
     decoder = json.JSONDecoder()
     answers, rest = [], text.lstrip()
     while rest:
@@ -89,8 +86,8 @@ def parse_answers(text: str) -> list[Any]:
 def _curl_version() -> tuple[int, int] | None:
     if shutil.which("curl") is None:
         return None
-    told = re.match(r"curl (\d+)\.(\d+)", _run_quietly(["curl", "--version"]))
-    return (int(told[1]), int(told[2])) if told else (0, 0)
+    version = re.match(r"curl (\d+)\.(\d+)", _run_quietly(["curl", "--version"]))
+    return (int(version[1]), int(version[2])) if version else (0, 0)
 
 
 def _run_quietly(command: list[str]) -> str:

@@ -1,7 +1,7 @@
-"""ResNet-152 from weights to answers: each step prints the command a user would type and does it.
+"""ResNet-152 from weights to answers: each step prints the command of a user and runs it.
 
-It is also a test: what it prints is checked, and the exit status is 1 when something is not true.
-It works from the root of the project, as a user would.
+The demo is also a test: it checks what it prints, and the exit status is 1 if something is wrong.
+It works from the root of the project.
 """
 
 import argparse
@@ -30,9 +30,9 @@ _ATTEMPTS = 10  # on a busy machine eight uploads may take longer than the 50 ms
 
 
 def main() -> int:
-    """Runs the demo; its exit status."""
+    """Run the demo and return its exit status."""
     options = _parse_options()
-    # Whoever ends the demo, by Ctrl-C or kill, wants the server to be stopped as well.
+    # SIGTERM stops the server as well, as Ctrl-C does.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     os.chdir(_ROOT)
     try:
@@ -56,7 +56,7 @@ def _parse_options() -> argparse.Namespace:
         type=_absolute,
         default=_ROOT / "build" / "resnet152",
         metavar="DIR",
-        help="for what the archive is packed from, and the server's output",
+        help="for the parts of the archive and the server's output",
     )
     parser.add_argument(
         "--random-weights", action="store_true", help="do not look for torchvision's weights"
@@ -85,7 +85,7 @@ def _demonstrate(options: argparse.Namespace) -> None:
 
 
 def _bypass_proxies(config: Config) -> None:
-    """Requests to our own listeners go there, whatever proxy is set for the rest of the world."""
+    """Exclude our own listeners from the proxies of the environment."""
     hosts = {address.host for address in config.listeners}
     for name in ("no_proxy", "NO_PROXY"):
         os.environ[name] = ",".join([*hosts, *filter(None, [os.environ.get(name)])])
@@ -101,7 +101,7 @@ def _pack(config: Config, folder: Path, *, download: bool) -> str:
         return weights
     weights = pack.write_parts(folder, download=download)
     say(run(pack.archiver_command(folder, config.model_store)))
-    require(pack.packed_weights(archive) == weights, f"{archive} holds something else.")
+    require(pack.packed_weights(archive) == weights, f"{archive} has other weights.")
     return weights
 
 
@@ -142,13 +142,13 @@ def _send_together(client: Client, config: Config, first: Answer) -> None:
         before = after
         say(
             f"{travelled.requests} requests in {travelled.batches} batches: on this busy machine "
-            "they came too late for one another. Once more."
+            "they came too late for one another. The next attempt follows."
         )
     raise DemoFailed(f"In {_ATTEMPTS} attempts, {_TOGETHER} photographs never made one batch.")
 
 
 def _check_pairs(answers: list[object], first: Answer) -> None:
-    """Every photograph got its own answer: half of them what the first got, half something else."""
+    """Check that half of the answers are equal to the first one, and half are different."""
     names = list(pack.class_names().values())
     checked = [claims.check_answer(answer, names) for answer in answers]
     known = [answer for answer in checked if claims.is_same(answer, first)]

@@ -1,14 +1,13 @@
-"""ResNet-152 as an eager model: the archive carries this file beside the weights."""
+"""ResNet-152 as an eager model; the archive contains this file and the weights."""
 
 from torchvision.models.resnet import Bottleneck, ResNet
 
 
 class ResNet152(ResNet):
-    """The network that torchvision calls ``resnet152``, built without arguments.
+    """torchvision's ``resnet152``, without arguments, for the archive's state dict.
 
-    The handler builds it and loads the archive's state dict into it. Where the weights stay random,
-    the end of every block starts at zero: 50 blocks of untrained noise on top of each other would
-    grow beyond any sensible number.
+    Random weights of each block's last norm are zero: the output of 50 untrained blocks would grow
+    without limit.
     """
 
     def __init__(self) -> None:

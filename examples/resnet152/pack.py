@@ -1,8 +1,7 @@
-"""Everything that goes into resnet-152.mar, and whether one that exists is still good.
+"""The parts of resnet-152.mar, and the check whether an existing archive is current.
 
-Weights: torchvision's, from torch's download cache or the network; without either, random ones with
-a fixed seed. Of torchvision's two sets it is V1, because the pictures it was trained for are cut
-the way the built-in image_classifier cuts them.
+The weights are torchvision's IMAGENET1K_V1, from torch's cache or the network, else random with a
+fixed seed. V1 was trained with the crop of the built-in image_classifier.
 """
 
 import json
@@ -18,17 +17,17 @@ MODEL_FILE = Path(__file__).with_name("model.py")
 TRAINED = "torchvision IMAGENET1K_V1"
 RANDOM = "random, seed 12"
 
-_SEED = 12  # with it, the two photographs are not of the same class
-_CONTRAST = 40.0  # as torch starts it, the last layer gives all 1000 classes the same 0.1 %
+_SEED = 12  # the two photographs get different classes
+_CONTRAST = 40.0  # with torch's initial last layer all 1000 classes have 0.1 %
 _WEIGHTS_NOTE = "weights.txt"  # in the archive, for the next run of the demo
-_SILENCE = 5.0  # seconds without a byte until the network counts as absent
+_SILENCE = 5.0  # seconds without a byte until the download is given up
 
 
 def packed_weights(archive: Path) -> str | None:
-    """Which weights an archive of this demo holds; None if it must be packed (again).
+    """Return the kind of weights in an archive; None if it is missing or outdated.
 
     Raises:
-        DemoFailed: Somebody else's archive has the name.
+        DemoFailed: The archive is not of this demo.
     """
     if not archive.is_file():
         return None
@@ -45,15 +44,7 @@ def packed_weights(archive: Path) -> str | None:
 
 
 def write_parts(folder: Path, *, download: bool) -> str:
-    """Write what the archive is made of, beside the model file.
-
-    Args:
-        folder: Where the parts go.
-        download: Whether to look for torchvision's weights.
-
-    Returns:
-        `TRAINED` or `RANDOM`.
-    """
+    """Write the parts of the archive, except the model file; return `TRAINED` or `RANDOM`."""
     import torch
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -66,7 +57,7 @@ def write_parts(folder: Path, *, download: bool) -> str:
 
 
 def archiver_command(folder: Path, store: Path) -> list[str]:
-    """The command that makes the archive of the parts. Weights hardly compress: they are stored."""
+    """Return the archiver's command, without compression, which weights hardly gain from."""
     names, weights, note = (
         readable(folder / name) for name in ("index_to_name.json", "resnet152.pth", _WEIGHTS_NOTE)
     )
@@ -79,9 +70,9 @@ def archiver_command(folder: Path, store: Path) -> list[str]:
 
 
 def class_names() -> dict[str, str]:
-    """ImageNet's names from torchvision's metadata, by index as text; no two are equal.
+    """Return ImageNet's names by index as text; equal names (two cranes) get their index.
 
-    An answer is a dict by name, so the two cranes (a bird, a machine) need their number.
+    An answer is a dict by name.
     """
     from torchvision.models import ResNet152_Weights
 
@@ -94,10 +85,10 @@ def class_names() -> dict[str, str]:
 
 
 def _download() -> object | None:
-    """The state dict from torchvision; None if it cannot be had soon."""
+    """Return torchvision's state dict; None if it cannot be downloaded."""
     from torchvision.models import ResNet152_Weights
 
-    patience = socket.getdefaulttimeout()
+    timeout = socket.getdefaulttimeout()
     socket.setdefaulttimeout(_SILENCE)
     try:
         return ResNet152_Weights.IMAGENET1K_V1.get_state_dict(progress=True, check_hash=True)
@@ -105,7 +96,7 @@ def _download() -> object | None:
         print(f"torchvision's weights cannot be downloaded ({error}).")
         return None
     finally:
-        socket.setdefaulttimeout(patience)
+        socket.setdefaulttimeout(timeout)
 
 
 def _random_weights() -> object:

@@ -1,4 +1,4 @@
-"""The server behind the demo: may it start, has it started, is it gone."""
+"""The demo's server: checks before the start, start and stop."""
 
 import contextlib
 import socket
@@ -15,7 +15,7 @@ from marserve.frontend.configuration.config import Config
 from marserve.frontend.lifecycle.pidfile import PidFile
 
 _START_SECONDS = 60.0
-_STOP_SECONDS = 30.0  # beyond what accepted requests may take
+_STOP_SECONDS = 30.0  # after the time for accepted requests
 
 
 @contextlib.contextmanager
@@ -25,15 +25,15 @@ def running_server(
     """Start the server, wait for it, and stop it at the end.
 
     Args:
-        config: What the server will find in its configuration.
-        config_file: Which file that is; None for config.properties in this directory.
-        log: Where its output goes.
+        config: The server's configuration.
+        config_file: Its file; None for config.properties in this directory.
+        log: File for the server's output.
 
     Raises:
-        DemoFailed: It cannot start, or ends.
+        DemoFailed: The server does not start, or ends.
     """
     chosen = ["--ts-config", readable(config_file)] if config_file else []
-    # Without snapshots: each run begins with an empty server.
+    # Without snapshots, so that each run starts with an empty server.
     process = start(["torchserve", "--foreground", "--ncs", *chosen], log)
     try:
         _wait_until_up(process, config, log)
@@ -43,10 +43,10 @@ def running_server(
 
 
 def check_startable(config: Config) -> None:
-    """Find out before anything is packed whether the demo can have its server.
+    """Check that the server can start, before anything is packed.
 
     Raises:
-        DemoFailed: Another server is there, an address is taken, or the demo needs other settings.
+        DemoFailed: Another server runs, an address is in use, or the settings are unsuitable.
     """
     pid = PidFile().read()
     if pid is not None:
@@ -79,7 +79,7 @@ def _wait_until_up(process: "subprocess.Popen[bytes]", config: Config, log: Path
     deadline = time.monotonic() + _START_SECONDS
     while not _answers(f"{config.inference_address.url}/ping"):
         if process.poll() is not None:
-            raise DemoFailed(f"The server ended at once. It says:\n{_last_lines(log)}")
+            raise DemoFailed(f"The server ended at once. Its output:\n{_last_lines(log)}")
         if time.monotonic() > deadline:
             raise DemoFailed(f"The server did not start in {_START_SECONDS:g} s; see {log}.")
         time.sleep(0.05)
@@ -106,6 +106,6 @@ def _stop(process: "subprocess.Popen[bytes]", timeout: float) -> None:
         say(run(["torchserve", "--stop"], timeout=timeout))
         process.wait(timeout)
     finally:
-        if process.poll() is None:  # asked a second time, or it does not obey
+        if process.poll() is None:  # interrupted, or it did not stop
             process.kill()
             process.wait()

@@ -1,4 +1,4 @@
-"""Prints the commands a user would type, and runs them."""
+"""Prints commands as a user would type them, and runs them."""
 
 import os
 import shlex
@@ -13,21 +13,16 @@ _WIDTH = 96
 
 
 class DemoFailed(Exception):
-    """The demo cannot go on, or something it printed is not true; the text is for the user."""
+    """The demo cannot continue, or something that it printed is wrong."""
 
 
 def say(sentence: str) -> None:
-    """Print a sentence between the commands; at once, whoever reads at the other end."""
+    """Print a sentence between the commands, without buffering."""
     print(sentence, flush=True)
 
 
 def show(command: Sequence[str], *, then: str = "") -> None:
-    """Print a command as a user would type it, a long one over several lines.
-
-    Args:
-        command: The program and its arguments.
-        then: What the shell does with it, such as ``> FILE &``.
-    """
+    """Print a command, wrapped if long; ``then`` is shell syntax such as ``> FILE &``."""
     lines = ["$"]
     for piece in [*_pieces(command), *([then] if then else [])]:
         if len(lines[-1]) + 1 + len(piece) > _WIDTH:
@@ -38,17 +33,10 @@ def show(command: Sequence[str], *, then: str = "") -> None:
 
 
 def run(command: Sequence[str], *, timeout: float = 300.0) -> str:
-    """Show one of the project's commands and run it.
-
-    Args:
-        command: Its name and its arguments.
-        timeout: Seconds it may take.
-
-    Returns:
-        What it wrote, without the line end.
+    """Print one of the project's commands, run it and return its output, stripped.
 
     Raises:
-        DemoFailed: It took too long or reported failure.
+        DemoFailed: The command failed or took longer than ``timeout`` seconds.
     """
     show(command)
     try:
@@ -63,9 +51,9 @@ def run(command: Sequence[str], *, timeout: float = 300.0) -> str:
 
 
 def start(command: Sequence[str], log: Path) -> "subprocess.Popen[bytes]":
-    """Show a command and start it in the background, its output in a file.
+    """Print a command and start it in the background, with its output in a file.
 
-    It stands in a session of its own, so that Ctrl-C reaches the demo alone.
+    It is in another session, so that Ctrl-C signals only the demo.
     """
     show(command, then=f"> {shlex.quote(readable(log))} 2>&1 &")
     output: IO[bytes]
@@ -76,7 +64,7 @@ def start(command: Sequence[str], log: Path) -> "subprocess.Popen[bytes]":
 
 
 def located(command: Sequence[str]) -> list[str]:
-    """A command of the project with its full path: the environment need not be activated."""
+    """Return a command with its full path, since the environment may not be activated."""
     beside = Path(sys.executable).parent / command[0]
     path = str(beside) if beside.is_file() else shutil.which(command[0])
     if path is None:
@@ -85,7 +73,7 @@ def located(command: Sequence[str]) -> list[str]:
 
 
 def _pieces(command: Sequence[str]) -> list[str]:
-    """What stays on one line: a word, or an option with its value."""
+    """Split a command into parts for one line each: a word, or an option with its value."""
     pieces: list[str] = []
     is_option = False
     for word in command:
@@ -98,5 +86,5 @@ def _pieces(command: Sequence[str]) -> list[str]:
 
 
 def readable(path: Path) -> str:
-    """A path as a user would type it from here."""
+    """Return a path relative to the current directory, if it is below it."""
     return os.path.relpath(path) if path.absolute().is_relative_to(Path.cwd()) else str(path)

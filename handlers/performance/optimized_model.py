@@ -239,9 +239,20 @@ def _check_feasible(options: Optimization, device: torch.device, *, is_compiled:
 def _change_weights(optimized: OptimizedModel) -> None:
     options, model = optimized.options, optimized.model
     if options.check_accuracy is not None:
-        optimized.reference = _copy_of(model)
+        try:
+            optimized.reference = copy.deepcopy(model)
+        except Exception as error:
+            raise OptionRefused(
+                f"{SECTION}.check_accuracy cannot copy the model: {error}"
+            ) from error
     if options.fold_batch_norm:
-        _fold(model)
+        count = fold_batch_norms(model)
+        if not count:
+            raise OptionRefused(
+                f"{SECTION}.fold_batch_norm: no batch norm of this model follows a convolution "
+                "that nothing else uses."
+            )
+        logger.info("%d batch norms became part of convolutions.", count)
     if options.is_low:
         lower_weights(model, options.dtype, matmul_only=options.matmul_only)
     if options.channels_last:
@@ -250,23 +261,6 @@ def _change_weights(optimized: OptimizedModel) -> None:
                 f"{SECTION}.channels_last: this model has no convolution over images."
             )
         model.to(memory_format=torch.channels_last)
-
-
-def _copy_of(model: nn.Module) -> nn.Module:
-    try:
-        return copy.deepcopy(model)
-    except Exception as error:
-        raise OptionRefused(f"{SECTION}.check_accuracy cannot copy the model: {error}") from error
-
-
-def _fold(model: nn.Module) -> None:
-    count = fold_batch_norms(model)
-    if not count:
-        raise OptionRefused(
-            f"{SECTION}.fold_batch_norm: no batch norm of this model follows a convolution that "
-            "nothing else uses."
-        )
-    logger.info("%d batch norms became part of convolutions.", count)
 
 
 def _change_forward(optimized: OptimizedModel, device: torch.device) -> None:

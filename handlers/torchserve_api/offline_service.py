@@ -19,27 +19,15 @@ from pathlib import Path
 from typing import Any
 
 from marserve.backend.context import Context, RequestProcessor
-from marserve.backend.errors import PredictionException, failure_of
+from marserve.backend.errors import PredictionException as PredictionException
+from marserve.backend.errors import failure_of
 from marserve.backend.loader import find_envelope, find_handler, wrap
 from marserve.backend.manifest import Manifest
-from marserve.backend.metrics import MetricsStore, emit_metrics
+from marserve.backend.metrics import MetricsStore
+from marserve.backend.metrics import emit_metrics as emit_metrics
 from marserve.backend.service import EntryPoint
 from marserve.handlers.torchserve_api.predict_response import create_predict_response
 from marserve.handlers.utils import PREDICTION_METRIC, get_yaml_config
-
-__all__ = [
-    "PREDICTION_METRIC",
-    "Context",
-    "ModelLoader",
-    "ModelLoaderFactory",
-    "PredictionException",
-    "RequestProcessor",
-    "Service",
-    "TsModelLoader",
-    "create_predict_response",
-    "emit_metrics",
-    "get_yaml_config",
-]
 
 logger = logging.getLogger(__name__)
 

@@ -38,7 +38,7 @@ def make_context(tmp_path: Path) -> Callable[..., Context]:
 
 @pytest.fixture
 def begin_batch() -> Callable[..., Context]:
-    """Give a context its requests, with the headers of each."""
+    """Set the requests of a context, with the headers of each."""
 
     def begin(context: Context, *headers: dict[str, Any]) -> Context:
         context.request_ids = {i: f"id-{i}" for i in range(len(headers))}

@@ -40,7 +40,7 @@ class Doubler(torch.nn.Module):
 @pytest.fixture
 def eager(tmp_path, make_context):
     """A context for the model file above with a state dict of factor 3."""
-    # Modules live as long as the process, so each test's model file has a name of its own.
+    # Modules live as long as the process, so each test's model file has another name.
     model_file = f"model_{tmp_path.name}.py"
     (tmp_path / model_file).write_text(MODEL_FILE)
     torch.save({"factor": torch.tensor(3.0)}, tmp_path / "weights.bin")
@@ -107,7 +107,7 @@ class _Weights(dict):
     """A mapping that torch does not count among plain weights."""
 
 
-def test_a_model_file_may_import_nothing_twice(tmp_path, make_context) -> None:
+def test_an_imported_model_file_is_not_loaded_again(tmp_path, make_context) -> None:
     (tmp_path / "known_model.py").write_text(MODEL_FILE)
     sys.path.insert(0, str(tmp_path))
     try:
@@ -130,7 +130,7 @@ def test_torchscript(name, save_torchscript, make_context, begin_batch) -> None:
 
 
 @pytest.mark.parametrize("name", ["weights.pt", "weights.pth"])
-def test_a_state_dict_without_its_class_is_explained(tmp_path, make_context, name) -> None:
+def test_a_state_dict_without_its_class_has_a_reason(tmp_path, make_context, name) -> None:
     torch.save(Doubler().state_dict(), tmp_path / name)
     with pytest.raises(RuntimeError, match=f"No model weights.*{name} is not TorchScript"):
         BaseHandler().initialize(make_context(serializedFile=name))
@@ -145,7 +145,7 @@ def test_a_state_dict_without_its_class_is_explained(tmp_path, make_context, nam
         ("model.bin", "has no supported format"),
     ],
 )
-def test_what_cannot_be_loaded_is_explained(tmp_path, make_context, name, reason) -> None:
+def test_unsupported_files_have_a_reason(tmp_path, make_context, name, reason) -> None:
     (tmp_path / name).write_bytes(b"?")
     with pytest.raises(RuntimeError, match=f"No model weights could be loaded: {name}.*{reason}"):
         BaseHandler().initialize(make_context(serializedFile=name))
@@ -202,7 +202,7 @@ def test_a_model_file_defines_one_class(tmp_path, make_context, code, names) -> 
         BaseHandler().initialize(make_context(modelFile=name))
 
 
-def test_a_hook_of_a_subclass_loads_what_we_cannot(tmp_path, make_context) -> None:
+def test_a_subclass_loads_other_formats(tmp_path, make_context) -> None:
     class Pickled(BaseHandler):
         def _load_torchscript_model(self, model_pt_path):
             return torch.load(model_pt_path, weights_only=False)
@@ -213,7 +213,7 @@ def test_a_hook_of_a_subclass_loads_what_we_cannot(tmp_path, make_context) -> No
     assert isinstance(handler.model, torch.nn.Linear)
 
 
-def test_the_gpu_id_is_of_no_use_without_a_gpu(monkeypatch, eager) -> None:
+def test_the_gpu_id_is_ignored_without_a_gpu(monkeypatch, eager) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     handler = BaseHandler()
@@ -238,7 +238,7 @@ def test_class_names_are_read(tmp_path, eager) -> None:
 
 
 class Picky(BaseHandler):
-    """Refuses what is not a number, one request at a time."""
+    """Refuses each request that is not a number."""
 
     def preprocess(self, data):
         return torch.tensor(self.each_usable(self._number_of, data))
@@ -249,7 +249,7 @@ class Picky(BaseHandler):
         return row["body"]
 
 
-def test_a_refused_request_costs_only_itself_its_answer(eager, begin_batch) -> None:
+def test_a_request_is_refused_alone(eager, begin_batch) -> None:
     handler, context = Picky(), begin_batch(eager(), {}, {}, {})
     handler.initialize(context)
     answers = handler.handle([{"body": 1.0}, {"body": "?"}, {"body": 2.0}], context)
@@ -258,7 +258,7 @@ def test_a_refused_request_costs_only_itself_its_answer(eager, begin_batch) -> N
     assert [context.get_response_status(i)[0] for i in range(3)] == [200, 400, 200]
 
 
-def test_rows_that_are_not_the_requests_are_refused_together(eager, begin_batch) -> None:
+def test_rows_that_are_not_requests_are_refused_together(eager, begin_batch) -> None:
     handler, context = Picky(), begin_batch(eager(), {})
     handler.initialize(context)
     with pytest.raises(RefusedInputs, match="Request 1: not a number"):
@@ -280,7 +280,7 @@ def test_handler_time_is_reported_per_batch(handler, eager, begin_batch) -> None
     assert row[3] == round(row[3], 2)
 
 
-def test_stages_report_their_times_when_the_yaml_asks(eager, begin_batch) -> None:
+def test_stages_report_their_times_if_configured(eager, begin_batch) -> None:
     context = begin_batch(eager(yaml={"handler": {"profile": True}}), {})
     handler = BaseHandler()
     handler.initialize(context)
@@ -314,7 +314,7 @@ def test_explain(eager, begin_batch, row, answer) -> None:
 
 
 @pytest.mark.parametrize("target", [b"", b"x", "1e9"])
-def test_a_target_that_is_no_number_was_the_servers_fault(eager, begin_batch, target) -> None:
+def test_an_invalid_target_is_answered_with_400(eager, begin_batch, target) -> None:
     handler, context = Explainer(), eager()
     handler.initialize(context)
     begin_batch(context, {"explain": "True"})
@@ -323,9 +323,7 @@ def test_a_target_that_is_no_number_was_the_servers_fault(eager, begin_batch, ta
 
 
 @pytest.mark.parametrize("value", [None, "text", {"a": 1}, [[1], [2, 3]], ["a"], [10**400]])
-def test_what_is_no_numbers_costs_only_its_request_the_answer(
-    handler, eager, begin_batch, value
-) -> None:
+def test_a_request_without_numbers_is_refused_alone(handler, eager, begin_batch, value) -> None:
     context = eager()
     handler.initialize(context)
     begin_batch(context, {}, {}, {})
@@ -336,7 +334,7 @@ def test_what_is_no_numbers_costs_only_its_request_the_answer(
     assert bad["message"].startswith("The input is not a number or nested lists of numbers: ")
 
 
-def test_numbers_of_different_shapes_are_nobodys_fault(handler, eager, begin_batch) -> None:
+def test_numbers_of_different_shapes_fail_the_batch(handler, eager, begin_batch) -> None:
     context = eager()
     handler.initialize(context)
     begin_batch(context, {}, {})
@@ -344,7 +342,7 @@ def test_numbers_of_different_shapes_are_nobodys_fault(handler, eager, begin_bat
         handler.handle([{"body": [1.0]}, {"body": [1.0, 2.0]}], context)
 
 
-def test_a_handler_that_cannot_explain_says_so(handler, eager, begin_batch) -> None:
+def test_a_handler_without_explanations_answers_501(handler, eager, begin_batch) -> None:
     with pytest.raises(PredictionException, match="BaseHandler gives no explanations : 501"):
         handler.handle([{"body": [1.0]}], begin_batch(eager(), {"explain": "True"}))
 
@@ -371,7 +369,7 @@ def test_the_profilers_trace_goes_to_a_directory_of_the_models_name(
     assert list((tmp_path / "pytorch_profiler" / "kitten").iterdir())
 
 
-def test_an_empty_variable_switches_no_profiler_on(
+def test_an_empty_variable_does_not_enable_the_profiler(
     monkeypatch, handler, eager, begin_batch, caplog
 ) -> None:
     monkeypatch.setenv("ENABLE_TORCH_PROFILER", "")
@@ -381,7 +379,7 @@ def test_an_empty_variable_switches_no_profiler_on(
 
 
 class CopiedHandle(BaseHandler):
-    """Has the `handle` that many handlers in the wild copied from TorchServe, in its shape."""
+    """Has a `handle` like those that handlers copied from TorchServe."""
 
     def handle(self, data, context):
         self.context = context
@@ -433,7 +431,7 @@ class SkipsBaseByMistake(BaseHandler):
 
 @pytest.mark.parametrize("kind", [SkipsBase, SkipsBaseByMistake])
 @pytest.mark.parametrize("profiled", [False, True])
-def test_a_constructor_that_skips_ours(
+def test_a_subclass_that_does_not_call_our_constructor(
     monkeypatch, eager, begin_batch, tmp_path, kind, profiled
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -445,7 +443,7 @@ def test_a_constructor_that_skips_ours(
     assert (handler.mine, handler.explain, handler.target) == (True, False, 0)
 
 
-def test_what_is_available_is_looked_at_when_asked(monkeypatch) -> None:
+def test_flags_of_packages_are_computed_at_first_use(monkeypatch) -> None:
     monkeypatch.setenv("TS_IPEX_ENABLE", "true")
     names = ("IPEX", "ONNX", "PROFILER", "PT2", "PT230", "XLA")
     found = {name: getattr(base_handler, f"{name}_AVAILABLE") for name in names}
@@ -462,11 +460,11 @@ def test_what_is_available_is_looked_at_when_asked(monkeypatch) -> None:
 
 
 class Crowded(BaseHandler):
-    """Has helpers and attributes as subclasses in the wild have them."""
+    """Has helpers and attributes with names that subclasses use."""
 
     def initialize(self, context) -> None:
         super().initialize(context)
-        self.pipeline = "of its own"
+        self.pipeline = "own"
 
     def _predict(self, prompt):
         raise NotImplementedError
@@ -474,7 +472,7 @@ class Crowded(BaseHandler):
     _load_model = _run_stages = _refuse = _optimized = _has_flag = _predict_part = _predict
 
 
-def test_a_subclass_may_name_its_helpers_as_it_likes(eager, begin_batch) -> None:
+def test_helpers_of_a_subclass_may_have_any_name(eager, begin_batch) -> None:
     handler, context = Crowded(), eager()
     handler.initialize(context)
     assert handler.handle([{"body": [1.0]}], begin_batch(context, {})) == [[3.0]]
@@ -494,14 +492,14 @@ def test_a_compiled_model_answers_the_same(eager, begin_batch) -> None:
 
 
 @pytest.mark.parametrize("pt2", ["abacus", {"backend": "eager", "no_such_option": 1}])
-def test_what_cannot_be_compiled_is_served_as_it_is(eager, caplog, pt2) -> None:
+def test_a_model_that_cannot_be_compiled_is_served_uncompiled(eager, caplog, pt2) -> None:
     handler = BaseHandler()
     handler.initialize(eager(yaml={"pt2": pt2}))
     assert not isinstance(handler.model, torch._dynamo.OptimizedModule)
     assert "not a supported backend" in caplog.text or "served uncompiled" in caplog.text
 
 
-def test_ipex_optimises_when_asked_for(monkeypatch, eager) -> None:
+def test_ipex_optimises_if_enabled(monkeypatch, eager) -> None:
     ipex = types.ModuleType("intel_extension_for_pytorch")
     ipex.optimize = lambda model: ("optimised", model)
     monkeypatch.setitem(sys.modules, ipex.__name__, ipex)
@@ -522,5 +520,5 @@ def test_a_handler_without_a_manifest_has_no_weights(tmp_path, make_context) -> 
         BaseHandler().initialize(context)
 
 
-def test_without_knowing_the_model_there_is_no_sample() -> None:
+def test_the_base_handler_has_no_sample() -> None:
     assert BaseHandler().sample_input() is None

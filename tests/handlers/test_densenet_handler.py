@@ -42,7 +42,7 @@ def test_each_request_of_a_batch_gets_its_own_row(answer) -> None:
 
 
 @pytest.mark.parametrize("bad", [b"kitten", b"", None, 7, saved([1, 2]), saved(Ellipsis)])
-def test_what_is_no_tensor_costs_only_its_own_request(answer, bad) -> None:
+def test_a_request_without_a_tensor_is_refused_alone(answer, bad) -> None:
     (good, refused), context = answer({"body": saved(torch.ones(1))}, {"body": bad})
     assert good.tolist() == [[1.0]]
     assert refused["code"] == context.get_response_status(1)[0] == 400

@@ -33,7 +33,7 @@ def encode(grey: int, mode: str = "RGB") -> bytes:
 
 @pytest.fixture
 def classify(tmp_path, make_context, begin_batch):
-    """Answer a batch of images with a model of so many classes."""
+    """Answer a batch of images with a model that has ``classes`` classes."""
 
     def run(classes: int, *images: bytes, handler: ImageClassifier | None = None):
         name = f"model_{tmp_path.name}.py"
@@ -69,7 +69,7 @@ def test_classes_by_name(tmp_path, classify) -> None:
     assert list(answer) == ["dark", "bright"]
 
 
-def test_how_many_classes_is_the_users_choice(classify) -> None:
+def test_the_number_of_classes_can_be_set(classify) -> None:
     handler = ImageClassifier()
     handler.set_max_result_classes(1)
     assert handler.get_max_result_classes() == 1
@@ -84,7 +84,7 @@ def test_other_modes_are_classified_alike(classify, mode) -> None:
     assert answer == reference
 
 
-def test_a_bad_image_among_good_ones(classify) -> None:
+def test_an_invalid_image_among_valid_ones(classify) -> None:
     dark, bad, bright = classify(2, encode(0), b"kitten", encode(255))
     assert (list(dark), list(bright)) == (["0", "1"], ["1", "0"])
     assert bad["code"] == 400

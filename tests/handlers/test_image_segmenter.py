@@ -58,7 +58,7 @@ def test_a_model_of_torchvision(segment) -> None:
     assert (pixels[..., 1] >= 1 / 3 - 1e-6).all()
 
 
-def test_a_bad_image_among_good_ones(segment) -> None:
+def test_an_invalid_image_among_valid_ones(segment) -> None:
     (good, bad), context = segment(ByColour(), encode("red"), b"kitten")
     assert good[0][0][0] == 0.0
     assert bad["code"] == context.get_response_status(1)[0] == 400

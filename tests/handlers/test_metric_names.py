@@ -1,4 +1,4 @@
-"""TorchServe's modules about metrics that are no part of a worker here."""
+"""TorchServe's modules about metrics that our workers do not use."""
 
 import io
 import logging
@@ -70,7 +70,7 @@ def test_a_cache_has_what_the_file_declares_and_logs_it(cache, caplog) -> None:
         ("a: [", "MetricsCachePyYamlError"),
     ],
 )
-def test_a_file_that_declares_nothing_that_could_be(cache, text, error) -> None:
+def test_invalid_files_are_refused(cache, text, error) -> None:
     with pytest.raises(getattr(metric_cache_errors, error)):
         cache(text).initialize_cache()
 
@@ -82,7 +82,7 @@ def test_no_file(tmp_path) -> None:
         MetricsCacheYamlImpl(None)  # type: ignore[arg-type]
 
 
-def test_a_metric_that_is_not_there(cache) -> None:
+def test_a_missing_metric(cache) -> None:
     with pytest.raises(metric_cache_errors.MetricsCacheKeyError):
         cache().get_metric("Dogs")
     with pytest.raises(metric_cache_errors.MetricsCacheTypeError):
@@ -93,7 +93,7 @@ def test_units() -> None:
     assert (Units().units["ms"], Units().units[None]) == ("Milliseconds", "unit")
 
 
-def test_everything_of_the_host_is_measured_once_a_call(caplog) -> None:
+def test_each_call_measures_the_host_once(caplog) -> None:
     caplog.set_level(logging.INFO)
     for _ in range(2):
         system_metrics.collect_all(system_metrics, 0)
@@ -105,7 +105,7 @@ def test_everything_of_the_host_is_measured_once_a_call(caplog) -> None:
     assert "MemoryUtilization.Percent:" in caplog.text
 
 
-def test_a_module_of_ones_own_is_measured_too() -> None:
+def test_a_custom_module_is_measured() -> None:
     mine = types.ModuleType("mine")
     called = []
     mine.cats = lambda: called.append("cats")  # type: ignore[attr-defined]

@@ -17,7 +17,7 @@ from marserve.handlers.model_files import (
 )
 
 
-def test_a_file_that_is_no_zip_is_not_torchscript(tmp_path) -> None:
+def test_a_file_other_than_zip_is_not_torchscript(tmp_path) -> None:
     path = tmp_path / "model.pt"
     path.write_bytes(b"kitten")
     assert not is_torchscript(str(path))
@@ -66,7 +66,7 @@ def test_an_onnx_session(tmp_path) -> None:
     assert answer.tolist() == [[2.0, 4.0]]
 
 
-def test_a_model_file_is_imported_by_path_whatever_is_loaded_under_its_name(
+def test_a_model_file_is_imported_by_path_beside_a_module_of_that_name(
     monkeypatch, tmp_path
 ) -> None:
     monkeypatch.setitem(sys.modules, "net", types.ModuleType("net"))
@@ -120,13 +120,13 @@ def test_a_package_of_aotinductor(tmp_path, program) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"kitten", b"PK\x05\x06" + bytes(18)])
-def test_what_is_no_exported_program(tmp_path, content) -> None:
+def test_other_files_are_not_exported_programs(tmp_path, content) -> None:
     (tmp_path / "model.pt2").write_bytes(content)
     with pytest.raises(RuntimeError, match=r"No model weights.*model\.pt2 is not a usable"):
         load_exported(str(tmp_path / "model.pt2"), torch.device("cpu"))
 
 
-def test_safetensors_that_are_not_installed(monkeypatch) -> None:
+def test_safetensors_without_the_package(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "safetensors", None)
     monkeypatch.setitem(sys.modules, "safetensors.torch", None)
     with pytest.raises(RuntimeError, match=r"weights\.safetensors needs the package safetensors"):

@@ -57,7 +57,7 @@ def test_objects_from_the_threshold_on(detect) -> None:
     ]
 
 
-def test_the_threshold_is_the_users_choice(detect) -> None:
+def test_the_threshold_can_be_set(detect) -> None:
     class Sure(ObjectDetector):
         threshold = 0.9
 
@@ -72,7 +72,7 @@ def test_objects_by_name(detect) -> None:
     assert [[*item] for item in answer] == [["cat", "score"], ["dog", "score"]]
 
 
-def test_images_of_one_size_travel_as_one_tensor(detect) -> None:
+def test_images_of_one_size_are_one_tensor(detect) -> None:
     model = Frames()
     detect(model, encode(), encode())
     assert model.inputs == [torch.Tensor]
@@ -86,7 +86,7 @@ def test_images_of_several_sizes(detect) -> None:
 
 
 class Scripted(torch.nn.Module):
-    """As scripted detectors of torchvision: a list, and losses beside what was found."""
+    """Like torchvision's scripted detectors: takes a list, returns losses and objects."""
 
     def forward(self, images: list[torch.Tensor]):
         found = [
@@ -145,7 +145,7 @@ def test_a_model_of_torchvision(detect) -> None:
         assert 0 <= y1 <= y2 <= 64
 
 
-def test_a_bad_image_among_good_ones(detect) -> None:
+def test_an_invalid_image_among_valid_ones(detect) -> None:
     (good, bad), context = detect(Frames(), encode(), b"kitten")
     assert [item["score"] for item in good] == [0.75, 0.5]
     assert bad["code"] == context.get_response_status(1)[0] == 400

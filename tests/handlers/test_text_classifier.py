@@ -29,7 +29,7 @@ class Mood(torch.nn.Module):
 
 
 class WithoutOffsets(torch.nn.Module):
-    """Looks at one text only, whatever the offsets say."""
+    """Reads one text only and ignores the offsets."""
 
     def __init__(self, embedding: torch.nn.EmbeddingBag) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ def test_every_request_of_a_batch_in_one_call_of_the_model(handler, classify) ->
     assert handler.model.batches == [[0, 1, 2]]
 
 
-def test_a_model_that_does_not_look_at_offsets(handler, classify) -> None:
+def test_a_model_that_ignores_offsets(handler, classify) -> None:
     handler.model = WithoutOffsets(handler.model.embedding)
     answers, _ = classify({"body": "good"}, {"body": "bad bad"})
     assert answers == [probabilities(0, 2), probabilities(6, 0)]
@@ -94,13 +94,13 @@ def test_an_empty_text(classify) -> None:
     assert classify({"body": ""}, {"body": "bad"})[0] == [probabilities(0, 0), probabilities(3, 0)]
 
 
-def test_words_that_are_unknown_even_as_unknown_are_left_out(handler, classify) -> None:
+def test_words_without_an_index_are_omitted(handler, classify) -> None:
     handler.source_vocab = {"good": 1}
     assert classify({"body": "a very good film"})[0] == [probabilities(0, 2)]
 
 
 @pytest.mark.parametrize("bad", [b"\xff\xfe", {"text": "good"}, 7, None])
-def test_what_is_no_text_costs_only_its_own_request(classify, bad) -> None:
+def test_a_request_without_text_is_refused_alone(classify, bad) -> None:
     answers, context = classify({"body": "good"}, {"body": bad}, {"body": "bad"})
     assert [answers[0], answers[2]] == [probabilities(0, 2), probabilities(3, 0)]
     assert (answers[1]["code"], answers[1]["type"]) == (400, "BadRequestException")
@@ -128,7 +128,7 @@ def test_explanations_need_a_layer_named_embedding(handler, classify) -> None:
 
 
 @pytest.mark.parametrize("mode", ["sum", "mean"])
-def test_importances_add_up_to_what_the_text_changes(mode) -> None:
+def test_the_sum_of_importances_is_the_effect_of_the_text(mode) -> None:
     class Curved(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -120,7 +120,7 @@ class Vocab:
 
 
 class Stoi:
-    """Tells its words only all at once."""
+    """Has only `get_stoi`."""
 
     def get_stoi(self) -> dict[str, int]:
         return {"a": 0, "cat": 1}
@@ -162,7 +162,7 @@ def test_a_vocabulary_with_a_default_does_not_grow(saved) -> None:
 
 
 @pytest.mark.parametrize("stored", [7, "a cat", object()])
-def test_what_is_no_vocabulary(saved, stored) -> None:
+def test_other_objects_are_not_vocabularies(saved, stored) -> None:
     with pytest.raises(TypeError, match=f"{type(stored).__name__}, not a vocabulary"):
         load_vocabulary(saved(stored))
 

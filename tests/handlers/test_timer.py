@@ -18,7 +18,7 @@ def make_context(config: dict) -> Context:
     return Context("kitten", ".", None, 1, None, "1.0", True, MetricsStore(), config)
 
 
-def test_a_stage_is_timed_when_the_yaml_asks() -> None:
+def test_a_stage_is_timed_if_configured() -> None:
     handler = Handler()
     handler.context = make_context({"handler": {"profile": True}})
 
@@ -37,7 +37,7 @@ def test_a_stage_is_not_timed_otherwise(config) -> None:
     assert handler.context.metrics.drain() == []
 
 
-def test_a_stage_called_before_there_is_a_context() -> None:
+def test_a_stage_without_a_context_is_not_timed() -> None:
     assert Handler().inference(1) == 1
 
 

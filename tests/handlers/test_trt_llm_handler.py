@@ -17,7 +17,7 @@ class Tokenizer:
 
 
 class Result:
-    """Awaited, the whole text; iterated, what there is of it so far."""
+    """Awaited, returns the whole text; iterated, yields the text so far."""
 
     def __init__(self, texts) -> None:
         self.texts = texts
@@ -115,7 +115,7 @@ def test_an_answer_at_once(ask) -> None:
     assert row["body"] == {"prompt": "Hi", "max_tokens": 9}
 
 
-def test_an_answer_in_pieces_that_together_are_the_text(ask) -> None:
+def test_the_pieces_of_a_stream_are_the_text(ask) -> None:
     answers, sent, handler = ask({"data": b'{"prompt": "Hi", "streaming": true}'})
     assert answers == [""]
     assert [json.loads(results[0]) for results, *_ in sent] == [

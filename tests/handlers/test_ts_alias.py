@@ -133,12 +133,12 @@ def ts():
 
 
 def run(code: str) -> None:
-    """Run code in a fresh interpreter: what is imported first matters here."""
+    """Run code in a new interpreter, because the order of imports matters."""
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @pytest.mark.parametrize(("alias", "real"), ALIASES.items())
-def test_an_alias_is_the_very_same_module(alias, real) -> None:
+def test_an_alias_is_the_same_module(alias, real) -> None:
     module = importlib.import_module(alias)
     assert module is importlib.import_module(real)
     assert module.__name__ == module.__spec__.name == real
@@ -153,7 +153,7 @@ def test_names_that_user_code_imports(module, name) -> None:
     "name",
     ["ts.handler_utils.distributed.pt_pippy", "ts.torch_handler.distributed.base_pippy_handler"],
 )
-def test_what_is_refused_says_why(name) -> None:
+def test_refused_names_have_a_reason(name) -> None:
     with pytest.raises(ImportError, match=r"PiPPy .* use torch\.distributed\.pipelining"):
         importlib.import_module(name)
 
@@ -164,7 +164,7 @@ def test_importing_a_name_loads_no_more_than_it_needs(name) -> None:
 
 
 @pytest.mark.parametrize("first", ["ts.context", "marserve.backend.context"])
-def test_one_module_whichever_name_comes_first(first) -> None:
+def test_one_module_independent_of_the_order_of_imports(first) -> None:
     run(
         f"import ts, {first}, ts.context, marserve.backend.context;"
         "assert ts.context is marserve.backend.context;"
@@ -193,7 +193,7 @@ def test_importing_ts_loads_nothing() -> None:
     )
 
 
-def test_the_finder_is_asked_first(ts) -> None:
+def test_the_finder_is_the_first(ts) -> None:
     run("import sys, ts; assert type(sys.meta_path[0]).__module__ == 'ts'")
 
 
@@ -222,7 +222,7 @@ def test_an_aliased_module_can_be_reloaded() -> None:
 @pytest.mark.parametrize(
     "name", ["ts.nowhere", "ts.torch_handler.nowhere", "model_archiver.nowhere"]
 )
-def test_what_is_not_provided_is_named(name) -> None:
+def test_the_error_names_the_missing_module(name) -> None:
     with pytest.raises(ModuleNotFoundError, match=name) as caught:
         importlib.import_module(name)
     assert caught.value.name == name

@@ -51,7 +51,7 @@ def test_import_class(name, prefix) -> None:
         ("collections.namedtuple", None),  # a function
     ],
 )
-def test_import_class_finds_none(name, prefix) -> None:
+def test_import_class_raises_for_missing_classes(name, prefix) -> None:
     with pytest.raises(ImportError):
         import_class(name, prefix)
 
@@ -147,7 +147,7 @@ def test_other_contents_are_refused(tmp_path, content, sentence) -> None:
         load_label_mapping(path)
 
 
-def test_names_are_put_to_values_row_by_row() -> None:
+def test_values_get_names_by_row() -> None:
     mapping = {"0": "tabby", "1": "tiger", "2": "lynx"}
     rows = map_class_to_label([[0.9, 0.1], [0.7, 0.3]], mapping, [[2, 0], [1, 2]])
     assert rows == [{"lynx": 0.9, "tabby": 0.1}, {"tiger": 0.7, "lynx": 0.3}]
@@ -158,7 +158,7 @@ def test_without_a_mapping_the_index_is_the_name() -> None:
     assert map_class_to_label([[0.9, 0.1]]) == [{"0": 0.9, "1": 0.1}]
 
 
-def test_without_classes_they_count_up() -> None:
+def test_the_default_classes_are_0_1_2() -> None:
     assert map_class_to_label([[0.9, 0.1]], {"0": "a", "1": "b"}) == [{"a": 0.9, "b": 0.1}]
 
 
@@ -173,7 +173,7 @@ def test_wrong_types(probs, mapping) -> None:
         map_class_to_label(probs, mapping)
 
 
-def test_a_stand_in_for_a_row_has_no_more_than_its_get():
-    """What tests of handlers give instead of a dict."""
+def test_value_of_needs_only_get():
+    """A replacement of a dict in tests of handlers."""
     assert value_of(SimpleNamespace(get={"body": b"x"}.get)) == b"x"
     assert value_of([1.0]) == [1.0]

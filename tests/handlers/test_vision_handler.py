@@ -36,7 +36,7 @@ def cut_short() -> bytes:
 
 
 class Recorder(torch.nn.Module):
-    """Answers the mean of each channel and remembers how many images it saw at a time."""
+    """Returns the mean of each channel and stores the batch sizes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class Means(VisionHandler):
 
 @pytest.fixture
 def run(make_context, begin_batch):
-    """Run a handler over a batch; gives the answers, the context and the model."""
+    """Run a handler over a batch; return answers, context and model."""
 
     def run(handler: VisionHandler, *rows, headers=None):
         context = make_context()
@@ -107,7 +107,7 @@ def deep(*values: int) -> bytes:
 
 
 @pytest.mark.parametrize("mode", ["L", "LA", "P", "RGBA", "1", "CMYK"])
-def test_a_handler_of_ones_own_sees_the_picture_as_the_file_has_it(run, mode) -> None:
+def test_a_custom_handler_gets_the_image_in_the_mode_of_the_file(run, mode) -> None:
     class Modes(Means):
         @staticmethod
         def image_processing(image):
@@ -119,7 +119,7 @@ def test_a_handler_of_ones_own_sees_the_picture_as_the_file_has_it(run, mode) ->
     assert seen == [mode]
 
 
-def test_sixteen_bits_reach_a_handler_of_ones_own_unharmed(run) -> None:
+def test_a_custom_handler_gets_all_sixteen_bits(run) -> None:
     class Depths(Means):
         @staticmethod
         def image_processing(image):
@@ -133,19 +133,19 @@ def test_sixteen_bits_reach_a_handler_of_ones_own_unharmed(run) -> None:
 
 @pytest.mark.parametrize("handler", [ImageClassifier, ImageSegmenter, ObjectDetector])
 @pytest.mark.parametrize("mode", ["L", "LA", "P", "RGBA", "1", "CMYK"])
-def test_the_ready_made_handlers_make_three_channels_of_other_modes(handler, mode) -> None:
+def test_built_in_handlers_convert_images_to_three_channels(handler, mode) -> None:
     white = decode_image(encode((255, 255, 255), mode, "TIFF"))
     tensor = handler.image_processing(white)
     assert tensor.shape[0] == 3
     assert torch.equal(tensor, handler.image_processing(Image.new("RGB", (4, 4), (255, 255, 255))))
 
 
-def test_the_ready_made_handlers_keep_the_shades_of_sixteen_bits() -> None:
+def test_built_in_handlers_keep_the_shades_of_sixteen_bits() -> None:
     tensor = ObjectDetector.image_processing(decode_image(deep(0, 32896, 65535)))
     assert torch.allclose(tensor[:, 0], torch.tensor([0, 128 / 255, 1.0]), atol=1 / 255)
 
 
-def test_an_array_goes_through_image_processing_as_it_is() -> None:
+def test_image_processing_keeps_arrays() -> None:
     assert ObjectDetector.image_processing(np.zeros((2, 2, 4), np.uint8)).shape == (4, 2, 2)
 
 
@@ -161,7 +161,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("bad", BAD.values(), ids=BAD.keys())
-def test_an_undecodable_image_costs_only_its_own_request(run, bad) -> None:
+def test_an_undecodable_image_is_refused_alone(run, bad) -> None:
     answers, context, model = run(
         Means(), {"body": encode()}, {"body": bad}, {"data": encode(BLUE)}
     )
@@ -180,7 +180,7 @@ def test_the_message_does_not_show_the_servers_objects(run) -> None:
     assert answer["message"] == "The input is not an image of a known format."
 
 
-def test_no_forward_pass_when_all_are_bad(run) -> None:
+def test_a_batch_of_invalid_images_skips_the_model(run) -> None:
     answers, context, model = run(Means(), {"body": b"1"}, {"body": b"2"})
     assert [item["code"] for item in answers] == [400, 400]
     assert context.get_response_status(1)[0] == 400
@@ -188,7 +188,7 @@ def test_no_forward_pass_when_all_are_bad(run) -> None:
     assert len(context.metrics.drain()) == 1
 
 
-def test_a_good_batch_is_decoded_once(run) -> None:
+def test_a_valid_batch_is_decoded_once(run) -> None:
     decoded = []
 
     class Counting(Means):
@@ -209,7 +209,7 @@ def test_too_many_pixels(run, monkeypatch) -> None:
 
 
 class Overriding(Means):
-    """As written for TorchServe: calls super, counts rows, speaks of requests by index."""
+    """Written for TorchServe: calls super, counts rows, sets headers by index."""
 
     def preprocess(self, data):
         tensor = super().preprocess(data)
@@ -223,7 +223,7 @@ class Overriding(Means):
         return ["image"] * len(data)
 
 
-def test_a_subclass_sees_a_batch_of_good_requests(run) -> None:
+def test_a_subclass_gets_a_batch_of_valid_requests(run) -> None:
     answers, context, _ = run(
         Overriding(),
         {"body": b"bad"},
@@ -235,7 +235,7 @@ def test_a_subclass_sees_a_batch_of_good_requests(run) -> None:
     assert [context.get_response_headers(i).get("who") for i in range(3)] == [None, "b", "c"]
 
 
-def test_a_subclass_that_answers_too_little_is_left_to_the_service(run) -> None:
+def test_a_wrong_number_of_answers_is_passed_to_the_service(run) -> None:
     class Silent(Means):
         def postprocess(self, data):
             return []
@@ -243,7 +243,7 @@ def test_a_subclass_that_answers_too_little_is_left_to_the_service(run) -> None:
     assert run(Silent(), {"body": encode()}, {"body": b"bad"})[0] == []
 
 
-def test_outside_handle_a_bad_image_is_an_exception_with_status_400() -> None:
+def test_outside_handle_an_invalid_image_is_an_exception_with_status_400() -> None:
     handler = Means()
     handler.initialize(None)
     with pytest.raises(RefusedInputs, match="Request 1: The input is not") as caught:
@@ -252,7 +252,7 @@ def test_outside_handle_a_bad_image_is_an_exception_with_status_400() -> None:
     assert caught.value.error_code == 400
 
 
-def test_an_error_of_the_model_is_not_blamed_on_the_image(run) -> None:
+def test_an_error_of_the_model_does_not_refuse_the_image(run) -> None:
     class Broken(Means):
         @staticmethod
         def image_processing(image):
@@ -284,9 +284,7 @@ def test_explanations_with_captum(make_context, begin_batch) -> None:
     assert torch.allclose(torch.tensor(answers), torch.stack([expected, 2 * expected]), atol=1e-4)
 
 
-def test_the_limit_on_pixels_is_lifted_when_the_server_says_so(
-    make_context, tmp_path, monkeypatch
-) -> None:
+def test_the_limit_of_pixels_is_removed_if_configured(make_context, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 16)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -314,7 +312,7 @@ def test_the_sample_is_a_file_like_a_photograph() -> None:
 def test_images_are_decoded_in_threads_with_the_same_answers(
     make_context, begin_batch, threads
 ) -> None:
-    """As many threads as were asked for, the answers in order, and each refusal in its place."""
+    """The configured number of threads, answers in order, refusals at their index."""
     names = set()
 
     class Watched(Means):
@@ -333,13 +331,13 @@ def test_images_are_decoded_in_threads_with_the_same_answers(
     assert names == {"MainThread" if threads == 1 else "decode"}
 
 
-def test_a_lone_image_needs_no_threads(run) -> None:
+def test_a_single_image_needs_no_threads(run) -> None:
     handler = Means()
     run(handler, {"body": encode()})
     assert "decode_threads" not in vars(handler)
 
 
-def test_a_mistake_in_the_preparation_is_the_batchs(make_context, begin_batch) -> None:
+def test_an_error_in_image_processing_fails_the_batch(make_context, begin_batch) -> None:
     class Broken(Means):
         def image_processing(self, image):
             raise ZeroDivisionError

@@ -51,7 +51,7 @@ class NewEngine(Engine):
 
 
 class WebApplication:
-    """Routes as vLLM's; answers tell what was asked."""
+    """Has vLLM's routes; answers contain the request."""
 
     def __init__(self) -> None:
         self.state = SimpleNamespace()
@@ -169,7 +169,7 @@ def options_of(handler):
     return handler.vllm_engine.options
 
 
-def test_the_engine_gets_what_the_yaml_says(make, caplog) -> None:
+def test_the_engine_gets_the_options_of_the_yaml(make, caplog) -> None:
     handler = make(
         vllm_engine_config={"model": "org/llm", "max_num_seqs": 64, "warp_speed": 9},
         adapters={"french": "adapters/fr", "german": "adapters/de"},
@@ -190,7 +190,7 @@ def test_the_web_application_is_built_around_the_engine(make, vllm) -> None:
     assert vllm.app_options is options_of(handler)
 
 
-def test_vllm_asks_for_no_key_of_its_own(make, monkeypatch) -> None:
+def test_vllm_does_not_require_its_api_key(make, monkeypatch) -> None:
     make(model_path="org/llm")
     with pytest.raises(KeyError):
         monkeypatch.delenv("VLLM_API_KEY")
@@ -251,7 +251,7 @@ def test_other_routes_are_not_found(make, ask, route) -> None:
     assert handler._application.asked == []
 
 
-def test_what_vllm_refuses_keeps_its_status(make, ask) -> None:
+def test_refusals_of_vllm_keep_their_status(make, ask) -> None:
     [answer], context, _ = ask(make(model_path="m"), "v1/completions", {"body": {"prompt": "Hi"}})
     assert answer["error"]["message"] == "model is missing"
     assert context.get_response_status(0)[0] == 400

@@ -6,7 +6,7 @@ from marserve.handlers.engines.asgi import Answer, ask
 
 
 class Listener:
-    """What a caller of `ask` hears, in order."""
+    """What a caller of `ask` receives, in order."""
 
     def __init__(self) -> None:
         self.heard: list[object] = []
@@ -59,13 +59,13 @@ def test_events_are_passed_on_whole_and_the_last_is_kept(chunks) -> None:
     assert listener.answer.body == b"data: [DONE]\n\n"
 
 
-def test_a_stream_that_is_cut_short_ends_with_what_came() -> None:
+def test_an_incomplete_stream_ends_with_its_last_part() -> None:
     listener = asked(application(b"data: 1\n\ndata: 2\n\nda"))
     assert listener.heard[1:] == [b"data: 1\n\n"]
     assert listener.answer.body == b"data: 2\n\nda"
 
 
-def test_the_client_leaves_only_after_the_answer() -> None:
+def test_the_client_disconnects_after_the_answer() -> None:
     async def watched(scope, receive, send) -> None:
         await receive()
         leaving = asyncio.ensure_future(receive())

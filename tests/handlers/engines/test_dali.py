@@ -25,7 +25,7 @@ class Images:
 
 
 class Pipeline:
-    """Remembers how it was made; as the real one, a context in which its steps are named."""
+    """Stores its arguments; like the real one, a context manager around its steps."""
 
     def __init__(self, **options) -> None:
         self.options = options
@@ -88,7 +88,7 @@ def handler(dali, tmp_path, make_context) -> DALIImageClassifier:
     return handler
 
 
-def test_the_usual_pipeline_prepares_as_the_image_classifier_does(dali, make_context) -> None:
+def test_the_default_pipeline_preprocesses_like_the_image_classifier(dali, make_context) -> None:
     pipeline = get_dali_pipeline(make_context(yaml={"dali": SETTINGS}))
     assert pipeline.options == {**SETTINGS, "prefetch_queue_depth": 1}
     assert pipeline.is_built
@@ -139,9 +139,7 @@ def test_a_batch(handler, make_context, begin_batch) -> None:
     assert len(handler.handle(rows[:1], begin_batch(make_context(), {}))[0]) == 1
 
 
-def test_a_request_without_a_file_costs_only_itself_its_answer(
-    handler, make_context, begin_batch
-) -> None:
+def test_a_request_without_a_file_is_refused_alone(handler, make_context, begin_batch) -> None:
     context = begin_batch(make_context(), {}, {})
     bad, good = handler.handle([{"body": {"a": 1}}, {"body": b"\0\1\2"}], context)
     assert bad["code"] == context.get_response_status(0)[0] == 400

@@ -24,7 +24,7 @@ def weights(tmp_path):
         path.touch()
 
 
-def test_what_deepspeed_is_called_with(deepspeed, weights, tmp_path, make_context) -> None:
+def test_the_arguments_of_deepspeed(deepspeed, weights, tmp_path, make_context) -> None:
     yaml = {
         "handler": {"model_path": "model"},
         "deepspeed": {"config": "ds.json", "checkpoint": "list.json"},

@@ -12,7 +12,7 @@ WORDS = ["<pad>", "a ", "kitten ", "sleeps ", "purrs "]
 
 
 class OneStreamer:
-    """What transformers' TextIteratorStreamer does, for a tokenizer with a word per token."""
+    """Like transformers' TextIteratorStreamer, for a tokenizer with a word per token."""
 
     def __init__(self, tokenizer, skip_prompt=False, timeout=None, **decode_kwargs) -> None:
         self.tokenizer, self.timeout, self.decode_kwargs = tokenizer, timeout, decode_kwargs

@@ -32,13 +32,13 @@ def test_the_worst_output_and_all_choices_count() -> None:
 @pytest.mark.parametrize(
     "values", [torch.tensor([[1.0, math.nan]]), torch.tensor([[1.0, math.inf]])]
 )
-def test_what_is_no_number_is_infinitely_wrong(values: torch.Tensor) -> None:
+def test_nan_and_infinity_are_infinite_errors(values: torch.Tensor) -> None:
     found = compared(torch.tensor([[1.0, 2.0]]), values)
     assert found.relative_error == math.inf
     assert found.described()["relative_error"] is None
 
 
-def test_zeros_are_right_or_wrong() -> None:
+def test_errors_relative_to_zero() -> None:
     assert compared(torch.zeros(2), torch.zeros(2)).relative_error == 0.0
     assert compared(torch.zeros(2), torch.ones(2)).relative_error == math.inf
 
@@ -48,11 +48,11 @@ def test_whole_numbers_are_choices() -> None:
     assert (found.relative_error, found.agreeing, found.choices) == (0.0, 2, 3)
 
 
-def test_pixels_choose_each() -> None:
+def test_each_pixel_is_a_choice() -> None:
     assert compared(torch.rand(2, 3, 4, 4), torch.rand(2, 3, 4, 4)).choices == 32
 
 
-def test_a_single_output_chooses_nothing() -> None:
+def test_a_single_output_has_no_choices() -> None:
     assert compared(torch.rand(2, 1), torch.rand(2, 1)).agreement is None
 
 
@@ -87,12 +87,12 @@ def test_a_goal_that_is_reached() -> None:
         (compared(torch.ones(2, 1), torch.ones(2, 1)), "this model's outputs choose nothing"),
     ],
 )
-def test_what_cannot_be_measured_is_no_success(accuracy: Accuracy, sentence: str) -> None:
+def test_a_goal_that_cannot_be_measured_is_refused(accuracy: Accuracy, sentence: str) -> None:
     with pytest.raises(OptionRefused, match=sentence):
         accuracy.check(AccuracyGoal(min_agreement=0.5))
 
 
-def test_both_models_get_the_input_that_came() -> None:
+def test_both_models_get_the_unchanged_input() -> None:
     def in_place(x: torch.Tensor) -> torch.Tensor:
         return x.mul_(2)
 

@@ -8,7 +8,7 @@ from marserve.handlers.performance.batch_norm import fold_batch_norms
 
 
 def lived(model: nn.Module) -> nn.Module:
-    """A model whose batch norms have seen something, in evaluation mode."""
+    """A trained model in evaluation mode."""
     torch.manual_seed(0)
     for norm in model.modules():
         if isinstance(norm, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d):
@@ -43,7 +43,7 @@ class Residual(nn.Module):
 
 
 class Choosing(nn.Module):
-    """torch.fx cannot follow it, but its parts."""
+    """torch.fx can trace only its submodules."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_folded_model_gives_the_same(case: str) -> None:
+def test_folding_does_not_change_results(case: str) -> None:
     make, shape, count = CASES[case]
     model = lived(make())
     with torch.inference_mode():
@@ -117,14 +117,14 @@ def _norms(model: nn.Module) -> list[nn.Module]:
     return [item for item in model.modules() if "BatchNorm" in type(item).__name__]
 
 
-def test_the_model_stays_the_object_that_it_was() -> None:
+def test_the_model_stays_the_same_object() -> None:
     model = lived(Choosing())
     fold_batch_norms(model)
     assert isinstance(model, Choosing)
     assert fold_batch_norms(model) == 0
 
 
-def test_whoever_listens_to_a_layer_keeps_it() -> None:
+def test_layers_with_hooks_are_kept() -> None:
     model = lived(nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)))
     heard: list[torch.Tensor] = []
     model[0].register_forward_hook(lambda _layer, _values, result: heard.append(result))

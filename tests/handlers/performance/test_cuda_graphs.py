@@ -44,7 +44,7 @@ def recorder() -> Recorder:
 
 
 @torch.inference_mode()
-def test_each_shape_is_recorded_once_and_played_back(recorder: Recorder) -> None:
+def test_each_shape_is_recorded_once_and_replayed(recorder: Recorder) -> None:
     graphs = CudaGraphs(scaled, recorder)
     for rows in (1, 4):
         graphs(torch.zeros(rows, 2))

@@ -51,7 +51,7 @@ def test_one_piece_is_in_the_first_stage_while_another_is_in_the_second() -> Non
     assert result.flatten().tolist() == [2.0, 4.0, 6.0, 8.0]
 
 
-def test_batches_of_several_threads_follow_each_other_in_larger_pieces() -> None:
+def test_batches_of_several_threads_are_cut_into_larger_pieces() -> None:
     pieces: list[int] = []
     first_is_in, second_is_through = threading.Event(), threading.Event()
 
@@ -107,7 +107,7 @@ def test_structures_of_tensors_are_cut_and_joined() -> None:
     assert torch.equal(result["b"], values["b"])
 
 
-def test_a_failure_is_the_callers_and_the_next_batch_works() -> None:
+def test_a_failure_is_raised_and_the_next_batch_works() -> None:
     def picky(x: torch.Tensor) -> torch.Tensor:
         if (x < 0).any():
             raise ValueError("negative")

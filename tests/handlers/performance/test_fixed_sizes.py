@@ -7,7 +7,7 @@ from marserve.handlers.performance.fixed_sizes import BatchSizes, FixedSizes
 
 
 class Spy:
-    """A function that adds 1 to rows, and remembers how many it was given."""
+    """Adds 1 to rows and stores their number."""
 
     def __init__(self) -> None:
         self.rows: list[int] = []
@@ -37,7 +37,7 @@ def test_a_batch_is_filled_up_to_the_next_size(rows: int, ran: int) -> None:
     assert result["label"] == "same"
 
 
-def test_during_the_warm_up_nothing_is_filled() -> None:
+def test_batches_of_the_warm_up_are_not_filled_up() -> None:
     spy = Spy()
     fixed = FixedSizes(spy)
     fixed(torch.zeros(3, 2))
@@ -49,13 +49,13 @@ def test_during_the_warm_up_nothing_is_filled() -> None:
     [[(7, 1), (7, 4)], [(2, 3), (2, 3)], [(1,), (4,)]],
     ids=["sequences first", "micro-batches", "flat"],
 )
-def test_what_has_no_row_per_request_is_left_alone(shapes: list[tuple[int, ...]]) -> None:
+def test_batches_without_a_row_per_request_are_not_filled_up(shapes: list[tuple[int, ...]]) -> None:
     spy, fixed = warmed_up(1, 4, shapes=shapes)
     fixed(torch.zeros(3, 2))
     assert spy.rows == [3]
 
 
-def test_tensors_that_disagree_are_left_alone() -> None:
+def test_tensors_of_different_lengths_are_not_filled_up() -> None:
     spy, fixed = warmed_up(1, 4)
     fixed(torch.zeros(3, 2), offsets=torch.zeros(2, 2))
     fixed(torch.zeros(3, 2), offsets=torch.zeros(3))
@@ -72,7 +72,7 @@ def test_tensors_that_disagree_are_left_alone() -> None:
         ((2, 8), 8, (2, 8), (2, 8)),
     ],
 )
-def test_which_sizes_are_run_before_the_traffic(
+def test_the_sizes_of_the_warm_up(
     compiled: tuple[int, ...],
     max_size: int,
     to_compile: tuple[int, ...],

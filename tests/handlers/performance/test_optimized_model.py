@@ -28,7 +28,7 @@ ALL = "precision: bf16, channels_last: true, fold_batch_norm: true"
         ("precision: bf16, cast: matmul, channels_last: true", {BF16, FP32}, True),
     ],
 )
-def test_an_option_changes_the_way_and_not_the_answer(load, options, dtypes, is_last) -> None:
+def test_options_do_not_change_the_answers(load, options, dtypes, is_last) -> None:
     expected = ask(load(""), 2)
     del sys.modules["optimized_net"]
     values = ask(load(f"optimization: {{{options}}}"), 2)
@@ -36,13 +36,13 @@ def test_an_option_changes_the_way_and_not_the_answer(load, options, dtypes, is_
     assert close(values, expected, 0.0 if not options else 2e-3)
 
 
-def test_stages_give_what_the_plain_model_gives(load) -> None:
+def test_device_stages_do_not_change_the_answers(load) -> None:
     expected = ask(load(""), 4)
     values = ask(load("optimization: {device_stages: [cpu, cpu], check_accuracy: 1.0e-5}"), 4)
     assert close(values, expected, 1e-5)
 
 
-def test_who_could_have_batches_follow_each_other_is_told_how(load, caplog) -> None:
+def test_the_log_recommends_overlapping_stages(load, caplog) -> None:
     caplog.set_level(logging.INFO)
     load("optimization: {precision: bf16}")
     assert "overlapStages" not in caplog.text
@@ -70,7 +70,7 @@ def test_stages_in_lower_precision(load) -> None:
     ],
 )
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_what_cannot_be_done_is_reported(load, config, sentence) -> None:
+def test_impossible_options_are_refused(load, config, sentence) -> None:
     with pytest.raises(OptionRefused, match=sentence):
         load(config)
 
@@ -82,12 +82,12 @@ def test_what_cannot_be_done_is_reported(load, config, sentence) -> None:
         ("channels_last: true", "this model has no convolution over images"),
     ],
 )
-def test_an_option_without_effect_is_reported(load, options, sentence) -> None:
+def test_an_option_without_effect_is_refused(load, options, sentence) -> None:
     with pytest.raises(OptionRefused, match=sentence):
         load(f"optimization: {{{options}}}", NUMBERS, NUMBERS_HANDLER)
 
 
-def test_what_is_no_eager_model_is_reported(load, tmp_path) -> None:
+def test_a_model_that_is_not_eager_is_refused(load, tmp_path) -> None:
     program = torch.export.export(nn.Linear(4, 3), (torch.ones(1, 4),))
     torch.export.save(program, tmp_path / "net.pt2")
     with pytest.raises(OptionRefused, match=r"optimization needs an eager model \(--model-file\)"):

@@ -13,7 +13,7 @@ from marserve.handlers.performance.precision import (
 BF16 = torch.bfloat16
 
 
-def test_floats_are_cast_wherever_they_are() -> None:
+def test_nested_floats_are_cast() -> None:
     values = cast_inputs(lambda *args, **kwargs: (args, kwargs), BF16)(
         torch.ones(2), [torch.ones(2), {"deep": torch.ones(2)}], "text", ids=torch.tensor([1])
     )
@@ -23,25 +23,25 @@ def test_floats_are_cast_wherever_they_are() -> None:
     assert named["ids"].dtype == torch.int64
 
 
-def test_the_layout_of_images_is_changed_in_the_same_go() -> None:
+def test_type_and_layout_of_images_are_changed_together() -> None:
     to_last = cast_inputs(lambda item: item, BF16, channels_last=True)
     image, row = to_last(torch.ones(2, 3, 4, 4)), to_last(torch.ones(2, 3))
     assert image.is_contiguous(memory_format=torch.channels_last)
     assert (image.dtype, row.dtype) == (BF16, BF16)
 
 
-def test_the_layout_alone_leaves_the_type() -> None:
+def test_the_layout_without_a_type() -> None:
     to_last = cast_inputs(lambda item: item, None, channels_last=True)
     assert to_last(torch.ones(2, 3, 4, 4)).dtype == torch.float32
 
 
-def test_outputs_come_back_in_fp32() -> None:
+def test_outputs_are_fp32() -> None:
     raised = raise_outputs(lambda: {"out": torch.ones(1, dtype=BF16), "kept": (torch.tensor(1),)})()
     assert raised["out"].dtype == torch.float32
     assert raised["kept"][0].dtype == torch.int64
 
 
-def test_doubles_stay_what_they_are() -> None:
+def test_doubles_are_not_changed() -> None:
     assert raise_outputs(lambda: torch.ones(1, dtype=torch.float64))().dtype == torch.float64
 
 
@@ -65,7 +65,7 @@ class Net(torch.nn.Module):
     ("matmul_only", "norm", "inside"),
     [(False, BF16, [BF16, BF16]), (True, torch.float32, [BF16, torch.float32])],
 )
-def test_what_is_cast(matmul_only: bool, norm: torch.dtype, inside: list[torch.dtype]) -> None:
+def test_cast_layers(matmul_only: bool, norm: torch.dtype, inside: list[torch.dtype]) -> None:
     torch.manual_seed(0)
     net, x = Net().eval(), torch.randn(3, 4)
     with torch.inference_mode():
@@ -78,7 +78,7 @@ def test_what_is_cast(matmul_only: bool, norm: torch.dtype, inside: list[torch.d
     torch.testing.assert_close(values, expected, rtol=0.05, atol=0.05)
 
 
-def test_casting_is_done_in_whatever_thread_calls() -> None:
+def test_casts_work_in_other_threads() -> None:
     multiply = autocast(lambda: torch.ones(2, 2) @ torch.ones(2, 2), torch.device("cpu"), BF16)
     with ThreadPoolExecutor(1) as thread:
         assert thread.submit(multiply).result().dtype == BF16

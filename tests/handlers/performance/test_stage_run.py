@@ -61,7 +61,7 @@ def test_batches_overlap_and_each_stage_sees_its_own(enter) -> None:
     assert times == [["id-0", "id-1"], ["id-0"]]
 
 
-def test_a_refused_request_costs_only_itself_its_answer_in_stages_too(enter) -> None:
+def test_a_request_is_refused_alone_in_stages(enter) -> None:
     handler, steps, context = enter(1.0, "?", 2.0)
     seconds = [next(steps) for _ in range(3)]
     assert seconds == sorted(seconds)
@@ -142,7 +142,7 @@ def test_a_thread_that_the_handler_started_sees_the_context_set_last() -> None:
         assert pool.submit(lambda: handler.context).result() == "last"
 
 
-def test_a_handler_that_never_called_its_base_has_no_context_yet() -> None:
+def test_a_handler_that_does_not_call_its_base_has_no_context() -> None:
     class Bare(BaseHandler):
         def __init__(self) -> None:
             pass

@@ -27,7 +27,7 @@ FIRST, SECOND = torch.tensor([1.0]), torch.tensor([2.0])
         {"deep": [(FIRST, {"er": SECOND})], "empty": []},
     ],
 )
-def test_tensors_are_replaced_and_the_structure_stays(tree) -> None:
+def test_tensors_are_replaced_in_the_same_structure(tree) -> None:
     doubled = map_tensors(lambda tensor: tensor * 2, tree)
     assert type(doubled) is type(tree)
     pairs = zip(tensors_of(tree), tensors_of(doubled), strict=True)

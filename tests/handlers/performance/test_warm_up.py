@@ -40,7 +40,7 @@ def test_a_model_that_overflows_does_not_load(load) -> None:
     load("optimization: {precision: bf16, check_accuracy: 0.1}", OVERFLOWING)
 
 
-def test_the_samples_are_those_that_are_named(load, tmp_path) -> None:
+def test_the_named_samples_are_used(load, tmp_path) -> None:
     for name in ("a.jpg", "b.jpg"):
         (tmp_path / name).write_bytes(sample_image())
     options = "precision: bf16, check_accuracy: {min_agreement: 0, samples: [%s]}"
@@ -74,7 +74,7 @@ def test_every_size_is_compiled_before_the_worker_is_ready(load, compiler, sizes
     assert compiled_frames(compiler) == graphs
 
 
-def test_a_batch_in_which_one_is_refused_is_compiled_too(load, compiler) -> None:
+def test_a_batch_with_a_refused_request_is_compiled_too(load, compiler) -> None:
     service = load("pt2: {compile: {backend: aot_eager}}", sizes=(4,))
     parts = [bytearray(sample_image()) for _ in range(3)] + [bytearray(b"no image")]
     reply = service.predict([Input(str(i), {}, [Part("body", "", b)]) for i, b in enumerate(parts)])
@@ -83,7 +83,7 @@ def test_a_batch_in_which_one_is_refused_is_compiled_too(load, compiler) -> None
     assert len(json.loads(reply.predictions[0].body)) == 5
 
 
-def test_a_shape_that_nobody_foresaw_is_not_compiled_in_traffic(load, compiler) -> None:
+def test_new_shapes_are_not_compiled_in_traffic(load, compiler) -> None:
     model = NUMBERS.replace("nn.Linear(4, 3)", "nn.ReLU()")
     service = load("pt2: {compile: {backend: aot_eager}}", model, NUMBERS_HANDLER, sizes=(1,))
     part = Part("body", "application/json", b"[1.0, -2.0]")
@@ -96,7 +96,7 @@ def compiled_of(service: Any) -> dict[str, Any]:
     return service.context.describe_compiled()
 
 
-def test_it_is_told_what_was_compiled_for_which_sizes(load, compiler) -> None:
+def test_the_compiled_sizes_are_described(load, compiler) -> None:
     service = load("pt2: {compile: {backend: aot_eager}}", NUMBERS, NUMBERS_HANDLER, sizes=(2, 4))
     told = compiled_of(service)
     assert [(each["size"], each["graphs"]) for each in told["sizes"]] == [(2, 1), (4, 1)]
@@ -113,7 +113,7 @@ def test_it_is_told_what_was_compiled_for_which_sizes(load, compiler) -> None:
     }
 
 
-def test_breaks_in_the_graph_are_told_with_their_reason(load, compiler) -> None:
+def test_graph_breaks_are_described_with_their_reason(load, compiler) -> None:
     model = f"import torch\n{NUMBERS}\n    def forward(self, x):\n        x = super().forward(x)\n"
     model += "        torch._dynamo.graph_break()\n        return x + 1\n"
     told = compiled_of(load("pt2: {compile: {backend: eager}}", model, NUMBERS_HANDLER, sizes=(2,)))
@@ -148,7 +148,9 @@ def test_compiled_in_lower_precision(load, compiler) -> None:
     assert compiled_frames(compiler) == graphs
 
 
-def test_a_compiler_that_fails_is_done_without(load, compiler, caplog, monkeypatch) -> None:
+def test_the_model_is_served_uncompiled_if_the_compiler_fails(
+    load, compiler, caplog, monkeypatch
+) -> None:
     def broken(_graph: Any, _inputs: Any) -> Any:
         raise RuntimeError("no compiler")
 
@@ -161,7 +163,9 @@ def test_a_compiler_that_fails_is_done_without(load, compiler, caplog, monkeypat
     assert told["sizes"] == []
 
 
-def test_without_a_sample_it_is_compiled_when_requests_come(load, compiler, caplog) -> None:
+def test_without_a_sample_the_model_is_compiled_with_the_first_requests(
+    load, compiler, caplog
+) -> None:
     service = load("pt2: {compile: {backend: aot_eager}}", NUMBERS, "base_handler", sizes=(2,))
     assert "Nothing can be compiled before the first requests come" in caplog.text
     assert compiled_frames(compiler) == 0

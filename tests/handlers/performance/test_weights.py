@@ -11,7 +11,7 @@ from marserve.handlers.performance.weights import make_with_weights
 
 
 class Plain(nn.Module):
-    """What most models are: layers that initialise themselves, and a second initialisation."""
+    """A typical model: layers that initialise themselves, and a second initialisation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class Plain(nn.Module):
 
 
 class BuffersOfItsOwn(nn.Module):
-    """Tensors that are in no file, made of random numbers and of initialised weights."""
+    """Tensors outside the file, made of random numbers and initialised weights."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class Seeded(nn.Module):
 
 
 class Drawing(nn.Module):
-    """Keeps random numbers that it draws in the way weights are drawn."""
+    """Keeps random numbers that are drawn like weights."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class Tied(nn.Module):
 
 
 class Aliased(nn.Module):
-    """Keeps a view of a weight that nobody can find by asking for parameters."""
+    """Keeps views of weights that are not registered."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ class Aliased(nn.Module):
 
 
 class Counting(nn.Module):
-    """Keeps buffers that are in no file: of random numbers, and of values."""
+    """Keeps buffers outside the file: random numbers and constants."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ class Counting(nn.Module):
 
 
 class Transposing(nn.Module):
-    """A buffer in no file that shows a weight."""
+    """A buffer outside the file that is a view of a weight."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ class Transposing(nn.Module):
 
 
 class Collecting(nn.Module):
-    """Keeps a tensor, and has the garbage collector move it out of sight."""
+    """Keeps a tensor that a collection moves to an older generation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -139,7 +139,7 @@ class Copied(nn.Module):
 
 
 class Lenient(nn.Module):
-    """Loads what is there; the rest keeps its first values."""
+    """Loads existing entries; the others keep their initial values."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -153,7 +153,7 @@ class Lenient(nn.Module):
 
 
 class Refitting(nn.Module):
-    """Makes room for what is in the file when it sees it."""
+    """Resizes its parameter to that of the file."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -172,7 +172,7 @@ def _plainly(make, path):
 
 
 def _visible(model):
-    """Everything a model holds, tensors as lists."""
+    """Return all tensors and attributes of a model, tensors as lists."""
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers()), **vars(model)}
     plain = {key: value for key, value in tensors.items() if not key.startswith("_")}
     return {key: _as_lists(value) for key, value in plain.items()}
@@ -214,7 +214,7 @@ def saved(tmp_path):
 
 
 @pytest.mark.parametrize("make", ALL)
-def test_the_model_is_what_it_would_be_if_built_and_loaded_plainly(saved, make) -> None:
+def test_the_model_equals_one_that_is_built_and_loaded_in_the_plain_way(saved, make) -> None:
     torch.manual_seed(0)
     path = saved(make())
     expected = _visible(_plainly(make, path))
@@ -224,7 +224,7 @@ def test_the_model_is_what_it_would_be_if_built_and_loaded_plainly(saved, make) 
 
 
 @pytest.mark.parametrize("changes", [{"weight": torch.ones(3)}, {"other": torch.ones(3)}])
-def test_what_does_not_fit_is_refused_in_the_same_words(saved, changes) -> None:
+def test_mismatches_have_the_plain_error_message(saved, changes) -> None:
     path = saved(nn.Linear(2, 2), **changes)
     with pytest.raises(RuntimeError) as expected:
         _plainly(lambda: nn.Linear(2, 2), path)
@@ -240,7 +240,7 @@ def test_a_wider_file_is_converted_to_the_type_of_the_model(saved) -> None:
     )
 
 
-def test_weights_keep_the_order_in_memory_that_the_model_gave_them(saved) -> None:
+def test_weights_have_the_memory_layout_of_the_model(saved) -> None:
     def make():
         return nn.Conv2d(3, 8, 3).to(memory_format=torch.channels_last)
 
@@ -249,14 +249,14 @@ def test_weights_keep_the_order_in_memory_that_the_model_gave_them(saved) -> Non
     assert model.weight.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_nothing_is_initialised_that_is_loaded(saved) -> None:
+def test_no_random_numbers_are_drawn(saved) -> None:
     path = saved(nn.Linear(3, 3))
     before = torch.get_rng_state()
     make_with_weights(lambda: nn.Linear(3, 3), lambda: load_state_dict(path))
     assert torch.equal(before, torch.get_rng_state())
 
 
-def test_what_cannot_be_built_without_its_initialisations_is_built_with_them(saved) -> None:
+def test_a_model_that_fails_under_a_mode_is_built_in_the_plain_way(saved) -> None:
     def make():
         if torch.overrides._get_current_function_mode() is not None:
             raise TypeError("not under a mode")
@@ -267,7 +267,7 @@ def test_what_cannot_be_built_without_its_initialisations_is_built_with_them(sav
     assert model.weight.tolist() == torch.load(path)["weight"].tolist()
 
 
-def test_an_error_of_the_model_is_its_own() -> None:
+def test_errors_of_the_model_are_raised() -> None:
     with pytest.raises(ZeroDivisionError):
         make_with_weights(lambda: 1 / 0, dict)
 
@@ -307,7 +307,7 @@ def weights_file(request, tmp_path) -> str:
     return str(tmp_path / "weights.safetensors")
 
 
-def test_weights_lie_in_the_mapped_file_and_writing_to_them_leaves_it_as_it_is(
+def test_weights_are_in_the_mapped_file_and_writes_do_not_change_it(
     weights_file,
 ) -> None:
     content = Path(weights_file).read_bytes()
@@ -321,14 +321,14 @@ def test_weights_lie_in_the_mapped_file_and_writing_to_them_leaves_it_as_it_is(
     assert Path(weights_file).read_bytes() == content
 
 
-def test_weights_lie_in_the_mapped_file_beside_buffers_that_are_in_no_file(saved) -> None:
+def test_weights_are_in_the_mapped_file_with_buffers_that_are_not(saved) -> None:
     path = saved(Counting())
     model = make_with_weights(Counting, lambda: load_state_dict(path))
     assert model.positions.tolist() == [0, 1, 2, 3]
     assert _is_in_mapped_file(model.line.weight, path)
 
 
-def test_a_weight_with_two_names_stays_one_and_lies_in_the_mapped_file(saved) -> None:
+def test_a_weight_with_two_names_is_one_in_the_mapped_file(saved) -> None:
     path = saved(Tied())
     model = make_with_weights(Tied, lambda: load_state_dict(path))
     assert model.line.weight is model.words.weight
@@ -341,7 +341,7 @@ def test_weights_outlive_their_file(weights_file) -> None:
     assert model(torch.ones(1, 64)).isfinite().all()
 
 
-def test_unmapped_weights_do_not_lie_in_the_file(weights_file) -> None:
+def test_unmapped_weights_are_not_in_the_file(weights_file) -> None:
     state = load_state_dict(weights_file, mapped=False)
     model = make_with_weights(lambda: nn.Linear(64, 64), lambda: state)
     assert not _is_in_mapped_file(model.weight, weights_file)

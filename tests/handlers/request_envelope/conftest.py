@@ -9,7 +9,7 @@ from marserve.backend.context import Context
 
 
 class Recorder:
-    """A handler's entry point that remembers its data and answers with a function of them."""
+    """An entry point that stores its data and returns a function of them."""
 
     def __init__(self, answer: Callable[[Any], Any]) -> None:
         self.answer = answer
@@ -22,7 +22,7 @@ class Recorder:
 
 @pytest.fixture
 def ask(make_context: Callable[..., Context], begin_batch: Callable[..., Context]) -> Any:
-    """Send rows through an envelope; gives answers, what the handler saw, and the context."""
+    """Send rows through an envelope; return answers, the handler's data and the context."""
 
     def run(
         envelope: Any,

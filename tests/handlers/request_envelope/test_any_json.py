@@ -1,4 +1,4 @@
-"""Whatever JSON comes in an envelope, each request is answered: 200, or 400 and why."""
+"""Any JSON in an envelope is answered with 200, or with 400 and the reason."""
 
 from typing import Any
 
@@ -37,7 +37,7 @@ BODIES = VALUES | st.fixed_dictionaries(
 @pytest.mark.parametrize("envelope", [JSONEnvelope, KServeEnvelope, KServev2Envelope])
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(bodies=st.lists(BODIES, min_size=1, max_size=3))
-def test_whatever_json_comes_is_no_fault_of_the_server(ask, envelope, bodies) -> None:
+def test_any_json_is_answered_with_200_or_400(ask, envelope, bodies) -> None:
     rows = [{"body": body} for body in bodies]
     answers, _, context = ask(envelope, *rows, handler=lambda data: [1] * len(data))
     assert len(answers) == len(bodies)

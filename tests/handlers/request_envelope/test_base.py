@@ -13,7 +13,7 @@ class Doubling(BaseEnvelope):
         return [{"name": self.context.model_name, "result": item} for item in data]
 
 
-def test_an_envelope_of_the_users(ask) -> None:
+def test_a_custom_envelope(ask) -> None:
     answers, seen, _ = ask(Doubling, {"body": 1}, {"body": 2})
     assert seen == [2, 4]
     assert answers == [{"name": "kitten", "result": 2}, {"name": "kitten", "result": 4}]
@@ -24,6 +24,6 @@ def test_an_empty_batch_and_an_empty_result_are_passed_on(ask) -> None:
     assert ask(Doubling, {"body": 1}, handler=lambda data: None)[0] is None
 
 
-def test_an_envelope_says_how_it_parses_and_formats() -> None:
+def test_an_envelope_must_parse_and_format() -> None:
     with pytest.raises(TypeError, match="abstract"):
         BaseEnvelope(lambda data, context: data)

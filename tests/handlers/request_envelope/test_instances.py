@@ -12,7 +12,7 @@ from marserve.handlers.request_envelope.kserve import KServeEnvelope
 from marserve.handlers.request_envelope.kservev2 import KServev2Envelope
 
 
-def test_a_request_out_of_format_costs_only_itself_its_answer(ask) -> None:
+def test_an_invalid_request_is_refused_alone(ask) -> None:
     answers, seen, context = ask(
         KServeEnvelope,
         {"body": b"kitten"},
@@ -29,14 +29,14 @@ def test_a_request_out_of_format_costs_only_itself_its_answer(ask) -> None:
     assert [context.get_response_status(i)[0] for i in range(4)] == [400, 200, 400, 200]
 
 
-def test_a_batch_of_nothing_else_does_not_reach_the_handler(ask) -> None:
+def test_a_batch_of_invalid_requests_does_not_reach_the_handler(ask) -> None:
     answers, seen, _ = ask(KServeEnvelope, {"body": {}}, {"body": {"instances": []}}, {"body": b""})
     assert seen is None
     assert [answers[0]["code"], answers[1], answers[2]["code"]] == [400, {"predictions": []}, 400]
 
 
 class Strict(KServeEnvelope):
-    """An envelope of somebody's own."""
+    """A custom envelope."""
 
     def instances_of(self, row):
         return [1 / item for item in super().instances_of(row)]
@@ -45,7 +45,7 @@ class Strict(KServeEnvelope):
         return {"predictions": [100 % result for result in results]}
 
 
-def test_what_an_envelope_did_not_foresee_in_a_request_is_the_requests_alone(ask) -> None:
+def test_exceptions_of_parsing_refuse_the_request_alone(ask) -> None:
     bad, good = ({"body": {"instances": [number]}} for number in (0, 1))
     answers, seen, _ = ask(Strict, bad, good)
     assert seen == [1]
@@ -54,7 +54,7 @@ def test_what_an_envelope_did_not_foresee_in_a_request_is_the_requests_alone(ask
     assert answers[1] == {"predictions": [0]}
 
 
-def test_a_result_that_cannot_be_written_is_its_requests_alone(ask) -> None:
+def test_a_result_that_cannot_be_encoded_fails_its_request_alone(ask) -> None:
     rows = [{"body": {"instances": [number]}} for number in (1, 2)]
     answers, _, context = ask(Strict, *rows, handler=lambda data: [0, 7])
     assert answers[0]["message"] == "Prediction failed"
@@ -62,7 +62,7 @@ def test_a_result_that_cannot_be_written_is_its_requests_alone(ask) -> None:
     assert answers[1] == {"predictions": [2]}
 
 
-def test_memory_that_runs_out_while_parsing_is_no_fault_of_the_request(ask, monkeypatch) -> None:
+def test_a_memory_error_while_parsing_fails_the_batch(ask, monkeypatch) -> None:
     monkeypatch.setattr(
         Strict, "instances_of", lambda self, row: (_ for _ in ()).throw(MemoryError)
     )

@@ -31,7 +31,7 @@ def test_binary_instances_and_columns(ask) -> None:
     assert seen == [b"one", {"image": b"two", "size": 3}, {"b64": "?", "more": 1}]
 
 
-def test_the_instances_of_a_batch_are_one_list_and_dealt_out_again(ask) -> None:
+def test_the_instances_of_a_batch_are_one_list_for_the_handler(ask) -> None:
     answers, seen, _ = ask(
         JSONEnvelope,
         {"body": {"instances": [1, 2]}},
@@ -61,7 +61,7 @@ def test_too_few_results_of_a_single_request_are_passed_on(ask) -> None:
         {"body": {"instances": [{"image": {"b64": "a"}}]}},
     ],
 )
-def test_a_request_out_of_format_was_the_servers_fault(ask, row) -> None:
+def test_an_invalid_request_is_answered_with_400(ask, row) -> None:
     [answer], seen, context = ask(JSONEnvelope, row)
     assert seen is None
     assert answer["code"] == context.get_response_status(0)[0] == 400

@@ -17,7 +17,7 @@ def test_one_request(ask, row) -> None:
     assert answers == [{"predictions": [{"data": "a"}, {"data": "b"}]}]
 
 
-def test_all_results_are_the_single_requests(ask) -> None:
+def test_a_single_request_gets_all_results(ask) -> None:
     row = {"body": {"instances": [1, 2]}}
     assert ask(KServeEnvelope, row, handler=lambda data: [sum(data)])[0] == [{"predictions": [3]}]
 
@@ -35,14 +35,14 @@ def test_explanations(ask) -> None:
         {"body": b'{"instances": [%s]}' % (b"9" * 5000)},
     ],
 )
-def test_a_request_out_of_format_was_the_servers_fault(ask, row) -> None:
+def test_an_invalid_request_is_answered_with_400(ask, row) -> None:
     [answer], seen, context = ask(KServeEnvelope, row)
     assert seen is None
     assert answer["code"] == context.get_response_status(0)[0] == 400
     assert len(answer["message"]) < 300
 
 
-def test_a_model_in_an_envelope_could_not_be_described(ask) -> None:
+def test_a_model_in_an_envelope_is_described(ask) -> None:
     answers, seen, _ = ask(
         KServeEnvelope, {}, handler=lambda data: [{"of": "kittens"}], headers=[{"describe": "True"}]
     )

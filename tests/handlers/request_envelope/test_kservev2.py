@@ -53,7 +53,7 @@ def test_the_id_of_an_answer(ask, values, expected) -> None:
     assert getattr(context, "input_request_id", "id-0") == expected
 
 
-def test_an_id_is_forgotten_with_its_batch(ask, make_context) -> None:
+def test_an_id_belongs_to_its_batch_only(ask, make_context) -> None:
     context = make_context()
     first, second = {"id": "a", "inputs": [tensor()]}, {"inputs": [tensor()]}
     ask(KServev2Envelope, {"body": first}, handler=data_of, context=context)
@@ -112,7 +112,7 @@ def test_the_outputs_that_a_request_asks_for(ask, asked, named) -> None:
         (500, "", [1], "Status 500"),
     ],
 )
-def test_an_answer_with_an_error_status_says_so(
+def test_an_answer_with_an_error_status_has_the_member_error(
     ask, make_context, status, phrase, result, error
 ) -> None:
     context = make_context()
@@ -196,7 +196,7 @@ def with_member(**members):
         (FINE | {"id": [1, {}]}, "id must be a text."),
     ],
 )
-def test_a_request_out_of_format_was_the_servers_fault(ask, body, why) -> None:
+def test_an_invalid_request_is_answered_with_400(ask, body, why) -> None:
     bad, good = ask(KServev2Envelope, {"body": body}, {"body": FINE}, handler=data_of)[0]
     assert bad["code"] == 400
     assert bad["message"] == bad["error"]
@@ -205,7 +205,7 @@ def test_a_request_out_of_format_was_the_servers_fault(ask, body, why) -> None:
     assert good["outputs"][0]["data"] == [1.0, 2.0, 3.0, 4.0]
 
 
-def test_what_the_protocol_forbids_and_torchserves_clients_send(ask) -> None:
+def test_requests_of_torchserves_clients_against_the_protocol(ask) -> None:
     inputs = [
         tensor("a", "float32"),
         tensor("b", "INT8", [1], [1000.5]),

@@ -29,7 +29,7 @@ def context(tmp_path) -> MockContext:
     return MockContext(None, str(tmp_path), name, None, "doubler", "conf.yaml")
 
 
-def test_a_handler_is_tested_with_it(context) -> None:
+def test_a_handler_runs_with_it(context) -> None:
     handler = BaseHandler()
     handler.initialize(context)
     assert handler.handle([{"body": [1.0]}], context) == [[2.0]]
@@ -38,14 +38,14 @@ def test_a_handler_is_tested_with_it(context) -> None:
         handler.handle([{"body": [1.0]}], context)
 
 
-def test_what_it_says_of_the_model(context, tmp_path) -> None:
+def test_its_attributes_describe_the_model(context, tmp_path) -> None:
     assert context.model_name == context.metrics.model_name == "doubler"
     assert context.system_properties["model_dir"] == str(tmp_path)
     assert context.model_yaml_config == {"handler": {"profile": True}}
     assert "serializedFile" not in context.manifest["model"]
 
 
-def test_what_it_says_by_default() -> None:
+def test_its_defaults() -> None:
     context = MockContext()
     assert context.manifest == {"model": {"serializedFile": "model.pt", "modelFile": "model.py"}}
     assert (context.model_name, context.model_yaml_config) == ("mnist", {})
@@ -70,7 +70,7 @@ def test_the_batch_has_as_many_requests_as_the_test_gives() -> None:
 
 
 class CopiedMockContext:
-    """In the shape of TorchServe's own, which many projects have copied."""
+    """Like TorchServe's own, which many projects have copied."""
 
     def __init__(self, manifest, model_dir, yaml=None) -> None:
         self.manifest = manifest
@@ -99,7 +99,7 @@ def test_a_handler_runs_with_a_copy_of_torchserves(copied, yaml) -> None:
     assert copied.metrics.store[-1].name == "HandlerTime"
 
 
-def test_a_copy_from_before_there_was_model_config_yaml_was_refused(copied) -> None:
+def test_a_copy_without_model_yaml_config_and_metrics_works(copied) -> None:
     del copied.model_yaml_config
     copied.metrics = None
     handler = BaseHandler()

@@ -42,7 +42,7 @@ class AnyMetrics:
 
 @pytest.fixture
 def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Service]:
-    """Load a handler of this text, as a program does that knows nothing of servers."""
+    """Load a handler with this source, as a program without a server does."""
     name = f"offline_{tmp_path.name}"
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "MAR-INF").mkdir()
@@ -90,7 +90,7 @@ def test_no_batch() -> None:
         Service.retrieve_data_for_inference(None)
 
 
-def test_a_loader_of_ones_own(tmp_path) -> None:
+def test_a_custom_loader(tmp_path) -> None:
     class Mine(ModelLoader):
         def load(self, model_name, model_dir, handler, gpu_id=None, batch_size=None, *_, **__):
             return Service(model_name, model_dir, None, lambda data, _: data, gpu_id, batch_size)
@@ -167,7 +167,7 @@ def test_the_message_of_a_failure(load, what, code, text) -> None:
     assert message == (code, text, failures)
 
 
-def test_what_a_handler_raises_while_it_loads_comes_out(load) -> None:
+def test_exceptions_of_initialize_are_raised(load) -> None:
     with pytest.raises(PredictionException, match="not today"):
         load(
             "from ts.service import PredictionException\n"

@@ -57,14 +57,14 @@ def test_nothing_else_goes_over_cl_socket(run, caplog) -> None:
     assert "sends what create_predict_response makes" in caplog.text
 
 
-def test_a_socket_of_ones_own_stays() -> None:
+def test_an_assigned_socket_is_kept() -> None:
     context = Context("m", "/m", None, 1, None, "1")
     assert context.cl_socket is None
     context.cl_socket = "mine"
     assert context.cl_socket == "mine"
 
 
-def test_the_old_name_sends_and_warns(make_context, begin_batch) -> None:
+def test_the_deprecated_function_sends_and_warns(make_context, begin_batch) -> None:
     context, sent = begin_batch(make_context(), {}), []
     context.on_intermediate = lambda *what: sent.append(what)
     with pytest.warns(PendingDeprecationWarning, match=r"ts\.handler_utils\.utils"):
@@ -72,7 +72,7 @@ def test_the_old_name_sends_and_warns(make_context, begin_batch) -> None:
     assert sent == [(["a"], {0: "id-0"}, "Result", 200)]
 
 
-def test_there_must_be_a_context() -> None:
+def test_a_context_is_required() -> None:
     with (
         pytest.warns(PendingDeprecationWarning),
         pytest.raises(ValueError, match="needs the context"),
