@@ -10,14 +10,13 @@ from typing import Any
 
 from marserve.backend.manifest import Manifest
 from marserve.backend.processes.bootstrap import Runner
-from marserve.backend.protocol import Load, Trials
+from marserve.backend.protocol import Load
 from marserve.frontend.archives.requirements import ModelEnvironment
 from marserve.frontend.configuration.config import Config
-from marserve.frontend.configuration.setting_kinds import REFUSE
 from marserve.frontend.lifecycle import workdir
 from marserve.frontend.logs.setup import log_directories
+from marserve.frontend.serving.measurements import trials_at_load
 from marserve.frontend.serving.torch_options import torch_options
-from marserve.frontend.settings.batching_settings import sizes_to_try, sizes_to_validate
 from marserve.frontend.settings.model_settings import ModelSettings
 from marserve.frontend.version import __version__
 from marserve.frontend.workers.calls import CallModel, no_calls
@@ -172,13 +171,7 @@ def load_message(
         max_call_bytes=config.max_request_size,
         batch_dims=list(settings.batching.batch_dims),
         stack_inputs=settings.stack_inputs,
-        trials=Trials(
-            sizes=sizes_to_try(settings.batching),
-            validated_sizes=sizes_to_validate(settings.batching) if settings.validation else [],
-            validation_seconds=settings.startup_timeout / 2,
-            tolerance=settings.validation_tolerance or 0.0,
-            must_validate=settings.validation == REFUSE,
-        ),
+        trials=trials_at_load(settings),
     )
 
 

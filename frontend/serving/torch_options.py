@@ -49,18 +49,6 @@ def torch_options(
     return TorchOptions(threads, threads_why, is_share, policy, wait_why), agreed
 
 
-def threads_to_try(options: TorchOptions, settings: ModelSettings, gpu: int | None) -> list[int]:
-    """Return the numbers of threads that a worker measures with samples; empty for no choice.
-
-    It is empty on a GPU, where torch's threads have little work, and for modes without batches.
-    """
-    has_batches = not (settings.mode or settings.debugged)
-    if not options.is_share or options.threads < 2 or gpu is not None or not has_batches:
-        return []
-    powers = (1 << exponent for exponent in range(options.threads.bit_length()))
-    return sorted({*(power for power in powers if power < options.threads), options.threads})
-
-
 def wait_environment(wait_policy: str, environment: Mapping[str, str]) -> Mapping[str, str]:
     """Return the environment of workers without a setting of their model."""
     if wait_policy == AUTOMATIC:

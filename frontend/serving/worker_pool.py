@@ -17,8 +17,7 @@ from marserve.backend.protocol import Load
 from marserve.frontend.batching.batcher import Batcher
 from marserve.frontend.errors import NotEnoughDevices
 from marserve.frontend.serving.host import ServedModel, WorkerHost, load_message, worker_spec
-from marserve.frontend.serving.torch_options import threads_to_try
-from marserve.frontend.settings.batching_settings import sizes_to_try
+from marserve.frontend.serving.measurements import sizes_while_idle, threads_to_try
 from marserve.frontend.settings.model_settings import ModelSettings
 from marserve.frontend.telemetry.model_metrics import ModelMetrics
 from marserve.frontend.workers.dispatch.asynchronous import MAX_IN_FLIGHT, Async
@@ -153,13 +152,7 @@ class WorkerPool:
         self._model = replace(self._model, settings=settings)
         for batcher in {self._batcher, *self.batchers}:
             batcher.reconfigure(settings.worker_batching)
-        self._profile_while_idle()
-
-    def _profile_while_idle(self) -> None:
-        """Measure batch sizes that are possible now and whose costs are not known."""
-        settings = self._model.settings
-        if not settings.asynchronous and not settings.debugged and not self._model.has_ranks:
-            self.idle_profiling.begin(sizes_to_try(settings.batching), settings.batching)
+        self.idle_profiling.begin(sizes_while_idle(settings), settings.batching)
 
     def begin_order(self, low: int, high: int) -> WorkerOrder:
         """Supersede the earlier order, unless the numbers are equal; `resize` carries it out.
@@ -272,7 +265,7 @@ class WorkerPool:
         spec = worker_spec(model, host, worker_id, gpus, position=position, count=count)
         # A parallel worker sees its own GPUs only, and counts them from 0.
         load = self._load_message(0 if level and gpus else gpu)
-        tried = self._threads_to_try(spec.torch, gpu)
+        tried = threads_to_try(spec.torch, settings, gpu)
         worker = WorkerSupervisor(
             worker_id=worker_id,
             spec=replace(spec, on_metric_line=self._metrics.printed),
@@ -292,13 +285,13 @@ class WorkerPool:
 
     def _share_out_cores(self) -> None:
         """Set each worker's share of the cores after the number of workers has changed."""
-        count = len(self._workers)
+        settings, count = self._model.settings, len(self._workers)
         for position, worker in enumerate(self._workers):
             gpus = self._gpus.get(worker, ())
             spec = worker_spec(
                 self._model, self._host, worker.worker_id, gpus, position=position, count=count
             )
-            worker.share_out(spec.torch, self._threads_to_try(spec.torch, worker.gpu_id))
+            worker.share_out(spec.torch, threads_to_try(spec.torch, settings, worker.gpu_id))
 
     def _threads_found(self, torch: TorchOptions) -> ThreadChoice | None:
         """Return the number of threads that a worker with the same share has measured as best."""
@@ -312,9 +305,6 @@ class WorkerPool:
 
     def _load_message(self, gpu: int | None) -> Load:
         return load_message(self._model, self._host.config, gpu, self._metrics.declarations)
-
-    def _threads_to_try(self, torch: TorchOptions, gpu: int | None) -> list[int]:
-        return threads_to_try(torch, self._model.settings, gpu)
 
     def _dispatch_kinds(self) -> DispatchKinds:
         return DispatchKinds(Batched, OutstandingBatches, ContinuousBatching, Async)

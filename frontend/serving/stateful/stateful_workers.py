@@ -20,15 +20,11 @@ from marserve.frontend.workers.dispatch.stateful import (
     StatefulDispatch,
     StatefulOutstandingBatches,
 )
-from marserve.frontend.workers.launchers.openmp import TorchOptions
 from marserve.frontend.workers.supervisor import WorkerSupervisor
 
 
 class StatefulWorkerPool(WorkerPool):
-    """A pool in which each worker has a batcher; all of them share what ``batcher`` learns.
-
-    No batches of samples are run, neither at load nor later: they would belong to no sequence.
-    """
+    """A pool in which each worker has a batcher; all of them share what ``batcher`` learns."""
 
     def __init__(
         self,
@@ -73,15 +69,7 @@ class StatefulWorkerPool(WorkerPool):
         return Batcher(JobQueue(batching.queue_size), batching, loop, model=self._batcher)
 
     def _load_message(self, gpu: int | None) -> Load:
-        load = super()._load_message(gpu)
-        trials = replace(load.trials, sizes=[])
-        return replace(load, trials=trials, sequence_headers=list(self._names.all))
-
-    def _threads_to_try(self, _torch: TorchOptions, _gpu: int | None) -> list[int]:
-        return []
-
-    def _profile_while_idle(self) -> None:
-        pass
+        return replace(super()._load_message(gpu), sequence_headers=list(self._names.all))
 
     def _dispatch_kinds(self) -> DispatchKinds:
         return DispatchKinds(
