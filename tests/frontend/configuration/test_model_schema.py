@@ -1,6 +1,4 @@
 import contextlib
-import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -166,31 +164,3 @@ def test_what_changes_live_has_a_name_in_requests() -> None:
         *("num_requests", "compiled_batch_sizes", "job_queue_size"),
     }
     assert all("request" in row.sources for row in LIVE)
-
-
-# -- the table of docs -----------------------------------------------------------------------------
-
-PAGE = Path(__file__).parents[3] / "docs" / "batching.md"
-TABLE = PAGE.read_text().partition("## All settings")[2]
-LINES = [line.split("|")[1:4] for line in TABLE.splitlines() if line.startswith("| ")][1:]
-
-
-def names(cell: str) -> set[str]:
-    return set(re.findall(r"`(\w+)[`:]", cell))
-
-
-@pytest.mark.parametrize("row", BATCHING, ids=lambda row: row.name)
-def test_the_table_has_each_setting_with_its_names_and_its_default(row: Setting) -> None:
-    (line,) = [line for line in LINES if row.key in names(line[1])]
-    parameters, keys, default = line
-    assert names(parameters) - {"auto"} == set(row.parameters)
-    assert set(row.keys) <= names(keys)
-    plain = row.write(vars(Batching()))
-    if plain not in (0, [], {}) or type(plain) is bool:
-        assert str(plain).lower() in default
-
-
-def test_the_table_has_no_names_that_the_server_does_not_read() -> None:
-    known = {name for row in (*WORDS, *SETTINGS) for name in (*row.parameters, *row.keys)}
-    found = {name for line in LINES for name in names(line[0]) | names(line[1])}
-    assert found - known == {"auto"}
