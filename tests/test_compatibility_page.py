@@ -1,10 +1,9 @@
-"""docs/compatibility.md, held against the code: what a user can write down stands on the page.
+"""docs/compatibility.md and tools/doctor/names.md, compared with the code.
 
-Both ways: what the code has and the page lacks is a gap; what the page calls same, new or better
-and the code does not have is a false promise. What the code has is asked of the code wherever it
-can tell (parsers, route tables, OpenAPI documents, what a reader reads); else it is searched in the
-sources.
-`marserve.tools.doctor.compatibility` reads the page, and says how it is written.
+Both ways: what the code has and they lack is a gap; what they call same, new or better
+and the code does not have is a false promise. The names come from parsers, route tables, OpenAPI
+documents and readers where possible, else from a search in the sources.
+`marserve.tools.doctor.compatibility` reads both files, and describes their format.
 """
 
 import argparse

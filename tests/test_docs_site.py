@@ -100,6 +100,7 @@ def of_commands() -> set[str]:
         ("metrics", of_metrics),
         ("endpoints", of_endpoints),
         ("command-line", of_commands),
+        ("torchserve-names", lambda: {"GET /ping", "--foreground", "HandlerTime"}),
         ("doctor-rules", lambda: {*RULES, *COMPARISON_RULES}),
         ("environment", lambda: {"TS_INFERENCE_ADDRESS", "TS_TOKEN_EXPIRATION_TIME_MIN"}),
     ],

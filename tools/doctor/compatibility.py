@@ -1,8 +1,8 @@
-"""docs/compatibility.md as data: what becomes of each thing that a TorchServe user can write down.
+"""The comparison with TorchServe as data: each name a user can write, with its verdict and note.
 
-The page itself is data of this package (a link, of which an installed package has a copy), so what
-the doctor says can never differ from the page. Its sections have lists of names, and a table of
-what differs::
+docs/compatibility.md contains the differences; it is a link here, of which an installed package has
+a copy. names.md contains the names that are the same, and new ones. Their sections have the same
+headings, with lists and tables::
 
     - Same: `a`, `b` (a remark), `c.{d,e}`, `GET /f[/{g}]`
     - New, GROUP: `h`
@@ -12,8 +12,8 @@ what differs::
     | `i`, `j` | better | how |
     | GROUP: `k` | refused | why |
 
-Braces with a comma stand for each of the words in them, brackets for a part that may be left out,
-and a star (of what is not promised) for any characters.
+Braces with a comma stand for each of the words in them, brackets for an optional part, and a star
+(of names that are not supported) for any characters.
 """
 
 import re
@@ -27,7 +27,7 @@ from pathlib import Path
 PAGE = "docs/compatibility.md"
 _LISTS = {"Same": "same", "New": "new", "No effect": "refused", "Later": "later"}
 _CELLS = 3
-_COPY = Path(__file__).with_name("compatibility.md")
+_FILES = tuple(map(Path(__file__).with_name, ("compatibility.md", "names.md")))
 
 
 @dataclass(frozen=True)
@@ -84,8 +84,9 @@ def read_entries(text: str) -> Iterator[Entry]:
 
 @lru_cache(maxsize=1)
 def entries() -> tuple[Entry, ...]:
-    """The entries of the page."""
-    return tuple(read_entries(_COPY.read_text(encoding="utf-8")))
+    """Return the entries of the page and of the names."""
+    texts = (file.read_text(encoding="utf-8") for file in _FILES)
+    return tuple(entry for text in texts for entry in read_entries(text))
 
 
 def find(section: str, name: str) -> Entry | None:

@@ -13,6 +13,7 @@ from reference.doctor import comparison_rules, doctor_rules
 from reference.endpoints import endpoints
 from reference.errors import error_table
 from reference.metrics import metrics
+from reference.names import torchserve_names
 from reference.settings import configuration_keys, environment, model_settings
 
 _MARK = re.compile(r"<!-- generated: (.+?) -->")
@@ -26,6 +27,7 @@ _GENERATED: Mapping[str, Callable[[], str]] = {
     "errors": error_table,
     "metrics": metrics,
     "model settings": model_settings,
+    "TorchServe's names": torchserve_names,
 }
 
 
