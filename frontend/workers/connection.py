@@ -1,8 +1,8 @@
 """The frontend's connection to one worker: load, predict, with deadlines.
 
-It is an `asyncio.BufferedProtocol`, not a pair of streams: a reply is decoded where it was
-received, and its callback is called in the same turn of the event loop. How many batches are sent
-at a time is decided in `workers.dispatch`; each reply has the number of its batch.
+It is an `asyncio.BufferedProtocol`, not a pair of streams: a reply is decoded in the buffer that
+received it, and its callback is called in the same turn of the event loop. `workers.dispatch`
+decides how many batches are sent at a time; each reply has the number of its batch.
 """
 
 import asyncio
@@ -42,11 +42,11 @@ from marserve.frontend.workers.failures import (
     StartTimedOut,
 )
 
-# Room in a reply for all but the bodies: headers, metrics, JSON.
+# Limit of a reply without the bodies: headers, metrics, JSON.
 _META_BYTES = 16 * 1024 * 1024
 _MAX_FRAME_BYTES = (1 << 32) - 1
 _JOINED_BYTES = 64 * 1024
-# A timer that is so much later than it should be, in seconds, tells of a time without the frontend.
+# If a timer is late by more than this, in seconds, the frontend was stopped meanwhile.
 _PAUSED_SECONDS = 0.1
 #: The number of the `Load` message; batches are numbered from 1.
 _LOAD = 0
@@ -55,7 +55,14 @@ BatchAnswer = Reply | Piece | NextBatch
 OnReply = Callable[[BatchAnswer], None]
 _SERIAL = (Reply, Piece)
 _OVERLAPPING = (Reply, Piece, NextBatch)
-_NOT_LAST = (Piece, NextBatch, LoadStarted)
+_NOT_LAST = frozenset({Piece, NextBatch, LoadStarted})
+_CALLS = frozenset({Call, CancelCall})
+#: The answers to messages other than batches.
+_ANSWERS: dict[type[Message], tuple[type[Message], ...]] = {
+    EndSequence: (Reply,),
+    Profile: (Profiled,),
+    SetThreads: (ThreadsSet,),
+}
 
 
 class _Exchange(NamedTuple):
@@ -76,15 +83,17 @@ class _Exchange(NamedTuple):
 class WorkerConnection(asyncio.BufferedProtocol):
     """The frontend's end of the socket pair to a worker.
 
-    ``max_response_bytes`` limits each prediction; a reply may have as many predictions as the
-    largest batch so far had inputs.
+    Args:
+        max_response_bytes: Limit of each prediction; a reply may have as many predictions as the
+            largest batch so far had inputs.
 
     Attributes:
         lost: Done, with the reason, when the worker cannot answer any more.
         on_lost: Called at that moment.
-        overlaps: How many batches its model takes at a time, where stages overlap (`Reply`).
-        ends_sequences: Whether its handler wants to know which sequences are over.
-        calls: The calls that its handler makes; None for a worker that can make none.
+        overlaps: The number of batches that its model processes at a time if stages overlap, else
+            0 (`Loaded`).
+        ends_sequences: Whether its handler has a hook for the ends of sequences (`Loaded`).
+        calls: The calls that its handler makes; None for a worker that cannot make calls.
     """
 
     def __init__(self, max_response_bytes: int) -> None:
@@ -104,8 +113,8 @@ class WorkerConnection(asyncio.BufferedProtocol):
         self._on_read: list[Callable[[], object]] = []
         #: By number of the message.
         self._exchanges: dict[int, _Exchange] = {}
-        #: How many batches were sent, and how many of them will stay without an answer.
-        self._batches = self._unanswered = 0
+        #: The number of messages that were sent after the load, and how many of them failed.
+        self._sent = self._failed = 0
         self._timeout: float | None = None
         self._deadline = 0.0
         self._timer_at = 0.0
@@ -115,7 +124,7 @@ class WorkerConnection(asyncio.BufferedProtocol):
     async def from_socket(
         cls, sock: socket.socket, *, max_response_bytes: int
     ) -> "WorkerConnection":
-        """Take over our end of the socket pair."""
+        """Return a connection over the frontend's end of a socket pair."""
         loop = asyncio.get_running_loop()
         making = loop.create_task(
             loop.create_connection(lambda: cls(max_response_bytes), sock=sock)
@@ -123,7 +132,7 @@ class WorkerConnection(asyncio.BufferedProtocol):
         try:
             _, connection = await asyncio.shield(making)
         except asyncio.CancelledError:
-            await asyncio.wait({making})  # a turn or two; cancelled half-way it would leak
+            await asyncio.wait({making})  # a turn or two; the transport must not leak
             if not making.exception():
                 making.result()[1].close()
             raise
@@ -132,10 +141,16 @@ class WorkerConnection(asyncio.BufferedProtocol):
     async def load(
         self, load: Load, timeout: float | None, start_seconds: float
     ) -> Loaded | LoadFailure:
-        """Make the worker load its model, and wait at most ``timeout`` seconds; None for ever.
+        """Make the worker load its model, and wait for the result.
 
-        The time counts from the moment when loading begins; until then it has ``start_seconds``.
-        Raises ConnectionLost if it ended, broke the protocol or did not answer in time.
+        Args:
+            load: The message.
+            timeout: Seconds from the moment when loading begins; None for no limit.
+            start_seconds: Seconds until that moment.
+
+        Raises:
+            StartTimedOut: Loading did not begin in time.
+            ConnectionLost: The worker ended, broke the protocol or did not answer in time.
         """
         result: asyncio.Future[Loaded | LoadFailure] = self._loop.create_future()
         has_started = False
@@ -151,7 +166,7 @@ class WorkerConnection(asyncio.BufferedProtocol):
 
         self._max_call_bytes = load.max_call_bytes
         exchange = _Exchange(0, (LoadStarted, Loaded, LoadFailure), receive, None)
-        self._send(load, _LOAD, exchange, start_seconds)
+        self._send(load, exchange, start_seconds)
         ends: set[asyncio.Future[Any]] = {result, self.lost}
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)  # the watchdog's deadline
         if not has_started and isinstance(self.failure, ResponseTimedOut):
@@ -166,44 +181,42 @@ class WorkerConnection(asyncio.BufferedProtocol):
     def predict(
         self, batch: Predict, timeout: float | None, on_reply: OnReply, caller: Any = None
     ) -> None:
-        """Send one batch; ``on_reply`` gets the reply, and before it streamed pieces (``more``).
+        """Send one batch.
 
-        ``caller`` is given to `calls` with each call that is made on behalf of the batch.
+        Args:
+            batch: The message; its number is set.
+            timeout: Seconds without an answer after which the worker counts as hung; None for no
+                limit.
+            on_reply: Receives the reply, and before it streamed pieces; not called after the
+                connection is `lost`.
+            caller: Given to `calls` with each call that is made on behalf of the batch.
 
-        It is not called any more once the connection is `lost`. ``timeout`` is the seconds without
-        any reply after which the worker counts as hung; None for never. Raises ProtocolError for a
-        batch that is too large to be sent.
+        Raises:
+            ProtocolError: The batch is too large to be sent.
         """
-        batch.number = self._batches = self._batches + 1
+        batch.number = self._sent = self._sent + 1
         answers = _OVERLAPPING if self.overlaps else _SERIAL
         exchange = _Exchange(batch.count, answers, on_reply, caller)
-        self._send(batch, batch.number, exchange, timeout)
+        self._send(batch, exchange, timeout, batch.number)
 
-    def end_sequence(
-        self, end: EndSequence, timeout: float | None, on_reply: Callable[[Reply], None]
+    def request(
+        self,
+        message: EndSequence | Profile | SetThreads,
+        timeout: float | None,
+        on_answer: Callable[[Any], None],
     ) -> None:
-        """Tell the handler that a sequence is over; the rest is as of `predict`."""
-        end.number = self._batches = self._batches + 1
-        self._send(end, end.number, _Exchange(0, (Reply,), on_reply, None), timeout)
+        """Send a message other than a batch; ``on_answer`` receives its only answer.
 
-    def profile(
-        self, message: Profile, timeout: float | None, on_reply: Callable[[Profiled], None]
-    ) -> None:
-        """Have the worker run a batch of samples; the rest is as of `predict`."""
-        message.number = self._batches = self._batches + 1
-        self._send(message, message.number, _Exchange(0, (Profiled,), on_reply, None), timeout)
-
-    def set_threads(
-        self, change: SetThreads, timeout: float | None, on_reply: Callable[[ThreadsSet], None]
-    ) -> None:
-        """Have the worker compute with other threads; the rest is as of `predict`."""
-        change.number = self._batches = self._batches + 1
-        self._send(change, change.number, _Exchange(0, (ThreadsSet,), on_reply, None), timeout)
+        The parameters are as of `predict`.
+        """
+        message.number = self._sent = self._sent + 1
+        exchange = _Exchange(0, _ANSWERS[type(message)], on_answer, None)
+        self._send(message, exchange, timeout, message.number)
 
     @property
     def has_answered(self) -> bool:
-        """Whether the worker has answered at least one batch, be it with an error."""
-        return self._batches - self._unanswered > len(self._exchanges)
+        """Whether the worker has answered a message after the load, even with an error."""
+        return self._sent - self._failed > len(self._exchanges)
 
     @property
     def failure(self) -> ConnectionLost | None:
@@ -211,12 +224,12 @@ class WorkerConnection(asyncio.BufferedProtocol):
         return self.lost.result() if self.lost.done() else None
 
     def close(self) -> None:
-        """Close our end; the worker ends when it notices. Safe to call twice."""
+        """Close our end; the worker ends at that. Safe to call twice."""
         self.fail("the connection was closed")
 
     def fail(self, why: str, kind: type[ConnectionLost] = ConnectionLost) -> None:
-        """Close the connection for a reason; the first reason counts."""
-        self._unanswered += len(self._exchanges)
+        """Close the connection for a reason; later reasons are ignored."""
+        self._failed += len(self._exchanges)
         self._exchanges.clear()
         if self.calls is not None:
             self.calls.close()
@@ -231,7 +244,7 @@ class WorkerConnection(asyncio.BufferedProtocol):
             self._transport.abort()
 
     def reply_to_call(self, reply: CallReply, on_read: Callable[[], object] = lambda: None) -> None:
-        """Answer a call of the handler; the worker has the time from now on for its own answers.
+        """Answer a call of the handler; the timeout of the worker's own answers starts again.
 
         ``on_read`` is called when the worker has read most of it, or is lost.
         """
@@ -244,18 +257,14 @@ class WorkerConnection(asyncio.BufferedProtocol):
             self.resume_writing()
 
     def _send(
-        self,
-        message: Message,
-        number: int,
-        exchange: _Exchange,
-        timeout: float | None,
+        self, message: Message, exchange: _Exchange, timeout: float | None, number: int = _LOAD
     ) -> None:
         if self._transport is None:
             self.fail("not connected")
         if self.lost.done() or self._transport is None:
             return
         buffers = encode(message)
-        if sum(map(len, buffers)) <= _JOINED_BYTES:  # one plain write beats one copy
+        if sum(map(len, buffers)) <= _JOINED_BYTES:  # a copy costs less than a second write
             self._transport.write(b"".join(buffers))
         else:
             self._transport.writelines(buffers)
@@ -268,10 +277,7 @@ class WorkerConnection(asyncio.BufferedProtocol):
             self._expect_reply()
 
     def _allow(self, due: int) -> None:
-        """Raise the limit of a reply to ``due`` predictions, because batch sizes may be raised.
-
-        It is never lowered again.
-        """
+        """Raise the limit of a reply to ``due`` predictions, for larger batches."""
         self._max_due = due
         limit = max(self._max_response_bytes * due, self._max_call_bytes) + _META_BYTES
         self._decoder.max_frame_bytes = min(limit, _MAX_FRAME_BYTES)
@@ -284,10 +290,11 @@ class WorkerConnection(asyncio.BufferedProtocol):
             self._set_watchdog()
 
     def _set_watchdog(self) -> None:
-        """Set the one timer to the deadline; `_watch` compares it with the deadline of then.
+        """Set the timer to the present deadline.
 
-        Deadlines of predictions mostly move on before the timer fires, so that they need no timer
-        of their own; the first deadline after a load may be earlier than the timer.
+        There is one timer, not one for each message: usually the deadline has moved when the timer
+        fires, and `_watch` sets it again. The first deadline after a load may be earlier than the
+        timer.
         """
         if self._watchdog is not None:
             self._watchdog.cancel()
@@ -300,30 +307,30 @@ class WorkerConnection(asyncio.BufferedProtocol):
             return
         now = time.monotonic()
         if self.calls is not None and self.calls.has_unanswered:
-            # The worker may be waiting for us; what it waits for has deadlines of its own.
+            # The worker may be waiting for the frontend, and calls have deadlines.
             self._deadline = max(self._deadline, now + self._timeout)
         paused = now - self._timer_at
         if paused > _PAUSED_SECONDS:
-            # The frontend stood still, and the worker perhaps as well (a frozen container). Its
-            # reply may be here, unread: timers come before sockets.
+            # The frontend was stopped, and perhaps the worker too (a frozen container). A reply
+            # may be unread: the event loop runs timers before it reads sockets.
             self._deadline = max(self._deadline, now + paused)
         if now >= self._deadline:
             self.fail("Backend worker did not respond in given time", ResponseTimedOut)
         else:
             self._set_watchdog()
 
-    # asyncio.BufferedProtocol, called by the loop
+    # Called by the event loop, as an asyncio.BufferedProtocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport."""
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by inheritance
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's does not inherit it
 
     def pause_writing(self) -> None:
-        """The worker does not read what is written."""
+        """Note that the worker does not read what is written."""
         self._is_paused = True
 
     def resume_writing(self) -> None:
-        """The worker has read nearly all."""
+        """Note that the worker has read nearly everything."""
         self._is_paused = False
         on_read, self._on_read = self._on_read, []
         for each in on_read:
@@ -344,35 +351,36 @@ class WorkerConnection(asyncio.BufferedProtocol):
             self._receive(message)
 
     def _receive(self, message: Message) -> None:
-        if isinstance(message, Call | CancelCall) and self.calls is not None:
+        kind = type(message)
+        if kind in _CALLS and self.calls is not None:
             self._receive_call(self.calls, message)
             return
         number: int = getattr(message, "number", _LOAD)
         exchange = self._exchanges.get(number)
-        is_last = not isinstance(message, _NOT_LAST)
-        if exchange is None and not is_last and 0 < number <= self._batches:
+        is_last = kind not in _NOT_LAST
+        if exchange is None and not is_last and 0 < number <= self._sent:
             return  # a late piece from a thread of the handler, after the answer was complete
-        if exchange is None or type(message) not in exchange.answers:
-            self.fail(f"Backend worker sent {type(message).__name__} unasked")
+        if exchange is None or kind not in exchange.answers:
+            self.fail(f"Backend worker sent {kind.__name__} unasked")
             return
-        if isinstance(message, Reply | Piece) and not _is_valid(message, exchange.due):
+        if isinstance(message, _SERIAL) and not _is_valid(message, exchange.due):
             self.fail(f"{len(message.predictions)} predictions came for {exchange.due} inputs")
             return
         if is_last:
             del self._exchanges[number]
-        if isinstance(message, Reply) and message.rows:
-            message.predictions = for_each_row(message.predictions, message.rows)
         if self._exchanges:  # more answers are due: restart the timeout
             self._expect_reply()
-        if isinstance(message, Reply | Profiled) and message.poisoned:
-            # Before the callback, so that the worker gets no other batch.
-            self.fail(f"Backend worker is poisoned: {message.poisoned}", Poisoned)
+        if is_last and (poison := getattr(message, "poisoned", "")):
+            # Before the callback, so that the worker receives no other batch.
+            self.fail(f"Backend worker is poisoned: {poison}", Poisoned)
+        if isinstance(message, Reply) and message.rows:
+            message.predictions = for_each_row(message.predictions, message.rows)
         exchange.on_answer(message)
 
-    def _receive_call(self, calls: WorkerCalls, message: Call | CancelCall) -> None:
+    def _receive_call(self, calls: WorkerCalls, message: Message) -> None:
         if isinstance(message, CancelCall):
             calls.cancel(message.number)
-        else:
+        elif isinstance(message, Call):
             exchange = self._exchanges.get(message.batch)
             calls.begin(exchange and exchange.caller, message)
 
@@ -382,13 +390,12 @@ class WorkerConnection(asyncio.BufferedProtocol):
 
 
 def _is_valid(message: Reply | Piece, due: int) -> bool:
-    """Whether a message has a prediction for each input, or a valid place for each piece."""
+    """Return whether a message has a prediction for each input, or an input for each prediction."""
     count = len(message.predictions)
     if message.code != 200:
         return True
     if isinstance(message, Piece):
         return len(message.places) == count and all(0 <= place < due for place in message.places)
     if message.rows:
-        is_whole = len(message.rows) == count and min(message.rows) > 0
-        return is_whole and sum(message.rows) == due
+        return len(message.rows) == count and min(message.rows) > 0 and sum(message.rows) == due
     return count == due

@@ -75,7 +75,7 @@ class WorkerThreads:
             return
         if not connection.lost.done() and not connection.overlaps:
             self._given = count
-            connection.set_threads(SetThreads(given, count), timeout, self._on_set)
+            connection.request(SetThreads(given, count), timeout, self._on_set)
 
     def _on_set(self, answer: ThreadsSet) -> None:
         self._note(answer.count)

@@ -232,7 +232,7 @@ class Batched(DispatchStrategy):
         """Have the idle worker run a batch of samples, which is expected to take so long."""
         self._control_messages += 1
         self.batcher.lend(self, seconds)
-        self.connection.profile(message, self.timeout, partial(self._on_profiled, on_reply))
+        self.connection.request(message, self.timeout, partial(self._on_profiled, on_reply))
 
     def _on_profiled(self, on_reply: Callable[[Profiled], None], reply: Profiled) -> None:
         self._control_messages -= 1

@@ -83,7 +83,7 @@ class StatefulDispatch(DispatchStrategy):
         if self.connection.ends_sequences and not self._is_lost:
             self._control_messages += 1
             end = EndSequence(sequence_id, reason.value)
-            self.connection.end_sequence(end, self.timeout, self._on_sequence_ended)
+            self.connection.request(end, self.timeout, self._on_sequence_ended)
 
     def on_closed(self) -> None:
         """Stop: no sequence is left of a worker that is closing."""

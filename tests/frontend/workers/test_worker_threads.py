@@ -19,7 +19,7 @@ class Connection:
         self.lost = SimpleNamespace(done=lambda: False)
         self.sent: list[tuple[int, int]] = []
 
-    def set_threads(
+    def request(
         self, change: SetThreads, timeout: float | None, on_answer: Callable[[ThreadsSet], None]
     ) -> None:
         self.sent.append((change.before, change.count))
