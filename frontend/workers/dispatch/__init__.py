@@ -1,5 +1,5 @@
-"""How a worker that is READY is given its batches: one strategy per file.
+"""The dispatch of batches to a worker that is READY: one strategy in each file.
 
-``batched`` holds what all share, and the default; ``dispatch_batches`` in ``outstanding`` chooses
-between the two that send whole batches.
+``batched`` has the base class and the default; ``dispatch_batches`` in ``outstanding`` chooses
+between the two strategies that send complete batches; ``stateful`` has each strategy for sequences.
 """

@@ -1,10 +1,10 @@
-"""The dispatch strategy for asynchronous handlers: each request is sent alone, as soon as it comes.
+"""The dispatch strategy for asynchronous handlers: each request is sent alone, when it arrives.
 
-The number of requests in a worker is limited; further ones wait in the queue, and are refused when
-it is full. Single requests are not recorded in the history of batches.
+The number of requests in a worker is limited; others wait in the queue, and are refused when it is
+full. Single requests are not recorded in the history of batches.
 
-A request whose worker died, or whose content has failed before, is in quarantine at first: until
-it is answered, or has run for a moment, no other is sent. If the new worker dies meanwhile, this
+A request whose worker died, or whose content has failed before, starts in quarantine: no other
+request is sent until it is answered or has run for a moment. If the worker dies meanwhile, this
 request is the cause, and those that were in flight before it are retried for the last time.
 """
 
@@ -20,23 +20,21 @@ from marserve.frontend.workers.calls import CallModel, WorkerCalls, no_calls
 from marserve.frontend.workers.connection import BatchAnswer
 from marserve.frontend.workers.dispatch.batched import DispatchStrategy, InFlight
 
-#: The default limit of requests in a worker: more than any engine runs at a time, and few enough
-#: for memory.
+#: The default limit of requests in a worker: more than engines run at a time, but limits memory.
 MAX_IN_FLIGHT = 1000
-# How long a request whose worker died has the next worker to itself. Most crashes happen at once,
-# and other requests must not wait for an answer that takes minutes.
+# Most crashes happen at once, and other requests must not wait for an answer that takes minutes.
 _QUARANTINE_SECONDS = 1.0
 
 
 @dataclass(eq=False)
 class Async(DispatchStrategy):
-    """Sends up to ``limit`` single requests to a worker at a time; see the module."""
+    """Sends up to ``limit`` single requests to a worker at a time."""
 
     limit: int = MAX_IN_FLIGHT
     call_model: CallModel = no_calls
     #: An ordered set, in the order of sending.
     _in_flight: dict[Job, None] = field(default_factory=dict, init=False)
-    #: The latest batch, until the next one is asked for.
+    #: The latest batch, until the next one is requested.
     _latest: Batch | None = field(default=None, init=False)
     _quarantined: Job | None = field(default=None, init=False)
 
@@ -46,16 +44,16 @@ class Async(DispatchStrategy):
         self.connection.calls = self._calls
 
     def to_saturate(self, _size: int) -> int:
-        """See `DispatchStrategy.to_saturate`: its requests do not wait for each other."""
+        """Return the limit: requests do not wait for each other."""
         return self.limit
 
     @property
     def free_capacity(self) -> int:
-        """See `DispatchStrategy.room`."""
+        """The number of requests that the worker accepts at once."""
         return 0 if self._is_stopping else self.limit - len(self._in_flight)
 
     def run(self, batch: Batch) -> None:
-        """See `BatchRunner.run`."""
+        """Send each job to the worker."""
         self._latest = batch
         self._count_suspected(batch)
         for job in batch.jobs:
@@ -65,7 +63,7 @@ class Async(DispatchStrategy):
             self._quarantined = job = batch.jobs[0]
             self._loop.call_later(_QUARANTINE_SECONDS, self._end_quarantine, job)
         else:
-            # Not at once: with a long queue the calls would nest ever deeper.
+            # Not at once: with a long queue the calls would be nested too deep.
             self._loop.call_soon(self._ask_for_more)
 
     def _end_quarantine(self, job: Job) -> None:
@@ -75,7 +73,7 @@ class Async(DispatchStrategy):
             self._ask_for_more()
 
     def _ask_for_more(self) -> None:
-        """Ask for another request, if there is room and none was asked for yet."""
+        """Request another job, if the limit allows it and none is requested yet."""
         if self._latest and not self._quarantined and len(self._in_flight) < self.limit:
             latest, self._latest = self._latest, None
             self._ask(latest)
@@ -86,7 +84,7 @@ class Async(DispatchStrategy):
         if not isinstance(reply, Reply):
             return
         (job,) = batch.jobs
-        self._calls.end(reply.number)  # a handler that has answered does not wait for them
+        self._calls.end(reply.number)  # the handler does not wait for them any more
         if reply.code == 200:
             queued, took = batch.closed - job.arrived, time.monotonic() - batch.closed
             self.metrics.batch_done(batch.ids, 1, queued, took, reply)
@@ -96,7 +94,7 @@ class Async(DispatchStrategy):
         else:
             batch.fail(failure_of(reply))
             self.metrics.failed_batches.update(1)
-        del self._in_flight[job]  # only now: if anything was raised, it is still to be answered
+        del self._in_flight[job]  # last: after an exception the job is still in flight
         self._end_quarantine(job)
         self._ask_for_more()
         self._note_drained()

@@ -7,14 +7,14 @@
     Async                  asynchronous handlers: each request is sent at once, and replies come in
                            any order
 
-The supervisor makes one for each process of its worker. It tells the batcher when the worker is
-idle, gets a batch (`run`), answers its jobs when the reply comes, and so on.
+The supervisor makes one for each process of its worker. It marks the worker as idle at the batcher,
+receives a batch (`run`), and answers its jobs when the reply arrives.
 
 The requests of a batch come from different clients and must not affect each other. A batch that
-fails is split (`batching.splitting`). When a worker dies, its requests are run once more, each
+fails is split (`batching.isolation.splitting`). When a worker dies, each of its requests is retried
 alone: one that crashes the worker does so again and fails, the others are answered. (A coroutine
-that crashes late may do it three times.) Its content is remembered: the same again runs alone, and
-once. An answer that has begun to stream is broken off.
+that crashes late may do it three times.) The content of a request that crashed is remembered: the
+same content runs alone, and once. An answer that is being streamed is broken off.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ from marserve.frontend.workers.failures import ResponseTimedOut
 
 # The code of a worker's reply when a batch ran out of memory.
 OUT_OF_MEMORY = 507
-# How many crashes a request may see that it most likely did not cause.
+# The number of crashes after which a request that is probably not the cause is still retried.
 _MAX_CRASHES = 2
 # The reasons of batches that are parts of a failed one.
 _PARTS = (Reason.ISOLATION, Reason.OUT_OF_MEMORY)
@@ -56,12 +56,12 @@ InFlight = tuple[Sequence[Job], Sequence[Job]]
 
 @dataclass(eq=False)
 class DispatchStrategy(ABC):
-    """Sends batches to one worker process; for the batcher it is the worker.
+    """Sends batches to one worker process; a `batcher.BatchRunner`.
 
     Attributes:
-        timeout: Seconds without a due reply after which a worker counts as hung; None for never.
+        timeout: Seconds without a due reply after which a worker counts as hung; None for no limit.
         has_workers_left: Whether the model has other workers, or will have, to retry jobs.
-        drained: Done when it accepts no more batches and all of its jobs are answered.
+        drained: Done when no more batches are accepted and all jobs are answered.
     """
 
     connection: WorkerConnection
@@ -72,9 +72,9 @@ class DispatchStrategy(ABC):
     drained: "asyncio.Future[None]" = field(init=False)
     _is_stopping: bool = field(default=False, init=False)
     _is_lost: bool = field(default=False, init=False)
-    #: What was sent to the worker and is not answered yet.
+    #: The jobs or batches that were sent and are not answered yet.
     _in_flight: Sized = field(init=False)
-    #: Messages beside batches that the worker has not answered yet.
+    #: The number of other messages that are not answered yet.
     _control_messages: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
@@ -83,19 +83,18 @@ class DispatchStrategy(ABC):
 
     @property
     def outstanding(self) -> int:
-        """See `batcher.BatchRunner`."""
+        """The number of batches that make the worker less preferred than an idle one."""
         return 0
 
     @property
     def free_capacity(self) -> int:
-        """How many more requests the worker takes without waiting for others, if that is known."""
+        """The number of requests that the worker accepts at once; 0 if it is not known."""
         return 0
 
     def to_saturate(self, size: int) -> int:
-        """How many requests in flight keep it at work with batches of this size.
+        """Return how many requests in flight keep the worker busy with batches of this size.
 
-        A batch gathers while another one is run: those who have just been answered need a moment to
-        ask again.
+        One batch is filled while another runs: clients need a moment for their next request.
         """
         return 2 * size
 
@@ -116,7 +115,7 @@ class DispatchStrategy(ABC):
 
     @abstractmethod
     def run(self, batch: Batch) -> None:
-        """See `batcher.BatchRunner`."""
+        """Send a batch to the worker; returns at once and never raises."""
 
     def _count_suspected(self, batch: Batch) -> None:
         if batch.reason is Reason.SUSPECTED:
@@ -124,22 +123,22 @@ class DispatchStrategy(ABC):
 
     @abstractmethod
     def _batches_in_flight(self) -> Iterable[Batch]:
-        """The batches that the batcher counts for this worker."""
+        """Return the batches that the batcher counts for this worker."""
 
     @abstractmethod
     def _take_in_flight(self) -> InFlight:
         """Remove and return the jobs in flight."""
 
     def start(self) -> None:
-        """Ask for the first batch."""
+        """Request the first batch."""
         self._ask()
 
     def finish(self) -> None:
-        """Stop as soon as what was accepted for this worker is answered."""
+        """Stop when everything that was accepted for this worker is answered."""
         self.stop_accepting()
 
     def stop_accepting(self) -> None:
-        """Ask for no more batches; those in flight go on. Safe to call twice."""
+        """Request no more batches; those in flight continue. Safe to call twice."""
         self._is_stopping = True
         self.batcher.remove(self, self._batches_in_flight())
         self._note_drained()
@@ -161,11 +160,11 @@ class DispatchStrategy(ABC):
         self._note_drained()
 
     def _to_retry(self, suspected: Sequence[Job], others: Sequence[Job]) -> list[Job]:
-        """The jobs that another worker runs; suspected ones only after their first crash."""
+        """Return the jobs to retry; suspected ones only after their first crash."""
         lost = self.connection.lost
-        if not lost.done() or not self.has_workers_left():  # we stopped it, it did not die
+        if not lost.done() or not self.has_workers_left():  # it was stopped, or no worker is left
             return []
-        # A single job over which the worker hung is the cause: no need to hang again.
+        # A single job over which the worker hung is the cause, and is not retried.
         is_found = len(suspected) == 1 and isinstance(lost.result(), ResponseTimedOut)
         is_known = len(suspected) == 1 and self._is_known_to_crash(suspected[0])
         if is_found or is_known:
@@ -180,11 +179,11 @@ class DispatchStrategy(ABC):
         return again
 
     def _is_known_to_crash(self, job: Job) -> bool:
-        """Whether the job was in a crash before, or its content has ended a worker alone."""
+        """Return whether the job was in a crash before, or its content crashed a worker alone."""
         return bool(job.crashes) or self.batcher.isolation.has_crashed(job)
 
     def _ask(self, done: Batch | None = None) -> None:
-        """Ask for the next batch, after ``done`` if that was one; when stopping, note the drain."""
+        """Request the next batch, after ``done`` if there was one; if stopping, note the drain."""
         if self._is_stopping:
             self._note_drained()
         else:
@@ -206,30 +205,30 @@ class DispatchStrategy(ABC):
         try:
             self.connection.predict(predict, self.timeout, on_reply, caller)
         except ProtocolError as error:
-            # Not at once: `_refuse` asks for the next batch, which may fail alike, and so on.
+            # Not at once: `_refuse` requests the next batch, which may fail too, and so on.
             self._loop.call_soon(self._refuse, on_reply, str(error))
 
     def _refuse(self, on_reply: OnReply, why: str) -> None:
-        if not self._is_lost:  # else those in flight are answered already
+        if not self._is_lost:  # else the jobs are answered already
             on_reply(Reply(OUT_OF_MEMORY, why))
 
 
 @dataclass(eq=False)
 class Batched(DispatchStrategy):
-    """Sends one batch at a time; one that failed is split before the next is asked for."""
+    """Sends one batch at a time; one that failed is split before the next is requested."""
 
     #: Batches sent and not answered, in order; for a part of a failed batch, its splitting.
     _in_flight: dict[Batch, BatchSplitting | None] = field(default_factory=dict, init=False)
 
     @property
     def can_profile(self) -> bool:
-        """See `DispatchStrategy.can_profile`."""
+        """Whether batches of samples can be measured between those of requests."""
         return self.is_accepting
 
     def profile(
         self, message: Profile, seconds: float, on_reply: Callable[[Profiled], None]
     ) -> None:
-        """Have the idle worker run a batch of samples, which is expected to take so long."""
+        """Make the idle worker run a batch of samples, for an expected number of seconds."""
         self._control_messages += 1
         self.batcher.lend(self, seconds)
         self.connection.request(message, self.timeout, partial(self._on_profiled, on_reply))
@@ -243,7 +242,7 @@ class Batched(DispatchStrategy):
         on_reply(reply)
 
     def run(self, batch: Batch) -> None:
-        """See `BatchRunner.run`."""
+        """Send a batch to the worker."""
         if self.batcher.isolation.is_alert:
             self._count_suspected(batch)
         self._run(batch, None)
@@ -266,7 +265,7 @@ class Batched(DispatchStrategy):
         try:
             self._finish(batch, splitting, took, reply)
         except BaseException:
-            self._in_flight[batch] = splitting  # the connection is lost by this, and they with it
+            self._in_flight[batch] = splitting  # this ends the connection, which fails its jobs
             raise
 
     def _finish(
@@ -279,7 +278,7 @@ class Batched(DispatchStrategy):
             self._split(batch, splitting, reply)
         else:
             self._ask(batch)
-        # Last, because the worker has its next batch by now and runs it while answers are written.
+        # Last: the worker runs its next batch while answers are written.
         if succeeded:
             self._count(batch, took, reply)
             batch.deliver(reply.predictions)
@@ -297,7 +296,7 @@ class Batched(DispatchStrategy):
         )
 
     def _split(self, batch: Batch, splitting: BatchSplitting | None, reply: Reply) -> None:
-        """Run the next part of a failed batch; ask for a new batch when all parts are answered."""
+        """Run the next part of a failed batch; request a new batch when all parts are answered."""
         isolation, batching = self.batcher.isolation, self.batcher.batching
         if splitting is None:
             splitting = BatchSplitting(len(batch), isolation, isolates=batching.isolates)
@@ -306,8 +305,8 @@ class Batched(DispatchStrategy):
         else:
             is_memory = reply.code == OUT_OF_MEMORY
             reason = Reason.OUT_OF_MEMORY if is_memory else Reason.ISOLATION
-            has_mates = batching.isolates and batching.max_size > 1
-            if len(batch) == 1 and has_mates and not is_memory:
+            is_shared = batching.isolates and batching.max_size > 1
+            if len(batch) == 1 and is_shared and not is_memory:
                 isolation.request_failed(batch.jobs[0], batch.reason)
             hint = hint_of(reply, batch)
             splitting.failed(batch.jobs, failure_of(reply), reason, batch.run_as, hint)
@@ -341,12 +340,12 @@ class Batched(DispatchStrategy):
         return suspected, others
 
     def _blamed(self, batches: Sequence[Batch]) -> Sequence[Batch]:
-        """Those of the batches in flight that may have caused the worker's death."""
+        """Return the batches in flight that may have caused the worker's death."""
         return batches
 
 
 def hint_of(reply: Reply, batch: Batch) -> Hint | None:
-    """What the traceback of the handler says of the cause, if anything."""
+    """Return the cause of a failure by the handler's traceback; None if it is unknown."""
     if not 0 <= reply.suspect < len(batch):
         return None
     return Hint(batch.jobs[reply.suspect], reply.raised_at)

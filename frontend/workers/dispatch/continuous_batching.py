@@ -1,10 +1,10 @@
 """The dispatch strategy for continuous batching: running requests are sent again, step by step.
 
-The response header ``ts_stream_next: true`` in a step means that the answer goes on; the input is
+The response header ``ts_stream_next: true`` in a step means that the answer continues; the input is
 sent with the first step only. Other requests may join before each step, and cancelled ones leave.
 
 A step that fails fails all of its requests: it cannot be split, because the handler keeps state for
-them. The request that the traceback names begins alone when its content is sent again. Steps are
+them. The request that the traceback names starts alone when its content is sent again. Steps are
 not recorded in the history of batches nor in the learnt costs.
 """
 
@@ -22,14 +22,14 @@ from marserve.frontend.workers.dispatch.batched import DispatchStrategy, InFligh
 
 @dataclass(eq=False)
 class ContinuousBatching(DispatchStrategy):
-    """See the module."""
+    """Sends a batch again until all of its requests are answered, with others that join it."""
 
     #: The batch of the first step, and the jobs in the current one.
     _first: Batch | None = field(default=None, init=False)
     _in_flight: list[Job] = field(default_factory=list, init=False)
 
     def run(self, batch: Batch) -> None:
-        """See `BatchRunner.run`."""
+        """Send the first step of a batch."""
         self._first = batch
         self._count_suspected(batch)
         self._step([], batch.jobs, batch.closed)
@@ -63,14 +63,14 @@ class ContinuousBatching(DispatchStrategy):
             self._ask(done)
 
     def _forget_answered(self, jobs: Sequence[Job]) -> None:
-        """Let suspected requests share batches again; each has survived a step alone."""
+        """Let suspected requests share batches again: each has run a step alone."""
         isolation = self.batcher.isolation
         for job in jobs if isolation.remembered else ():
             if job.is_suspected:
                 isolation.forget(job)
 
     def _remember_cause(self, step: Batch, reply: Reply) -> None:
-        """Have the request that a failed step is about run alone the next time, if it is known."""
+        """Remember the request that caused a failed step, if it is known: it runs alone then."""
         hint = hint_of(reply, step)
         if self.batcher.batching.isolates and (hint is not None or len(step) == 1):
             self.batcher.isolation.remember(hint.suspect if hint else step.jobs[0])
@@ -90,7 +90,7 @@ class ContinuousBatching(DispatchStrategy):
 
 
 def _deliver(jobs: Sequence[Job], predictions: Sequence[Prediction]) -> list[Job]:
-    """Answer with a step's predictions; returns the jobs that need another step."""
+    """Answer with a step's predictions; return the jobs that need another step."""
     unfinished = []
     for job, prediction in zip(jobs, predictions, strict=True):
         if prediction.headers.get(STREAM_NEXT) == "true":

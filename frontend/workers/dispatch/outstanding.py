@@ -1,20 +1,20 @@
 """The dispatch strategy with several batches outstanding, so that the worker never waits for one.
 
-A worker whose stages overlap (`backend.pipeline`) has a batch in each stage, and the next one may
-be in its socket. For other workers that gains little (a no-op on two cores: 0.95 of the throughput
-at batch 1, 1.06 at 32).
+A worker whose stages overlap has a batch in each stage, and the next one may be in its socket. For
+other workers the gain is small (a no-op on two cores: 0.95 of the throughput at batch 1, 1.06 at
+32).
 
-For the batcher such a worker is idle and busy at the same time, and the last choice among the idle
-ones. So a policy sees as many workers as there are outstanding batches and room for more; the
+For the batcher such a worker is idle and busy at the same time, and is chosen after the other idle
+ones. So a policy counts as many workers as there are outstanding batches and capacity for more; the
 learnt cost of a batch grows by the same factor, and the throughput that the policy calculates stays
-right (Little's law).
+correct (Little's law).
 
 A request that was sent can neither be joined by others nor be overtaken by a more urgent one. So a
-worker whose stages overlap asks for each batch (`NextBatch`), and at most one batch is sent
-without that. (In a simulation at half the load, with a latency goal of four batches, 3 % of the
+worker whose stages overlap requests each batch (`NextBatch`), and at most one batch is sent without
+a request. (In a simulation at half the load, with a latency goal of four batches, 3 % of the
 requests were in time when all batches were sent at once, and all of them this way.)
 
-When a worker dies, only the batches that it had begun may be the cause, not those in its socket.
+When a worker dies, only the batches that it had started may be the cause, not those in its socket.
 No batch is sent behind a request that was in a crash before, or whose content has failed before,
 until that is answered.
 """
@@ -32,73 +32,75 @@ from marserve.frontend.workers.dispatch.batched import Batched, DispatchStrategy
 
 @dataclass(eq=False)
 class OutstandingBatches(Batched):
-    """Keeps up to ``limit`` batches outstanding; see the module."""
+    """Keeps up to ``limit`` batches outstanding."""
 
     limit: int
-    #: Batches behind which the worker has asked for another.
-    _asked_behind: set[Batch] = field(default_factory=set, init=False)
-    _is_asking: bool = field(default=False, init=False)
+    #: Batches behind which the worker has requested another.
+    _requested_behind: set[Batch] = field(default_factory=set, init=False)
+    _is_requesting: bool = field(default=False, init=False)
     _quarantined: Batch | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         overlaps = self.connection.overlaps
         in_stages = overlaps + STAGES - 1
-        self._max_unasked = max(1, self.limit - in_stages) if overlaps else self.limit
+        self._max_unrequested = max(1, self.limit - in_stages) if overlaps else self.limit
 
     @property
     def outstanding(self) -> int:
-        """See `BatchRunner.outstanding`."""
+        """The number of batches that were sent and are not answered yet."""
         return len(self._in_flight)
 
     def to_saturate(self, size: int) -> int:
-        """See `DispatchStrategy.to_saturate`: one more gathers behind those that are sent."""
+        """Return the requests of all batches outstanding, and of one that is filled behind them."""
         return (self.limit + 1) * size
 
     @property
     def can_profile(self) -> bool:
-        """See `DispatchStrategy.can_profile`."""
-        return False  # batches would be measured while others run
+        """False: batches would be measured while others run."""
+        return False
 
     def run(self, batch: Batch) -> None:
-        """See `BatchRunner.run`."""
-        self._is_asking = False
+        """Send a batch to the worker, and request the next one."""
+        self._is_requesting = False
         if batch.jobs[0].crashes or batch.jobs[0].is_suspected:
             self._quarantined = batch
         super().run(batch)
-        # Not at once: with a long queue the calls would nest ever deeper.
+        # Not at once: with a long queue the calls would be nested too deep.
         self._loop.call_soon(self._ask)
 
     def _on_reply(self, batch: Batch, reply: BatchAnswer) -> None:
         if isinstance(reply, NextBatch):
-            self._asked_behind.add(batch)
+            self._requested_behind.add(batch)
             self._ask()
             return
         if isinstance(reply, Reply):
-            self._asked_behind.discard(batch)
+            self._requested_behind.discard(batch)
         super()._on_reply(batch, reply)
 
     def _ask(self, done: Batch | None = None) -> None:
-        """Ask for the next batch, if there is room and it has not asked already."""
+        """Request the next batch, if the limit allows it and none is requested yet."""
         if done is not None:
             if done is self._quarantined:
                 self._quarantined = None
             self.batcher.mark_done(done)
         if self._is_stopping:
             self._note_drained()
-        elif not self._is_asking and not self._quarantined and len(self._in_flight) < self.limit:
-            unasked = sum(batch not in self._asked_behind for batch in self._in_flight)
-            if unasked < self._max_unasked:
-                self._is_asking = True
+            return
+        has_capacity = not self._quarantined and len(self._in_flight) < self.limit
+        if has_capacity and not self._is_requesting:
+            unrequested = sum(batch not in self._requested_behind for batch in self._in_flight)
+            if unrequested < self._max_unrequested:
+                self._is_requesting = True
                 self.batcher.mark_idle(self)
 
     def _blamed(self, batches: Sequence[Batch]) -> Sequence[Batch]:
         if not self.connection.overlaps:
-            return batches[:1]  # it runs them in order, and its replies to earlier ones were read
-        # Those behind which it has asked for another, and one that it may have just begun.
-        begun = [batch for batch in batches if batch in self._asked_behind]
-        begun += [batch for batch in batches if batch not in self._asked_behind][:1]
-        return [self._quarantined] if self._quarantined in begun else begun
+            return batches[:1]  # it runs them in order, and its earlier replies were read
+        # Those behind which it has requested another, and one that it may have just started.
+        started = [batch for batch in batches if batch in self._requested_behind]
+        started += [batch for batch in batches if batch not in self._requested_behind][:1]
+        return [self._quarantined] if self._quarantined in started else started
 
 
 def dispatch_batches(
