@@ -20,7 +20,7 @@ from marserve.frontend.configuration.model_schema import (
     BY_SPELLING,
     MAX_WORKERS,
     SETTINGS,
-    read_with_words,
+    read_with_foreign,
 )
 from marserve.frontend.configuration.setting import Fields, wrong_value
 from marserve.frontend.configuration.setting_kinds import AUTOMATIC, is_whole
@@ -203,7 +203,7 @@ def _read_entry(members: Mapping[str, Any]) -> CatalogEntry:
         runtime=members.get("runtimeType", ""),
         s3_sse_kms=members.get("s3SseKms", False),
         workers=_read_workers(members),
-        settings=read_with_words(rows.values(), values),
+        settings=read_with_foreign(rows.values(), values),
     )
 
 

@@ -1,8 +1,8 @@
 # ruff: noqa: RUF009  _key() and _optional() are dataclasses.field() with our metadata
-"""Every key of the properties file: one frozen `Config`, one field for each key.
+"""The keys of the properties file: one frozen `Config` with a field for each key.
 
-Units: times are float seconds, sizes are bytes; ``token_expiration_min`` alone is in minutes. How a
-file, the environment and flags are resolved into one is `loading`.
+Times are float seconds, sizes are bytes; only ``token_expiration_min`` is in minutes. `loading`
+resolves files, environment and flags.
 """
 
 import re
@@ -34,7 +34,7 @@ from marserve.frontend.configuration.saved_models import SavedModel, saved_model
 
 T = TypeVar("T")
 
-#: What tells a Java virtual machine where log4j finds its configuration.
+#: The option of a Java virtual machine for the configuration of log4j.
 LOG4J_FILE = re.compile(r"-Dlog4j2?\.configuration(?:File)?=(?:file:(?://)?)?(/?[^:]+)")
 
 
@@ -43,10 +43,10 @@ class Key:
     """One key of the properties file."""
 
     name: str  # also of the `Config` field
-    parse: Callable[[str], object]  # raises ValueError with the words of what is allowed
+    parse: Callable[[str], object]  # raises ValueError with the text of what is allowed
     default: str | None = None  # as text
-    #: What a text counts as that ``parse`` refuses, because TorchServe started with it; None where
-    #: it stops the start.
+    #: The value of a text that ``parse`` refuses, where TorchServe accepted it; None stops the
+    #: start.
     instead: str | None = None
 
 
@@ -60,13 +60,13 @@ def _optional(parse: Callable[[str], T], instead: str | None = None) -> T | None
 
 
 def _flag(default: str, other_true: str = "true") -> bool:
-    """A switch that TorchServe has, too: what is not "true" was false there, whatever it is."""
+    """Return a switch of TorchServe, where every text but "true" is false."""
     return _key(lambda text: text == other_true or values.boolean(text), default, instead="false")
 
 
 @dataclass(frozen=True)
 class Debugged:
-    """The model whose handler is debugged, and what replaces its handler; empty for nothing."""
+    """The model whose handler is debugged, and the handler that replaces its own, if any."""
 
     model: str
     handler: str
@@ -76,8 +76,8 @@ class Debugged:
 class Config:
     """The configuration of a server. Each field is a key of the properties file.
 
-    The two security switches ``enable_model_api`` and ``disable_token_authorization`` stay None
-    when they are not set; `model_api` and `token_authorization` say what is in force.
+    The two security switches ``enable_model_api`` and ``disable_token_authorization`` are None
+    when they are not set; `model_api` and `token_authorization` are the resulting values.
     """
 
     # Listeners
@@ -113,8 +113,8 @@ class Config:
     cors_allowed_origin: str | None = _optional(str)
     cors_allowed_methods: str | None = _optional(str)
     cors_allowed_headers: str | None = _optional(str)
-    ts_open_inference_protocol: bool = _flag("false", "oip")  # as the environment variable has it
-    # Which sequence a request to a stateful model belongs to, and whether that begins or ends
+    ts_open_inference_protocol: bool = _flag("false", "oip")  # as in the environment variable
+    # The headers with the sequence of a request to a stateful model, its start and its end
     ts_header_key_sequence_id: str = _key(values.header_name, "ts_request_sequence_id")
     ts_header_key_sequence_start: str = _key(values.header_name, "ts_request_sequence_start")
     ts_header_key_sequence_end: str = _key(values.header_name, "ts_request_sequence_end")
@@ -135,11 +135,13 @@ class Config:
     grpc_keepalive_timeout: float = _key(values.positive, "20")
     grpc_compression: str = _key(values.one_of("none", "deflate", "gzip"), "none")
 
-    # Who may do what
+    # Access
     enable_model_api: bool | None = _optional(values.boolean, instead="false")
     disable_token_authorization: bool | None = _optional(values.boolean, instead="false")
     token_expiration_min: float = _key(values.positive, "60", instead="60")  # minutes
-    token_directory: Path | None = _optional(values.absolute_path)  # None: keys are made up
+    token_directory: Path | None = _optional(
+        values.absolute_path
+    )  # None: the server generates keys
 
     # Models
     model_store: Path = field(metadata={"parse": values.absolute_path})
@@ -151,9 +153,9 @@ class Config:
     model_catalog_mode: str | None = _optional(values.one_of("read-only", "read-write"))
     model_catalog_interval: float = _key(values.positive, "5")
     model_catalog_timeout: float = _key(values.positive, "10")
-    snapshots_kept: int = _key(values.whole(0), "100")  # of each kind; 0: none is written
+    snapshots_kept: int = _key(values.whole(0), "100")  # of each kind; 0: no snapshots
     allowed_urls: tuple[re.Pattern[str], ...] = _key(values.url_patterns, "file://.*|http(s)?://.*")
-    max_archive_size: int = _key(values.whole(0), "0")  # 0: as much as the disk has free
+    max_archive_size: int = _key(values.whole(0), "0")  # 0: the free space of the disk
     max_downloads: int = _key(values.whole(1), "10")  # at once
     download_timeout: float = _key(values.positive, "21600")
     max_unpacking: int = _key(values.whole(1), "8")  # processes that unpack archives, at once
@@ -178,7 +180,7 @@ class Config:
     drain_timeout: float = _key(values.not_negative, "30")
     stop_grace: float = _key(values.positive, "20")
     autoscale_workers: bool = _key(values.boolean, "false")
-    number_of_gpu: int | None = _optional(values.whole(0))  # None: as many as are found
+    number_of_gpu: int | None = _optional(values.whole(0))  # None: all that are found
     initial_worker_port: int = _key(values.whole(1), "9000")
     initial_distribution_port: int = _key(values.whole(1), "29500")
     python: Path | None = _optional(values.program, instead="")  # None: the server's
@@ -206,28 +208,30 @@ class Config:
     log_format: str = _key(values.one_of("text", "json"), "text")
     async_logging: bool = _flag("false")
 
-    # Where values may come from
+    # Sources of values
     enable_envvars_config: bool = _flag("false")
     use_env_allowed_urls: bool = _flag("false")
 
-    # No keys of a file
-    texts: Mapping[str, str] = field(default_factory=dict)  # what was set, for snapshots
-    debugged: Debugged | None = None  # until the end of this server; no file can ask for it
+    # Not keys of a file
+    texts: Mapping[str, str] = field(
+        default_factory=dict
+    )  # the values that were set, for snapshots
+    debugged: Debugged | None = None  # only by the command line
     notes: tuple[str, ...] = ()  # sentences for the operator at start
     warnings: tuple[str, ...] = ()
-    is_snapshot_found: bool = False  # whether it comes from a snapshot that was not named
+    is_snapshot_found: bool = False  # whether the file is a snapshot that was not named
     platform: ChosenPlatform = field(default_factory=ChosenPlatform)
 
     @property
     def listeners(self) -> tuple[Address | UnixAddress, ...]:
-        """The addresses that will be bound."""
+        """The addresses of the HTTP listeners."""
         metrics = (self.metrics_address,) if self.enable_metrics_api else ()
         platforms = self.platform.setup.inference
         return (self.inference_address, self.management_address, *metrics, *platforms)
 
     @property
     def grpc_listeners(self) -> tuple[Address, ...]:
-        """The addresses that are bound for gRPC, inference first, where its package is there."""
+        """The addresses of the gRPC listeners, inference first, if grpc is installed."""
         scheme = "grpcs" if self.enable_grpc_ssl else "grpc"
         inference = Address(self.grpc_inference_address, self.grpc_inference_port, scheme)
         management = Address(self.grpc_management_address, self.grpc_management_port, scheme)
@@ -235,19 +239,19 @@ class Config:
 
     @property
     def metrics_addresses(self) -> tuple[Address | UnixAddress, ...]:
-        """Where /metrics is served: also where inference and management share an address."""
+        """The addresses of /metrics: also the one that inference and management share."""
         if self.inference_address != self.management_address:
             return (self.metrics_address,)
         return tuple(dict.fromkeys((self.inference_address, self.metrics_address)))
 
     @property
     def has_https(self) -> bool:
-        """Whether any listener speaks TLS."""
+        """Whether any HTTP listener uses TLS."""
         return any(each.scheme == "https" for each in self.listeners if isinstance(each, Address))
 
     @property
     def has_tls(self) -> bool:
-        """Whether any listener, gRPC included, speaks TLS."""
+        """Whether any listener, gRPC included, uses TLS."""
         return self.has_https or (self.enable_grpc and self.enable_grpc_ssl)
 
     @property
@@ -257,7 +261,7 @@ class Config:
 
     @property
     def tls_files(self) -> TlsFiles:
-        """What listeners that speak TLS prove their identity with."""
+        """The files with the identity of listeners with TLS."""
         return TlsFiles(
             self.keystore, self.keystore_pass, self.private_key_file, self.certificate_file
         )
@@ -271,29 +275,29 @@ class Config:
 
     @property
     def token_authorization(self) -> bool:
-        """Whether requests need a token: as set, else if there are any, or others reach it."""
+        """Whether requests need a key: as set, else if keys are given or other machines connect."""
         if self.disable_token_authorization is None:
             return self.token_directory is not None or not self.is_private
         return not self.disable_token_authorization
 
     @property
     def local_management(self) -> bool:
-        """Whether programs on this machine may manage without a key: the default."""
+        """Whether programs on this machine may manage without a key, the default."""
         return not self.token_authorization and self.disable_token_authorization is None
 
     @property
     def workflows_directory(self) -> Path:
-        """Where the archives of workflows lie."""
+        """The directory with the archives of workflows."""
         return self.workflow_store or self.model_store
 
     @property
     def stop_seconds(self) -> float:
-        """How long a stop may take before the server is ended by force."""
+        """Seconds that a stop may take before the server is killed."""
         return self.lame_duck_seconds + self.drain_timeout + self.stop_grace
 
     @property
     def log_settings(self) -> Path | None:
-        """The file that configures the logs: ``log_config``, else what ``vmargs`` tells log4j."""
+        """The file that configures the logs: ``log_config``, else log4j's in ``vmargs``."""
         if self.log_config is not None:
             return self.log_config
         named = [found for found in map(LOG4J_FILE.fullmatch, self.vmargs) if found]
@@ -301,17 +305,17 @@ class Config:
 
     @property
     def java_properties(self) -> dict[str, str]:
-        """What ``vmargs`` sets by ``-Dname=value``."""
+        """The values of ``-Dname=value`` in ``vmargs``."""
         options = (option[2:].partition("=") for option in self.vmargs if option.startswith("-D"))
         return {name: value for name, _, value in options}
 
     @property
     def model_api(self) -> bool:
-        """Whether models may be registered over HTTP: as set, else if the server `is_private`."""
+        """Whether models may be registered by requests: as set, else if the server `is_private`."""
         return self.is_private if self.enable_model_api is None else self.enable_model_api
 
 
-#: Every key that is read, by name, in the order of the `Config` fields.
+#: All keys by name, in the order of the `Config` fields.
 KEYS: Mapping[str, Key] = {
     each.name: Key(each.name, **each.metadata) for each in fields(Config) if each.metadata
 }

@@ -1,11 +1,10 @@
-"""The schema of a model's settings: one field, and with it one row, for each setting.
+"""The schema of a model's settings: one field with one row for each setting.
 
-All else reads rows: registrations and live changes, model-config.yaml, ``models=``, snapshots,
-describe calls, the OpenAPI documents and the tests of the tables in docs. A new setting is a field
-here, and its use.
+Registrations and live changes, model-config.yaml, ``models=``, snapshots, describe calls, OpenAPI
+documents and the tables in docs read these rows. A new setting is a field here, and its use.
 
-msgspec and pydantic were tried: the dialects have sentences of their own for wrong values, which
-operators know, so that every kind needed a validator of ours in either.
+msgspec and pydantic would need a validator for every kind, because their messages for wrong values
+differ from those of TorchServe.
 """
 
 # ruff: noqa: RUF009  setting() is dataclasses.field() with our metadata
@@ -14,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from marserve.frontend.configuration.other_servers import WORDS, check_words
+from marserve.frontend.configuration.other_servers import FOREIGN_SETTINGS, check_foreign
 from marserve.frontend.configuration.setting import (
     YAML_ONLY,
     Fields,
@@ -56,22 +55,22 @@ BATCH_POLICIES = FIXED, GREEDY, ADAPTIVE, FIXED_OR_SINGLE = (
     "adaptive",
     "fixed_or_single",
 )
-#: By what jobs share batches: in their order, by length, or by length where that pays.
+#: Which jobs share batches: in order, by length, or by length where that is faster.
 BUCKETS = UNSORTED, BY_LENGTH, BY_LENGTH_IF_WORTH = ("none", "length", AUTOMATIC)
 #: The values of ``parallelType``.
 PARALLEL_TYPES = ("pp", "tp", "pptp", "custom")
-#: Workers of a model: more processes than any machine runs. A slip of the hand must not start them.
+#: The maximum number of workers of a model; more would be a typing error.
 MAX_WORKERS = 1000
-#: Threads of torch: more than any machine has cores for, and each costs memory.
+#: The maximum number of torch's threads; each needs memory.
 MAX_THREADS = 1024
-#: How the threads of torch wait for each other; `workers.launchers.openmp` says what is what.
+#: How the threads of torch wait for each other (`workers.launchers.openmp`).
 WAIT_POLICIES = (AUTOMATIC, "active", "passive")
-# Far beyond what keeps a device busy, and still little to run again when its worker dies.
+# More than keeps a device busy, and few enough to run again when a worker dies.
 _MAX_OUTSTANDING = 10_000
-#: Whose requests go first.
+#: The priorities of requests, the first is the highest.
 PRIORITIES = ("high", "normal", "low")
 
-# Which sources may set a setting, the strongest first.
+# The sources that may set a setting, the strongest first.
 _BATCHING = ("request", "yaml", "models", "server")
 _REGISTERED = ("request", "yaml", "models")
 _TIMEOUT = ("yaml", "models", "request", "server")
@@ -79,7 +78,7 @@ _ARCHIVE = ("yaml", "models")
 _ASKED = ("request", *_ARCHIVE)
 _DEFAULT = (*YAML_ONLY, "default")
 _STRICT = {"is_strict": True}
-# Used as 0 where the number is to be found.
+# 0 means that the number is measured.
 _THREADS = replace(
     automatic_or(whole(1, MAX_THREADS)),
     read=lambda value: 0 if value == AUTOMATIC else value,
@@ -112,7 +111,7 @@ def _spread_size(value: Any) -> Fields:
 class BatchingValues:
     """How the requests of a model version become batches. Times in seconds; 0 for none."""
 
-    #: Where it is automatic (``batch_size=auto``), the most that is tried.
+    #: The maximum that is tried, if it is automatic (``batch_size=auto``).
     size: int = _live(
         "batchSize",
         BATCH_SIZE,
@@ -161,10 +160,10 @@ class BatchingValues:
         server="job_queue_size",
         spread=lambda value: {"queue_size": value, "is_queue_bounded": True},
     )
-    #: Whether `queue_size` was chosen; else the adaptive policy's refusals are all that bounds the
-    #: queue of a model with a latency goal.
+    #: Whether `queue_size` was chosen; else only the adaptive policy's refusals limit the queue of
+    #: a model with a latency goal.
     is_queue_bounded: bool = True
-    #: `auto` under the adaptive policy, where nobody says otherwise.
+    #: `auto` is the default of the adaptive policy.
     bucket_by: str = _live(
         "batchBucketBy",
         word(*BUCKETS),
@@ -200,10 +199,10 @@ class BatchingValues:
 
 @dataclass(frozen=True)
 class Autoscaling:
-    """When a model gets a worker more or less, between its minimum and its maximum; seconds."""
+    """When a model gets a worker more or less, between minimum and maximum; in seconds."""
 
-    grow_after: float = 1.0  # one more, when a request waits longer while all workers are busy
-    shrink_after: float = 60.0  # one less, when it was too many for so long
+    grow_after: float = 1.0  # one more, if a request waits longer while all workers are busy
+    shrink_after: float = 60.0  # one less, if it was not needed for this time
 
 
 _THRESHOLDS = {"growAfterSec": "grow_after", "shrinkAfterSec": "shrink_after"}
@@ -220,23 +219,25 @@ _BACKEND = replace(TEXT, read=lambda text: text or "c10d")
 
 @dataclass(frozen=True)
 class TorchRun:
-    """The ``torchrun`` map of model-config.yaml; what is None or empty is left to torchrun."""
+    """The ``torchrun`` map of model-config.yaml; torchrun decides what is None or empty."""
 
     nnodes: int = setting("nnodes", integer(1), 1, "Machines.")
     processes: int = setting("nproc-per-node", integer(1), 1, "Processes of a worker.")
-    rdzv_backend: str = setting("rdzv-backend", _BACKEND, "c10d", "How they find each other.")
-    rdzv_endpoint: str = setting("rdzv-endpoint", TEXT, "", "Where they find each other.")
-    rdzv_conf: str = setting("rdzv-conf", TEXT, "", "Options of that.")
+    rdzv_backend: str = setting(
+        "rdzv-backend", _BACKEND, "c10d", "How the processes find each other."
+    )
+    rdzv_endpoint: str = setting("rdzv-endpoint", TEXT, "", "Where the processes find each other.")
+    rdzv_conf: str = setting("rdzv-conf", TEXT, "", "Options of the rendezvous.")
     monitor_interval: int | None = setting(
-        "monitor-interval", integer(1), None, "Seconds between two looks at them."
+        "monitor-interval", integer(1), None, "Seconds between two checks of the processes."
     )
     node_rank: int | None = setting("node-rank", integer(0), None, "Number of this machine.")
-    omp_threads: int = setting("OMP_NUMBER_THREADS", integer(1), 1, "Threads of each.")
+    omp_threads: int = setting("OMP_NUMBER_THREADS", integer(1), 1, "Threads of each process.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelValues:
-    """All other settings of a model version. Times in seconds."""
+    """All other settings of a model version; times in seconds."""
 
     min_workers: int = _workers(
         "minWorkers", integer(1, MAX_WORKERS), "min_worker", "Workers that are kept running."
@@ -286,16 +287,16 @@ class ModelValues:
         "deviceIds", gpu_numbers(MAX_WORKERS), None, "GPUs it is bound to."
     )
     continuous_batching: bool = setting(
-        "continuousBatching", FLAG, False, "Whether requests join a batch that is under way."
+        "continuousBatching", FLAG, False, "Whether requests join a running batch."
     )
     use_job_ticket: bool = setting(
         "useJobTicket", FLAG, False, "Whether requests are refused when no worker is idle."
     )
     use_venv: bool = setting(
-        "useVenv", FLAG, False, "Whether workers run in an environment of their own."
+        "useVenv", FLAG, False, "Whether workers run in a separate environment."
     )
     asynchronous: bool = setting(
-        "asyncCommunication", FLAG, False, "Whether each request goes to the handler by itself."
+        "asyncCommunication", FLAG, False, "Whether each request goes to the handler alone."
     )
     stateful: bool = setting(
         "sequenceBatching",
@@ -326,7 +327,7 @@ class ModelValues:
         "maxSequenceJobQueueSize",
         integer(1),
         1,
-        "Requests of one sequence that may wait, beside the one that is run.",
+        "Requests of one sequence that may wait, in addition to the running one.",
     )
     autoscale: Autoscaling | None = setting(  # None: never, as in TorchServe
         "autoscale",
@@ -353,11 +354,11 @@ class ModelValues:
         _REGISTERED,
         is_strict=True,
     )
-    validation_tolerance: float | None = setting(  # None: what is usual for the precision
+    validation_tolerance: float | None = setting(  # None: the usual tolerance of the precision
         "validateBatchingTolerance",
         ABOVE_0,
         None,
-        "By how much numbers may differ then.",
+        "The difference of numbers that this comparison allows.",
         _REGISTERED,
         is_strict=True,
     )
@@ -366,7 +367,7 @@ class ModelValues:
         flag_or(
             word(AUTOMATIC),
             f"true, false or {AUTOMATIC}",
-            lambda value: value is True,  # automatic is off: what it gains was seldom measured
+            lambda value: value is True,  # automatic is off: the gain was rarely measurable
         ),
         False,
         "Whether the stages of successive batches overlap in a worker.",
@@ -376,7 +377,7 @@ class ModelValues:
         "openInference",
         TENSORS,
         {},
-        "Tensors that the handler takes and gives, for clients that ask.",
+        "The input and output tensors of the handler, for the metadata of clients.",
         is_strict=True,
     )
     stack_inputs: str = setting(  # empty: a list with a dict for each row
@@ -387,18 +388,18 @@ class ModelValues:
             lambda value: {True: "numpy", False: ""}.get(value, value),
         ),
         "",
-        "Whether the handler gets arrays of all rows of a batch, of which library.",
+        "Whether the handler gets arrays of all rows of a batch, and of which library.",
         is_strict=True,
     )
-    outstanding_batches: int | None = setting(  # None: as many as a worker can use
+    outstanding_batches: int | None = setting(  # None: the number that a worker can use
         "outstandingBatches",
         whole(1, _MAX_OUTSTANDING),
         None,
-        "Batches, or with asyncCommunication requests, that a worker has at most at a time.",
+        "Maximum number of batches, or with asyncCommunication requests, of a worker at a time.",
         _ASKED,
         is_strict=True,
     )
-    torch_threads: int = setting(  # 0: the worker's share of the cores, or less if that is as fast
+    torch_threads: int = setting(  # 0: the worker's share of the cores, or fewer if that is as fast
         "torchThreads",
         _THREADS,
         0,
@@ -420,44 +421,48 @@ class ModelValues:
 
 BATCHING = rows_of(BatchingValues)
 SETTINGS = (*BATCHING, *rows_of(ModelValues))
-#: What changes of a served model may have; words come first, so that settings go before them.
-LIVE = (*WORDS, *(row for row in SETTINGS if row.is_live))
-#: What requests to register a model may have.
-REGISTERED = (*WORDS, *(row for row in SETTINGS if "request" in row.sources))
-#: Every name in yaml and JSON, and its row.
-BY_KEY: Mapping[str, Setting] = {key: row for row in (*WORDS, *SETTINGS) for key in row.keys}
-#: The same with all spellings, the usual ones last.
+#: The settings of changes of a served model; foreign settings come first, so that ours win.
+LIVE = (*FOREIGN_SETTINGS, *(row for row in SETTINGS if row.is_live))
+#: The settings of requests to register a model.
+REGISTERED = (*FOREIGN_SETTINGS, *(row for row in SETTINGS if "request" in row.sources))
+#: The rows by their names in yaml and JSON.
+BY_KEY: Mapping[str, Setting] = {
+    key: row for row in (*FOREIGN_SETTINGS, *SETTINGS) for key in row.keys
+}
+#: The rows by all spellings; the usual ones are last.
 BY_SPELLING: Mapping[str, Setting] = {
     **{name: row for row in BY_KEY.values() for name in row.spellings if name not in row.keys},
     **BY_KEY,
 }
 
 
-def read_with_words(
+def read_with_foreign(
     rows: Iterable[Setting],
     values: Mapping[str, Any],
     on_wrong: OnWrong = refuse_value,
     names: Callable[[Setting], Sequence[str]] = lambda row: row.spellings,
 ) -> Fields:
-    """`read_settings` of one source, with what the words among the rows imply.
+    """Return the settings of one source, foreign ones included (`read_settings`).
 
     Raises:
-        ValueError: See `read_settings`; or a word and a setting contradict each other.
+        ValueError: A value is wrong, or two settings contradict each other.
     """
-    settings = read_settings([row for row in rows if row not in WORDS], values, on_wrong, names)
-    found = read_settings(WORDS, values, on_wrong, names)
-    check_words(words_of(values, names), settings)
+    settings = read_settings(
+        [row for row in rows if row not in FOREIGN_SETTINGS], values, on_wrong, names
+    )
+    found = read_settings(FOREIGN_SETTINGS, values, on_wrong, names)
+    check_foreign(foreign_settings_of(values, names), settings)
     return {**found, **settings}
 
 
-def words_of(
+def foreign_settings_of(
     values: Mapping[str, Any],
     names: Callable[[Setting], Sequence[str]] = lambda row: row.spellings,
 ) -> Fields:
-    """The words of other servers among values, by name."""
+    """Return the settings of other servers among values, by name."""
     return {
         row.name: values[name]
-        for row in WORDS
+        for row in FOREIGN_SETTINGS
         for name in names(row)
         if values.get(name) is not None
     }

@@ -1,9 +1,9 @@
-"""The words of other servers for batching: what each means here, or what it is called.
+"""The batching settings of other servers: their meaning here, or our name for them.
 
-A word is a row as any setting is (`Setting`), read from the same places; but it is kept nowhere,
-since all it does is to choose values of settings. A setting that the same source names itself goes
-before what a word implies, and a narrower word before a wider one. Two that leave nothing to choose
-from contradict each other (`check_words`).
+A foreign setting is a row (`Setting`) that is read from the same sources. It has no value of its
+own, but sets values of our settings. Our settings in the same source win over a foreign one, and a
+specific foreign setting over a general one. Two that exclude each other are refused
+(`check_foreign`).
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from marserve.frontend.configuration.setting import Fields, Setting, camel_case
 from marserve.frontend.configuration.setting_kinds import FLAG, Kind, word
 
 LATENCY, THROUGHPUT = "latency", "throughput"
-# Of OpenVINO's AUTO: throughput of all devices. Here they are those of the workers.
+# OpenVINO's AUTO: throughput of all devices; here, of all workers.
 _CUMULATIVE = "cumulative_throughput"
 _UNDEFINED = ("none", "undefined")
 #: The values of ``performance_hint``, as in OpenVINO in any case.
@@ -22,14 +22,14 @@ HINTS = (LATENCY, THROUGHPUT, _CUMULATIVE, *_UNDEFINED)
 _ADAPTIVE = "adaptive"
 _ONE: Fields = {"size": 1, "is_automatic": False}
 _HINTED: Mapping[str, Fields] = {
-    # Nobody waits for others; a batch is what has gathered while the worker was busy.
+    # No request waits; a batch is the requests that arrived while the worker was busy.
     LATENCY: {"policy": _ADAPTIVE, "delay": 0.0},
     THROUGHPUT: {"policy": _ADAPTIVE, "is_automatic": True},
     _CUMULATIVE: {"policy": _ADAPTIVE, "is_automatic": True},
 }
 
 
-def _word(name: str, kind: Kind, text: str, means: Mapping[Any, Fields]) -> Setting:
+def _foreign(name: str, kind: Kind, text: str, means: Mapping[Any, Fields]) -> Setting:
     return Setting(
         attribute=name,
         key=camel_case(name),
@@ -44,21 +44,21 @@ def _word(name: str, kind: Kind, text: str, means: Mapping[Any, Fields]) -> Sett
     )
 
 
-#: Widest first.
-WORDS = (
-    _word(
+#: The most general first.
+FOREIGN_SETTINGS = (
+    _foreign(
         "performance_hint",
         word(*HINTS, any_case=True),
-        "OpenVINO's: what to set where nothing else is said; see docs/batching.md.",
+        "OpenVINO's: sets what no other setting sets; see docs/batching.md.",
         _HINTED,
     ),
-    _word(
+    _foreign(
         "allow_auto_batching",
         FLAG,
-        "OpenVINO's: false is a batch size of 1 where none is named, true the default.",
+        "OpenVINO's: false is a batch size of 1 unless one is set, true the default.",
         {False: _ONE},
     ),
-    _word(
+    _foreign(
         "batchable",
         FLAG,
         "BentoML's: true is the adaptive policy, false a batch size of 1.",
@@ -69,12 +69,12 @@ WORDS = (
 _DELAY = "here it is max_batch_delay, in milliseconds"
 _QUEUE = "here it is job_queue_size, in requests"
 _SIZES = "batch_policy=adaptive finds the sizes itself"
-_WORKERS = "here the number of workers says it: initial_workers, or min_worker and max_worker"
-#: Names whose values cannot be taken over as they are, and what to say instead.
-CALLED_OTHERWISE = {
+_WORKERS = "here it is the number of workers: initial_workers, or min_worker and max_worker"
+#: Names whose values have no direct equivalent, and the hint for each.
+FOREIGN_NAMES = {
     "allowed_batch_sizes": "here it is compiled_batch_sizes",
     "auto_batch_timeout": _DELAY,
-    "batch_padding_policy": "with compiled_batch_sizes the cheaper of padding and cutting is taken",
+    "batch_padding_policy": "with compiled_batch_sizes the cheaper of padding and cutting is used",
     "batch_timeout_micros": _DELAY,
     "dynamic_batching": "here it is batch_policy, with batch_size and max_batch_delay",
     "instance_group": _WORKERS,
@@ -89,18 +89,18 @@ CALLED_OTHERWISE = {
 }
 
 
-def check_words(words: Fields, settings: Fields) -> None:
-    """Refuse a word and a setting of one source of which only one can hold.
+def check_foreign(words: Fields, settings: Fields) -> None:
+    """Refuse a foreign setting and a setting of the same source that exclude each other.
 
     Args:
-        words: The words, by name, and their values.
-        settings: What the source names itself.
+        words: The foreign settings, by name, and their values.
+        settings: Our settings in the same source.
 
     Raises:
         ValueError: They contradict each other.
     """
     is_automatic = settings.get("is_automatic", False)
     if words.get("batchable") is False and (is_automatic or settings.get("size", 1) > 1):
-        raise ValueError("batchable=false is a batch size of 1, and another one is given, too.")
+        raise ValueError("batchable=false is a batch size of 1, but another one is given.")
     if words.get("allow_auto_batching") is False and is_automatic:
         raise ValueError("allow_auto_batching=false and batch_size=auto contradict each other.")

@@ -1,13 +1,13 @@
-"""Which models were served, and by how many workers: the ``model_snapshot`` of a snapshot file.
+"""The ``model_snapshot`` of a snapshot file: the served models and their numbers of workers.
 
-JSON in TorchServe's members and order, so that either server restores what the other has written.
-Numbers and switches may be texts, as KServe's model-archiver writes them and TorchServe read them.
+JSON with TorchServe's members in its order, so that either server restores the other's snapshots.
+Numbers and switches may be texts, as KServe's model-archiver writes them and TorchServe reads them.
 Some members are ours, and left out where TorchServe's are enough:
 
-    handler          of a model that was registered with another handler than its archive names
-    batchSizeAuto    that ``batchSize`` was found by measuring
+    handler          the handler of the registration, if it is not the one of the archive
+    batchSizeAuto    whether ``batchSize`` was measured
     batchPolicy, …   other settings that were chosen, as in model-config.yaml
-    batchCosts       what batches cost, as learnt: rows of size, milliseconds, batches seen
+    batchCosts       the learnt costs of batches: rows of size, milliseconds, number of batches
 
     {"name": "20261120213709459-startup.cfg", "modelCount": 1, "created": 1795210629459,
      "models": {NAME: {VERSION: {"defaultVersion": true, "marName": "probe.mar", ...}}}}
@@ -24,18 +24,18 @@ from marserve.frontend.configuration.setting_kinds import MAX_NUMBER, TEXT, Kind
 from marserve.frontend.configuration.values import plain_number
 
 _MAX_COSTS = 100
-#: What requests can set, so that the archive does not have it; less TorchServe's members.
+#: The settings that requests can set, and the archive therefore lacks, except TorchServe's.
 SAVED = tuple(row for row in SETTINGS if "request" in row.sources and row.key not in TORCHSERVES)
 
 
 @dataclass(frozen=True)
 class SavedModel:
-    """One model version as it was served; times in seconds."""
+    """One served model version; times in seconds."""
 
     name: str
     version: str
     is_default: bool
-    archive: str  # what to register: a name in the model store, or an absolute directory
+    archive: str  # a name in the model store, or an absolute directory
     min_workers: int
     max_workers: int
     batch_size: int
@@ -44,17 +44,17 @@ class SavedModel:
     startup_timeout: float
     runtime: str = "python"
     parallel_level: int = 0
-    handler: str = ""  # where the registration had chosen another than the archive names
-    is_automatic: bool = False  # whether `batch_size` was found by measuring
+    handler: str = ""  # of the registration, if it is not the one of the archive
+    is_automatic: bool = False  # whether `batch_size` was measured
     settings: Mapping[str, Any] = field(default_factory=dict)  # members of `SAVED` that were chosen
-    batch_costs: tuple[tuple[float, float, int], ...] = ()  # size, seconds, batches seen
+    batch_costs: tuple[tuple[float, float, int], ...] = ()  # size, seconds, number of batches
 
 
 def saved_models(text: str) -> tuple[SavedModel, ...]:
-    """Reads a ``model_snapshot``; empty where its ``modelCount`` is 0 or less.
+    """Return the models of a ``model_snapshot``; none if its ``modelCount`` is 0 or less.
 
     Raises:
-        ValueError: It is none; the text completes "expected ...".
+        ValueError: The text is no snapshot; the message completes "expected ...".
     """
     try:
         snapshot = json.loads(text)
@@ -68,7 +68,7 @@ def saved_models(text: str) -> tuple[SavedModel, ...]:
 
 
 def snapshot_json(name: str, created_ms: int, models: Iterable[SavedModel]) -> str:
-    """Writes a ``model_snapshot``: of the file ``name``, in the order to register them again."""
+    """Return the ``model_snapshot`` of the file ``name``, in the order of registration."""
     by_name: dict[str, dict[str, Any]] = {}
     for model in models:
         by_name.setdefault(model.name, {})[model.version] = _members(model)
@@ -97,7 +97,7 @@ def _read(name: str, version: str, members: Mapping[str, Any]) -> SavedModel:
         text = repr(members.get(key, "missing"))[:80]
         raise ValueError(f"{key} of {name} {version} to be {kind.rule}, it is {text}")
 
-    max_workers = _whole(read("minWorkers", _whole(0, MAX_WORKERS)))  # no less than that
+    max_workers = _whole(read("minWorkers", _whole(0, MAX_WORKERS)))  # not below the minimum
     values = {
         attribute: read(key, max_workers if key == "maxWorkers" else kind, default)
         for key, attribute, kind, default in (*_ALWAYS, *_OPTIONAL)
@@ -135,7 +135,7 @@ def _number(above: int, read: Callable[[float], float], write: Callable[[float],
 
 
 def _plain(number: float) -> float:
-    """Whole where it can be, as TorchServe knows no other numbers."""
+    """Return a whole number if possible, because TorchServe accepts no others."""
     rounded = round(float(number), 6)
     return int(rounded) if rounded.is_integer() else rounded
 
@@ -154,7 +154,7 @@ _FLAG = Kind(
     lambda value: isinstance(value, bool | str) and str(value).lower() in ("true", "false"),
     read=lambda value: str(value).lower() == "true",
 )
-# TorchServe could save the -10000 by which it meant "never wait".
+# TorchServe may have saved -10000, which means "do not wait".
 _DELAY = _number(-MAX_NUMBER, lambda ms: max(0.0, ms) / 1000, lambda delay: _plain(delay * 1000))
 _SECONDS = _number(0, float, _plain)
 _COSTS = Kind(
@@ -163,8 +163,8 @@ _COSTS = Kind(
     read=lambda rows: tuple((float(size), ms / 1000, count) for size, ms, count in rows),
     write=lambda rows: [[_plain(size), _plain(s * 1000), count] for size, s, count in rows],
 )
-# Members with their attributes, kinds and defaults, of which None is refused: TorchServe's, which
-# are always written, and others where there is something to say.
+# Members with their attributes, kinds and defaults (None: required): TorchServe's, which are always
+# written, and others, which are written if they have a value.
 _ALWAYS = (
     ("defaultVersion", "is_default", _FLAG, False),
     ("marName", "archive", _NAME, None),

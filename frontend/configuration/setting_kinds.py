@@ -1,7 +1,7 @@
-"""What a setting of a model may be: each kind of value with its rule, in words and as JSON Schema.
+"""The kinds of values of settings, each with its rule as text and as JSON Schema.
 
 A rule completes the sentences "it is ..." and "it takes ...". Values are those of yaml and JSON;
-the text of a query is first turned into such a value.
+the text of a query is first parsed to such a value.
 """
 
 import re
@@ -16,7 +16,7 @@ Json = dict[str, Any]
 
 #: The largest number of the contract, a Java int.
 MAX_NUMBER = 2**31 - 1
-#: In the place of a number: one that is found by measuring.
+#: Instead of a number: the server measures it.
 AUTOMATIC = "auto"
 
 # Each is tried when the model is loaded.
@@ -28,20 +28,20 @@ _WHOLE = re.compile(r"[+-]?[0-9]{1,12}")
 
 
 class _ShortRepr(reprlib.Repr):
-    """The aliases of a yaml can nest a line of gigabytes."""
+    """Limits the nesting of values, because aliases of a yaml can expand to gigabytes."""
 
     def __init__(self) -> None:
         super().__init__()
         self.maxlevel = 2
 
     def repr_int(self, x: int, level: int) -> str:
-        """Python refuses to write thousands of digits, which hexadecimal ones get past yaml."""
+        """Return a number; Python refuses to write thousands of digits."""
         if x.bit_length() > _MAX_BITS:
             return f"<a number of {x.bit_length()} bits>"
         return super().repr_int(x, level)
 
 
-#: A value in few words, however large it is.
+#: Returns a short text of a value of any size.
 short_repr: Callable[[object], str] = _ShortRepr().repr
 
 
@@ -64,24 +64,24 @@ def _decimal(text: str) -> float | str:
 class Kind:
     """A kind of value."""
 
-    rule: str  # what is allowed, in words
+    rule: str  # what is allowed, as text
     accepts: Callable[[Any], bool]
     schema: Json = field(default_factory=dict)  # of what it accepts
-    read: Callable[[Any], Any] = _unchanged  # an accepted value as the server uses it
-    write: Callable[[Any], Any] = _unchanged  # back again, for describe calls and snapshots
-    #: A query's text as a value, white space stripped; what stands for none is left to be refused.
+    read: Callable[[Any], Any] = _unchanged  # an accepted value to the value that the server uses
+    write: Callable[[Any], Any] = _unchanged  # the reverse, for describe calls and snapshots
+    #: The text of a query to a value; white space is stripped. A text that is wrong stays a text.
     parse: Callable[[str], Any] = _number
-    query_schema: Json | None = None  # where a query's differs from `schema`
-    yaml_rule: str = ""  # other words of `rule` for the log, where model-config.yaml breaks it
+    query_schema: Json | None = None  # of a query, if it differs from `schema`
+    yaml_rule: str = ""  # `rule` for a warning about model-config.yaml, if it differs
 
 
 def is_whole(value: object, minimum: int, maximum: int = MAX_NUMBER) -> bool:
-    """Whether a value is a whole number, and within bounds."""
+    """Return whether a value is a whole number within bounds."""
     return type(value) is int and minimum <= value <= maximum
 
 
 def whole(minimum: int, maximum: int = MAX_NUMBER) -> Kind:
-    """Whole numbers."""
+    """Return the kind of whole numbers."""
     bounds = f", {minimum} or more" if maximum == MAX_NUMBER else f" from {minimum} to {maximum}"
     return Kind(
         f"a whole number{bounds}",
@@ -92,18 +92,18 @@ def whole(minimum: int, maximum: int = MAX_NUMBER) -> Kind:
 
 
 def integer(minimum: int, maximum: int = MAX_NUMBER) -> Kind:
-    """Whole numbers, with the rule that the log always had for TorchServe's keys."""
+    """Return the kind of whole numbers, with the text of TorchServe's keys for the log."""
     yaml_rule = f"an integer from {minimum} to {maximum}"
     return replace(whole(minimum, maximum), yaml_rule=yaml_rule)
 
 
 def milliseconds(kind: Kind) -> Kind:
-    """Whole milliseconds, used as seconds."""
+    """Return the kind of whole milliseconds, used as seconds."""
     return replace(kind, read=lambda ms: ms / 1000, write=lambda seconds: round(seconds * 1000))
 
 
 def word(*words: str, rule: str = "", any_case: bool = False) -> Kind:
-    """One of a few words."""
+    """Return the kind of some words."""
 
     def accepts(value: Any) -> bool:
         return isinstance(value, str) and (value.lower() if any_case else value) in words
@@ -119,7 +119,7 @@ FLAG = Kind(
     {"type": "boolean"},
     parse=lambda text: {"true": True, "false": False}.get(text.lower(), text),
 )
-#: In the place of a switch: on, but what comes of it refuses nothing.
+#: Instead of true: a difference is a warning and does not refuse the model.
 WARN = "warn"
 REFUSE = "refuse"
 _SWITCHED = {True: REFUSE, WARN: WARN, False: ""}
@@ -158,7 +158,7 @@ MAPPING = Kind("a map", lambda value: isinstance(value, dict))
 
 
 def automatic_or(kind: Kind) -> Kind:
-    """Numbers of another kind, or that one is to be found by measuring."""
+    """Return a kind of numbers that also accepts `AUTOMATIC`."""
     return Kind(
         f"{kind.rule}, or {AUTOMATIC}",
         lambda value: value == AUTOMATIC or kind.accepts(value),
@@ -175,7 +175,7 @@ BATCH_SIZE = automatic_or(whole(1))
 
 
 def _list_of(rule: str, minimum: int, maximum: int = MAX_NUMBER) -> Kind:
-    """Lists of whole numbers; used as tuples."""
+    """Return the kind of lists of whole numbers, used as tuples."""
 
     def accepts(value: Any) -> bool:
         return isinstance(value, list) and all(is_whole(each, minimum, maximum) for each in value)
@@ -209,13 +209,13 @@ DIMENSIONS = Kind(
 
 
 def gpu_numbers(gpus: int) -> Kind:
-    """Some of so many GPUs; an empty list is none of them, so that it means all."""
+    """Return the kind of lists of GPU numbers; an empty list means all GPUs."""
     kind = _list_of(f"a list of GPU numbers from 0 to {gpus - 1}", 0, gpus - 1)
     return replace(kind, read=lambda value: tuple(value) or None)
 
 
 def numbers_of(*names: str) -> Kind:
-    """Whole numbers by name; read as numbers by the position of their name."""
+    """Return the kind of maps from names to whole numbers, read by position of the name."""
 
     def accepts(value: Any) -> bool:
         return isinstance(value, dict) and all(
@@ -231,12 +231,12 @@ def numbers_of(*names: str) -> Kind:
 
 
 def flag_or(kind: Kind, rule: str, read: Callable[[Any], Any] = _unchanged) -> Kind:
-    """A switch, or what another kind allows."""
+    """Return the kind of a switch or of another kind."""
     return Kind(rule, lambda value: type(value) is bool or kind.accepts(value), read=read)
 
 
 def positive_numbers(names: Container[str]) -> Kind:
-    """Numbers above 0, by some of these names."""
+    """Return the kind of maps from these names to numbers above 0."""
 
     def accepts(value: Any) -> bool:
         return isinstance(value, dict) and all(

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable
 
 from marserve.frontend.configuration.model_schema import BY_KEY, BY_SPELLING
-from marserve.frontend.configuration.other_servers import CALLED_OTHERWISE
+from marserve.frontend.configuration.other_servers import FOREIGN_NAMES
 from marserve.frontend.configuration.setting import camel_case, snake_case
 
 _JVM = "there is no Java virtual machine to set up"
@@ -84,7 +84,7 @@ def unread_yaml_key(name: object, known: Iterable[str] = YAML_KEYS) -> str:
     if _plain(name) in ("workers", "initialworkers"):
         return f"{unread}; minWorkers and maxWorkers say how many workers there are."
     meant = _nearest(name, known)
-    advice = other_word(name) or (f"did you mean {meant}?" if meant else "")
+    advice = foreign_name_hint(name) or (f"did you mean {meant}?" if meant else "")
     return f"{unread}; {advice}" if advice else ""
 
 
@@ -102,15 +102,15 @@ def advice_for_model(name: str, known: Iterable[str]) -> str:
     """How a setting of a model is called that has another name here; else only a full stop."""
     if len(name) > _MAX_NAME:
         return "."
-    if other := other_word(name):
+    if other := foreign_name_hint(name):
         return f"; {other}"
     meant = _nearest(name, known)
     return f"; did you mean {meant}?" if meant else "."
 
 
-def other_word(name: str) -> str:
+def foreign_name_hint(name: str) -> str:
     """What a name of another server's is called here; empty where it is none of those."""
-    sentence = CALLED_OTHERWISE.get(snake_case(name), "")
+    sentence = FOREIGN_NAMES.get(snake_case(name), "")
     return sentence and f"{sentence}."
 
 
@@ -129,7 +129,7 @@ def _nearest(name: str, known: Iterable[str]) -> str:
 def _advice(name: str, known: Iterable[str]) -> str:
     bare = _plain(name)
     meant = {_plain(key): key for key in known}.get(bare) or _MEANT.get(bare)
-    if other := other_word(name):
+    if other := foreign_name_hint(name):
         return f"; {other}"
     for key in () if meant else BY_KEY:
         if bare.removeprefix("default") == _plain(key):

@@ -13,12 +13,12 @@ from marserve.frontend.configuration.model_schema import (
     MAX_WORKERS,
     REGISTERED,
     SETTINGS,
-    read_with_words,
+    read_with_foreign,
 )
-from marserve.frontend.configuration.other_servers import WORDS
+from marserve.frontend.configuration.other_servers import FOREIGN_SETTINGS
 from marserve.frontend.configuration.setting import Fields, Setting
 from marserve.frontend.configuration.setting_kinds import AUTOMATIC
-from marserve.frontend.configuration.unread_keys import other_word, unread_parameter
+from marserve.frontend.configuration.unread_keys import foreign_name_hint, unread_parameter
 from marserve.frontend.errors import BadRequest
 from marserve.frontend.operations.parameters import Parameters
 from marserve.frontend.registration.model_changes import Registration
@@ -154,7 +154,7 @@ def _unread(
 
 def _names(row: Setting) -> Sequence[str]:
     """Return the names of a setting in requests; foreign settings also have their JSON names."""
-    return row.spellings if row in WORDS else row.parameters
+    return row.spellings if row in FOREIGN_SETTINGS else row.parameters
 
 
 def format_settings(settings: ModelSettings) -> str:
@@ -178,7 +178,7 @@ def _read(
     rows: Sequence[Setting], parameters: Parameters, *, is_registration: bool = False
 ) -> Fields:
     for name in parameters.names:
-        if other := other_word(name):
+        if other := foreign_name_hint(name):
             raise BadRequest(f"{name[:40]} is not a parameter of this server; {other}")
     values: dict[str, Any] = {}
     for row in rows:
@@ -188,6 +188,6 @@ def _read(
         if is_registration and row.as_configured and not row.kind.accepts(values[row.parameter]):
             values[row.parameter] = parameters.number(row.parameter, row.as_configured)
     try:
-        return read_with_words(rows, values, names=_names)
+        return read_with_foreign(rows, values, names=_names)
     except ValueError as error:
         raise BadRequest(str(error)) from error

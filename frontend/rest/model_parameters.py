@@ -3,7 +3,7 @@
 import json
 
 from marserve.frontend.configuration.model_schema import BATCHING, LIVE, REGISTERED
-from marserve.frontend.configuration.other_servers import WORDS
+from marserve.frontend.configuration.other_servers import FOREIGN_SETTINGS
 from marserve.frontend.configuration.saved_models import SAVED
 from marserve.frontend.configuration.setting import Setting
 from marserve.frontend.configuration.setting_kinds import Json, whole
@@ -17,8 +17,8 @@ from marserve.frontend.rest.parameters import query_parameters
 _MAX_JSON_BYTES = 1 << 16
 # By their names in the files of openapi/.
 _GROUPS = {
-    "batching": tuple(row for row in REGISTERED if row in (*BATCHING, *WORDS)),
-    "others": tuple(row for row in REGISTERED if row not in (*BATCHING, *WORDS)),
+    "batching": tuple(row for row in REGISTERED if row in (*BATCHING, *FOREIGN_SETTINGS)),
+    "others": tuple(row for row in REGISTERED if row not in (*BATCHING, *FOREIGN_SETTINGS)),
     "live": LIVE,
 }
 

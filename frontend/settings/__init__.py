@@ -1,1 +1,4 @@
-"""The settings of a model: what there is, where each comes from, how it is read."""
+"""The settings of a model: their sources and their resolution.
+
+The folder is beside registration/, because serving/ uses resolved settings, too.
+"""

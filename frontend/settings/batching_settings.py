@@ -1,13 +1,13 @@
-"""How the batching of a model version is resolved, and changed while it is served.
+"""Resolves the batching settings of a model version, also for changes while it is served.
 
-The sources (request, yaml, ``models=``, the server's own, later changes) are laid over each other,
-the strongest on top, and what one of them implies counts as set by it: a latency goal makes the
-policy adaptive, another policy ends the goal. A batch size that no source has set is derived at the
-end, every time anew: 1, the largest of the compiled sizes, or automatic if the policy is adaptive.
+The sources (request, yaml, ``models=``, server, later changes) are merged; the strongest wins. A
+source also sets what its values imply: a latency goal makes the policy adaptive, another policy
+removes the goal. A batch size that no source sets is derived after each change: 1, the largest of
+the compiled sizes, or automatic if the policy is adaptive.
 
-A *mode* is the key of model-config.yaml by which a model is served so that there are no batches to
-form: ``asyncCommunication`` or ``continuousBatching``; or ``sequenceBatching``, where batches are
-formed in one order only. Empty for none of them.
+A *mode* is the key of model-config.yaml by which a model forms no batches (``asyncCommunication``,
+``continuousBatching``), or forms them in the order of the requests only (``sequenceBatching``); it
+is empty for other models.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,12 +29,12 @@ from marserve.frontend.configuration.model_schema import (
 from marserve.frontend.configuration.setting import Fields
 from marserve.frontend.errors import ArchiveRefused, BadRequest, ServeError
 
-#: By name of a setting: the source that decided.
+#: The source of each setting, by the name of the setting.
 Origins = Mapping[str, str]
 
-#: The mode of a stateful model whose requests do form batches.
+#: The mode of a stateful model, whose requests form batches.
 SEQUENCES = "sequenceBatching"
-#: Origins of what was not set for this model.
+#: The origins of values that are not set for this model.
 DEFAULT_ORIGINS = ("default", "server")
 
 _SIZE = ("size", "is_automatic")
@@ -46,10 +46,10 @@ _NAMES = {
 
 
 def resolve_batching(sources: Mapping[str, Fields], mode: str = "") -> tuple[Batching, Origins]:
-    """The settings of the sources, the strongest first, and the origin that decided each of them.
+    """Return the settings of the sources, and their origins; the strongest source comes first.
 
     Raises:
-        BadRequest, ArchiveRefused: They contradict each other; names fields, values and rule.
+        BadRequest, ArchiveRefused: They contradict each other; the text names fields and values.
     """
     layers = list(sources.items())[::-1]
     try:
@@ -61,17 +61,17 @@ def resolve_batching(sources: Mapping[str, Fields], mode: str = "") -> tuple[Bat
 def change_batching(
     batching: Batching, origins: Origins, changes: Fields, mode: str = ""
 ) -> tuple[Batching, Origins]:
-    """Lay what a request changes over what is resolved; raises ValueError for a contradiction."""
-    batching, origins = _laid_over(batching, origins, "request", changes)
+    """Apply the changes of a request; raises ValueError if they contradict other settings."""
+    batching, origins = _merged(batching, origins, "request", changes)
     return _derived(batching, origins, mode), origins
 
 
 def restore_batching(
     batching: Batching, origins: Origins, saved: Fields, mode: str = ""
 ) -> tuple[Batching, Origins]:
-    """Lay a snapshot over what is resolved; raises ValueError for a contradiction.
+    """Apply the settings of a snapshot; raises ValueError if they contradict other settings.
 
-    Where they agree, nothing changes: a snapshot always has a size, even one that was derived.
+    Equal values change nothing: a snapshot always has a size, even one that was derived.
     """
     for is_size in (False, True):
         batching = _with_size(batching, origins)
@@ -80,12 +80,12 @@ def restore_batching(
             for name, value in saved.items()
             if (name in _SIZE) is is_size and value != getattr(batching, name)
         }
-        batching, origins = _laid_over(batching, origins, "snapshot", differing)
+        batching, origins = _merged(batching, origins, "snapshot", differing)
     return _derived(batching, origins, mode), origins
 
 
 def refusal(origin: str, error: ValueError) -> ServeError:
-    """An error in the settings of a source, as the client is to read it."""
+    """Return the error of a source as a client reads it."""
     if origin == "yaml":
         return ArchiveRefused(f"model-config.yaml: {error}")
     if origin == "models":
@@ -99,11 +99,11 @@ def _resolved(layers: Sequence[tuple[str, Fields]], mode: str) -> tuple[Batching
     batching = Batching()
     origins: Origins = {"batch_size": "default", "max_batch_delay": "default"}
     for origin, fields in layers:
-        batching, origins = _laid_over(batching, origins, origin, fields)
+        batching, origins = _merged(batching, origins, origin, fields)
     return _derived(batching, origins, mode), origins
 
 
-def _laid_over(
+def _merged(
     batching: Batching, origins: Origins, origin: str, fields: Fields
 ) -> tuple[Batching, Origins]:
     new: dict[str, Any] = with_implied(fields)
@@ -116,7 +116,7 @@ def _laid_over(
 
 
 def _derived(batching: Batching, origins: Origins, mode: str) -> Batching:
-    """With the size that was not set, and checked; a ValueError names both sides."""
+    """Return checked settings with the derived values; ValueError names both sides."""
     batching = _with_bucket(_with_size(batching, origins), origins, mode)
     if mode == SEQUENCES:
         for asked in _buckets(batching):
@@ -127,7 +127,7 @@ def _derived(batching: Batching, origins: Origins, mode: str) -> Batching:
         for asked in _beyond_fixed(batching):
             raise ValueError(
                 f"{asked} has no meaning beside {mode}: its requests do not wait for each other, "
-                f"so that there is nothing but batch_policy={FIXED} with a number as batch_size."
+                f"so it has only batch_policy={FIXED} with a number as batch_size."
             )
     return batching.check()
 
@@ -151,7 +151,7 @@ def _with_size(batching: Batching, origins: Origins) -> Batching:
 
 
 def _beyond_fixed(batching: Batching) -> Iterator[str]:
-    """What is asked for that only batches can have."""
+    """Yield the settings that need batches."""
     if batching.policy != FIXED:
         yield f"batch_policy={batching.policy}"
     if batching.is_automatic:
@@ -169,7 +169,7 @@ def _buckets(batching: Batching) -> Iterator[str]:
 
 
 def _origin_of(layers: Sequence[tuple[str, Fields]], mode: str, error: ValueError) -> str:
-    """The origin of a contradiction: the weakest source from which on it is there."""
+    """Return the origin of a contradiction: the weakest source that causes it."""
     found, _ = layers[-1]
     for count in range(len(layers) - 1, 0, -1):
         try:
@@ -183,10 +183,9 @@ def _origin_of(layers: Sequence[tuple[str, Fields]], mode: str, error: ValueErro
 
 
 def sizes_to_validate(batching: Batching) -> list[int]:
-    """The sizes of batches whose answers are compared with those of single requests.
+    """Return the sizes of batches whose answers are compared with those of single requests.
 
-    The smallest that are batches, and the largest; of one that is found by measuring, as far as
-    that comes. Of compiled sizes each, and one that is padded.
+    The two smallest and the largest; of compiled sizes each, and one that is padded.
     """
     maximum = batching.max_size
     if batching.compiled_sizes:
@@ -198,6 +197,6 @@ def sizes_to_validate(batching: Batching) -> list[int]:
 
 
 def sizes_to_try(batching: Batching) -> list[int]:
-    """The sizes whose cost is worth knowing before any traffic comes; empty where none is."""
+    """Return the sizes whose costs are measured before the model serves; empty for none."""
     is_used = batching.compiled_sizes or batching.is_automatic or batching.policy == ADAPTIVE
     return batching.sizes_to_try if is_used else []

@@ -1,17 +1,17 @@
 """Where each setting of a model comes from: the request, model-config.yaml, config.properties.
 
-Each setting asks its sources in an order of its own (`Setting.sources`), because TorchServe did so
-and archives rely on it:
+The order of the sources depends on the setting (`Setting.sources`), as in TorchServe, because
+archives rely on it:
 
     batching             request > yaml > ``models=`` > server default (`batching_settings`)
     timeouts             yaml > ``models=`` > request > server default
     workers, registered  yaml pair > request > default_workers_per_model > 0
     workers, at start    yaml pair > ``models=`` > default_workers_per_model > GPUs > cores
 
-What a catalog says of a model goes before all of them: it is what somebody wants to be served.
+The catalog wins over all of them.
 
-Two differences, both supersets. A yaml without timeouts no longer hides the request's and the
-server's behind TorchServe's built-in 120 s. A yaml ``maxBatchDelay: 0`` means 0, not "unset".
+Two differences from TorchServe: a yaml without timeouts does not replace those of the request and
+the server by 120 s, and ``maxBatchDelay: 0`` in a yaml means 0, not "unset".
 """
 
 import logging
@@ -29,7 +29,7 @@ from marserve.frontend.configuration.model_schema import (
     BatchingValues,
     ModelValues,
     TorchRun,
-    read_with_words,
+    read_with_foreign,
 )
 from marserve.frontend.configuration.saved_models import SAVED, SavedModel
 from marserve.frontend.configuration.setting import Fields, read_settings, rows_of
@@ -56,7 +56,7 @@ logger = logging.getLogger(__name__)
 _BATCHING = frozenset(each.name for each in fields(BatchingValues))
 _WORKERS = ("min_workers", "max_workers")
 _NONE: Fields = {}
-#: The origin of what a catalog says.
+#: The origin of the settings of a catalog.
 CATALOG = "catalog"
 
 
@@ -65,15 +65,17 @@ class ModelSettings(ModelValues):
     """The resolved settings of a model version."""
 
     batching: Batching
-    parallel: Parallel | None = None  # where a worker is more than one device or process
-    #: What whoever registers the model should know of its model-config.yaml, in sentences.
+    parallel: Parallel | None = None  # if a worker has several devices or processes
+    #: Warnings about model-config.yaml for the client that registers the model.
     warnings: tuple[str, ...] = field(compare=False, default=())
-    debugged: bool = False  # whether its only worker has the terminal, perhaps at a breakpoint
-    origins: Origins = field(compare=False, default_factory=dict)  # of what has several sources
+    debugged: bool = False  # whether its only worker has the terminal
+    origins: Origins = field(
+        compare=False, default_factory=dict
+    )  # of settings with several sources
 
     @property
     def mode(self) -> str:
-        """The key by which requests are served without batches to form; empty for none."""
+        """The key by which requests are served without batches; empty for none."""
         return _mode(self.asynchronous, self.continuous_batching)
 
     @property
@@ -82,10 +84,10 @@ class ModelSettings(ModelValues):
 
     @property
     def worker_batching(self) -> Batching:
-        """The batching of a worker: as set, but for the continuous batching of stateful models.
+        """The batching of a worker: as set, except for stateful models with continuous batching.
 
-        There a step may have twice as many requests, as in TorchServe: a sequence whose answer is
-        streamed can then still be told to stop.
+        There a step may have twice the requests, as in TorchServe, so that a sequence whose answer
+        is streamed can still be stopped.
         """
         if self.stateful and self.continuous_batching:
             return replace(self.batching, size=2 * self.batching.size)
@@ -93,7 +95,7 @@ class ModelSettings(ModelValues):
 
     @property
     def sequence_limits(self) -> SequenceLimits:
-        """The limits of a stateful model; there may be enough sequences to fill all batches."""
+        """The limits of a stateful model; the sequences can fill the batches of all workers."""
         return SequenceLimits(
             max_idle=self.sequence_max_idle,
             max_age=self.sequence_timeout or math.inf,
@@ -103,22 +105,22 @@ class ModelSettings(ModelValues):
         )
 
     def slots_per_worker(self, min_workers: int) -> int:
-        """How many sequences each worker may have, so that this many workers have room for all."""
+        """Return the sequences of each worker, so that this number of workers can have all."""
         return math.ceil(self.sequence_limits.max_sequences / max(1, min_workers))
 
     @property
     def values(self) -> Fields:
-        """All settings by attribute, those of batching with the others."""
+        """All settings by attribute, batching included."""
         return {**vars(self), **vars(self.batching)}
 
     def for_debugging(self) -> "ModelSettings":
-        """Settings under which the one worker may stand at a breakpoint for as long as it takes."""
+        """Return settings for a single worker that may wait at a breakpoint for any time."""
         return replace(
             self, min_workers=1, max_workers=1, autoscale=None, client_timeout=0.0, debugged=True
         )
 
     def changed(self, changes: Fields) -> "ModelSettings":
-        """Settings with what a request changes; raises ValueError for a contradiction."""
+        """Return settings with the changes of a request; ValueError if they contradict others."""
         of_batching, others = _split(changes)
         batching, origins = change_batching(
             self.batching, self.origins, of_batching, self._batching_mode
@@ -132,10 +134,10 @@ class ModelSettings(ModelValues):
         return replace(self, **others, batching=batching, origins=origins)
 
     def restored(self, saved: SavedModel) -> "ModelSettings":
-        """Settings in which those of a snapshot win over every other source.
+        """Return settings in which those of a snapshot win over every other source.
 
         Raises:
-            ArchiveRefused: They contradict what the archive has by now.
+            ArchiveRefused: They contradict the archive, which may have changed.
         """
         of_batching, others = _split(_saved_settings(saved))
         others = {name: value for name, value in others.items() if value != getattr(self, name)}
@@ -163,17 +165,17 @@ def resolve_settings(
     """Resolve every setting of a model.
 
     Args:
-        requested: The settings in its registration.
+        requested: The settings of the registration.
         model_yaml: The parsed model-config.yaml.
-        numbers: The model's entry in ``models=``.
-        config: The server's.
-        gpus: How many there are.
-        default_workers: How many where neither yaml nor, at start, ``models=`` sets them.
-        at_start: Whether the model is loaded at start rather than registered.
-        catalog: The settings in its entry in a catalog.
+        numbers: The entry of the model in ``models=``.
+        config: The configuration of the server.
+        gpus: The number of GPUs.
+        default_workers: The number of workers, unless yaml or, at start, ``models=`` sets it.
+        at_start: Whether the model is loaded at start instead of by a request.
+        catalog: The settings of the model in a catalog.
 
     Raises:
-        ArchiveRefused, BadRequest: The model cannot be served so.
+        ArchiveRefused, BadRequest: The settings contradict each other.
     """
     warnings: list[str] = []
 
@@ -226,19 +228,19 @@ def resolve_settings(
 
 
 def models_settings(numbers: Mapping[str, Any]) -> Fields:
-    """The settings in a model's entry of ``models=``, each of which was checked at start.
+    """Return the settings in a model's entry of ``models=``, which were checked at start.
 
     Raises:
         BadRequest: Two names of one setting have different values.
     """
     try:
-        return read_with_words([row for row in SETTINGS if "models" in row.sources], numbers)
+        return read_with_foreign([row for row in SETTINGS if "models" in row.sources], numbers)
     except ValueError as error:
         raise refusal("models", error) from error
 
 
 def server_settings(config: Config, mode: str = "") -> Fields:
-    """What holds for all models; a batch policy only where there are batches to form."""
+    """Return the server's defaults; without a batch policy for a mode without batches."""
     found = {row.attribute: getattr(config, row.server) for row in SETTINGS if row.server}
     if mode:
         del found["policy"]
@@ -275,7 +277,7 @@ def _saved_settings(saved: SavedModel) -> Fields:
 
 
 def _strongest(sources: Mapping[str, Fields]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Values and origins of all settings but those of workers and batching."""
+    """Return values and origins of all settings except workers and batching."""
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
     for row in rows_of(ModelValues):
@@ -300,7 +302,7 @@ def _workers_pair(from_yaml: Fields, warn: Warn) -> tuple[int, int] | None:
 
 
 def _parallel(from_yaml: Fields, keys: Sequence[object], warn: Warn) -> Parallel | None:
-    """From ``parallelType``, with ``parallelLevel`` or ``torchrun``: what comes later counts."""
+    """Read ``parallelType`` with ``parallelLevel`` or ``torchrun``; the later one counts."""
     kind, level = from_yaml.get("parallel_type"), from_yaml.get("parallel_level", 0)
     torchrun: TorchRun | None = from_yaml.get("torchrun")
     if torchrun and (not level or keys.index("torchrun") > keys.index("parallelLevel")):
@@ -315,7 +317,7 @@ def _parallel(from_yaml: Fields, keys: Sequence[object], warn: Warn) -> Parallel
 def _check_stages(
     values: dict[str, Any], origins: Mapping[str, str], mode: str, parallel: Parallel | None
 ) -> None:
-    """Refuse a model whose batches are to overlap, or follow each other, where none can."""
+    """Refuse stages or outstanding batches in modes that cannot have them."""
     beside = mode
     if parallel and parallel.has_ranks:  # each would have to run the stages in the same order
         beside = f"parallelType={parallel.type}"
@@ -336,7 +338,7 @@ def _check_stages(
 
 
 def _check_validation(values: Mapping[str, Any], mode: str, parallel: Parallel | None) -> None:
-    """Refuse to validate batches where none are formed, or samples can form none."""
+    """Refuse the validation of batches in modes without batches."""
     beside = mode
     if values.get("stateful"):
         beside = "sequenceBatching"
@@ -347,9 +349,9 @@ def _check_validation(values: Mapping[str, Any], mode: str, parallel: Parallel |
 
 
 def _check_sequences(values: Mapping[str, Any], batching: Batching) -> None:
-    """Refuse an archive of a stateful model that could not be served."""
+    """Refuse a stateful model whose settings contradict sequences."""
     obstacles = {
-        "sequenceMaxIdleMSec is 1 or more: when a sequence without requests is to end": (
+        "sequenceMaxIdleMSec is 1 or more: the time after which an idle sequence ends": (
             not values.get("sequence_max_idle")
         ),
         "overlapStages is false: the stages of its requests must follow each other": (
@@ -358,7 +360,7 @@ def _check_sequences(values: Mapping[str, Any], batching: Batching) -> None:
         "dynamicBatchSize is false: the items of a list would be of one sequence": (
             batching.splits_lists
         ),
-        "autoscale is false: with a worker, its sequences would end": values.get("autoscale"),
+        "autoscale is false: when a worker stops, its sequences end": values.get("autoscale"),
     }
     for rule, is_broken in obstacles.items():
         if is_broken:

@@ -1,7 +1,7 @@
-"""What the server reads of a model-config.yaml; the rest of it is the handler's.
+"""Reads the settings of the server in a model-config.yaml; other keys are the handler's.
 
-A wrong value is ignored with a warning, as in TorchServe; those of new keys that would go unnoticed
-refuse the model (`Setting.is_strict`).
+A wrong value of a TorchServe key is ignored with a warning, as in TorchServe; a wrong value of our
+own keys refuses the model (`Setting.is_strict`).
 """
 
 import itertools
@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from marserve.frontend.configuration.model_schema import SETTINGS, TorchRun, read_with_words
+from marserve.frontend.configuration.model_schema import SETTINGS, TorchRun, read_with_foreign
 from marserve.frontend.configuration.setting import (
     Fields,
     Setting,
@@ -25,29 +25,34 @@ from marserve.frontend.errors import ArchiveRefused
 
 logger = logging.getLogger(__name__)
 
-#: Is called with a sentence for whoever registers the model, and for the log.
+#: Called with a warning for the client that registers the model, and for the log.
 Warn = Callable[[str], object]
 
-_MAX_KEYS = 500  # that are looked at one by one
+_MAX_KEYS = 500  # that are checked one by one
 _TORCHRUN = rows_of(TorchRun)
 
 
 def log_warning(sentence: str) -> None:
-    """Tell the log only."""
+    """Log a warning."""
     logger.warning("%s", sentence)
 
 
 def yaml_settings(parsed: Mapping[str, Any], gpus: int = 0, warn: Warn = log_warning) -> Fields:
-    """The settings in a model-config.yaml, for a machine with so many GPUs.
+    """Return the settings in a model-config.yaml.
+
+    Args:
+        parsed: The parsed yaml.
+        gpus: The number of GPUs of the machine.
+        warn: Called with warnings.
 
     Raises:
-        ArchiveRefused: A value is wrong, and not one that is ignored.
+        ArchiveRefused: A value is wrong, and not ignored.
     """
     kinds = {"device_ids": gpu_numbers(gpus)}
     rows = [replace(row, kind=kinds.get(row.attribute, row.kind)) for row in SETTINGS]
     on_wrong = partial(_on_wrong, warn)
     try:
-        found = dict(read_with_words(rows, parsed, on_wrong))
+        found = dict(read_with_foreign(rows, parsed, on_wrong))
     except ValueError as error:
         raise ArchiveRefused(f"model-config.yaml: {error}") from error
     if "torchrun" in found:
@@ -57,18 +62,15 @@ def yaml_settings(parsed: Mapping[str, Any], gpus: int = 0, warn: Warn = log_war
 
 
 def check_yaml(parsed: Mapping[str, Any], settings: Fields, warn: Warn = log_warning) -> None:
-    """Warn of keys that have no effect here, or nowhere.
+    """Warn of keys without effect.
 
-    A key that is unlike all of ours is left alone: handlers keep settings of their own here, as
-    TorchServe's users do.
+    A key that is not similar to one of ours is ignored, because handlers have their settings here.
     """
     if settings.get("asynchronous"):
         if settings.get("continuous_batching"):
-            _warn_without_effect(
-                "continuousBatching", "every request is on its way by itself", warn
-            )
+            _warn_without_effect("continuousBatching", "every request is sent alone", warn)
         if parsed.get("autoscale"):
-            _warn_without_effect("autoscale", "its requests seldom wait in the queue", warn)
+            _warn_without_effect("autoscale", "its requests rarely wait in the queue", warn)
     for key in itertools.islice(parsed, _MAX_KEYS):
         if sentence := unread_yaml_key(key):
             warn(f"model-config.yaml: {sentence}")
@@ -77,7 +79,7 @@ def check_yaml(parsed: Mapping[str, Any], settings: Fields, warn: Warn = log_war
 def _on_wrong(warn: Warn, row: Setting, name: str, value: object) -> None:
     """Warn of a wrong value, or refuse the archive."""
     if row.is_strict or name != row.key:
-        # Settings that only the yaml has always had their values formatted as Python's.
+        # Values of settings that only the yaml has are shown in Python's format.
         if "models" not in row.sources:
             value = short_repr(value)
         raise ArchiveRefused(f"model-config.yaml: {wrong_value(name, value, row.kind.rule)}")
@@ -90,7 +92,7 @@ def _warn_of_unread(torchrun: Mapping[Any, Any], warn: Warn) -> None:
     known = [row.key for row in _TORCHRUN]
     for key in itertools.islice(torchrun, _MAX_KEYS):
         if key not in known:
-            hint = unread_yaml_key(key, known) or f"{short_repr(key)} is no key that is read here."
+            hint = unread_yaml_key(key, known) or f"{short_repr(key)} is not a key of this server."
             warn(f"model-config.yaml: torchrun: {hint}")
 
 

@@ -1,10 +1,9 @@
-"""Models whose workers take several devices, or several processes.
+"""Models whose workers use several devices or several processes.
 
-``pp``, ``tp`` and ``pptp`` are started by torchrun: one process ("rank") for each part of the
-model; ``custom`` is one process that sees all its devices. Beyond TorchServe: a parallelType
-without a ``torchrun`` map starts parallelLevel ranks (it crashed); torchrun is that of the worker's
-interpreter; and where no rendezvous endpoint is named on a single machine, every worker has one of
-its own, in memory.
+torchrun starts ``pp``, ``tp`` and ``pptp``: one process ("rank") for each part of the model;
+``custom`` is one process that sees all its devices. Extensions of TorchServe: a parallelType
+without a ``torchrun`` map starts parallelLevel ranks; torchrun is that of the worker's interpreter;
+without a rendezvous endpoint on a single machine, every worker has a separate one in a file.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,15 +20,15 @@ _STORE = "store_type=file"
 
 @dataclass(frozen=True)
 class Parallel:
-    """How a worker is more than one device, or one process."""
+    """The devices and processes of a worker."""
 
     type: str  # as in model-config.yaml
-    level: int  # devices of each worker, where there are any
-    torchrun: TorchRun  # how its processes are started; not used by ``custom``
+    level: int  # devices of each worker, if the machine has any
+    torchrun: TorchRun  # the options of torchrun; not used by ``custom``
 
     @property
     def has_own_rendezvous(self) -> bool:
-        """Whether its processes meet no others, of other machines."""
+        """Whether the processes are all on this machine, without a given rendezvous."""
         run = self.torchrun
         return run.nnodes == 1 and run.rdzv_backend == "c10d" and not run.rdzv_endpoint
 
@@ -39,11 +38,11 @@ class Parallel:
         return self.type != "custom"
 
     def runner(self, name: str, log_dir: Path) -> Runner | None:
-        """What starts a worker's processes; None where it is a single one.
+        """Return what starts the processes of a worker; None for a single process.
 
         Args:
-            name: Unique to the worker.
-            log_dir: Of the server.
+            name: A unique name of the worker.
+            log_dir: The log directory of the server.
         """
         if not self.has_ranks:
             return None
@@ -56,7 +55,7 @@ class Parallel:
         )
 
     def environment(self, gpus: Sequence[int]) -> Mapping[str, str]:
-        """What the environment of its processes, on these GPUs, has in addition."""
+        """Return additional environment variables of its processes, on these GPUs."""
         added = {"CUDA_VISIBLE_DEVICES": visible_names(gpus)} if gpus else {}
         if self.has_ranks:
             added |= {"LOGLEVEL": "INFO", "OMP_NUM_THREADS": str(self.torchrun.omp_threads)}
@@ -75,7 +74,7 @@ class Parallel:
             "node-rank": run.node_rank,
             "log-dir": log_dir.absolute() / "torchelastic_ts",
             "rdzv-id": name,
-            # TorchServe's 1 would start ranks that find no wire: the whole worker is replaced.
+            # TorchServe's 1 would start ranks without a connection; the whole worker is replaced.
             "max-restarts": 0,
         }
         return [f"--{key}={value}" for key, value in options.items() if value is not None]

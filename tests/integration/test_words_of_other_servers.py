@@ -38,7 +38,7 @@ MEANT = {
 REFUSED = {
     "performance_hint=fast": "performance_hint=fast: it is one of latency, throughput, ",
     "batchable=maybe": "batchable=maybe: it is true or false.",
-    "batchable=false max_batch_size=4": "batchable=false is a batch size of 1, and another",
+    "batchable=false max_batch_size=4": "batchable=false is a batch size of 1, but another",
     "allow_auto_batching=false batch_size=auto": "allow_auto_batching=false and batch_size=auto",
 }
 CALLED_OTHERWISE = {

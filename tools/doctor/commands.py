@@ -70,7 +70,7 @@ def commands_of_words(words: Sequence[object], place: Place) -> Iterator[Command
         yield from commands_in(line, place, in_container=True)
 
 
-def words_of(text: str) -> list[str]:
+def foreign_settings_of(text: str) -> list[str]:
     """The words of CMD or ENTRYPOINT: JSON, or a line for a shell."""
     with contextlib.suppress(ValueError):
         words = json.loads(text)

@@ -10,7 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from marserve.tools.doctor.commands import Command, commands_in, commands_of_words, words_of
+from marserve.tools.doctor.commands import (
+    Command,
+    commands_in,
+    commands_of_words,
+    foreign_settings_of,
+)
 from marserve.tools.doctor.documents import containers_in, documents_of
 from marserve.tools.doctor.findings import Place
 from marserve.tools.doctor.sources import Kind, Source
@@ -181,7 +186,7 @@ class _Reader:
                 case "ENV":
                     self._add(self._to.variables, _variables(instruction.text))
                 case "CMD" | "ENTRYPOINT":
-                    words = words_of(instruction.text)
+                    words = foreign_settings_of(instruction.text)
                     self._add(self._to.commands, commands_of_words(words, place))
                     if words[-1:] == ["serve"]:  # understood by the entrypoint of both images
                         self._add(self._to.commands, [Command(place, _SERVE, in_container=True)])

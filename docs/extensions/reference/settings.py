@@ -14,7 +14,7 @@ from marserve.frontend.configuration.model_schema import (
     ModelValues,
     TorchRun,
 )
-from marserve.frontend.configuration.other_servers import WORDS
+from marserve.frontend.configuration.other_servers import FOREIGN_SETTINGS
 from marserve.frontend.configuration.setting import Setting, rows_of
 from reference.markdown import anchored, code, definition, linked, sentence, table
 
@@ -72,7 +72,7 @@ def model_settings() -> str:
             *_section("Batches and queues", BATCHING, defaults),
             *_section("Workers and all else", others, defaults),
             *_section("Members of `torchrun`", rows_of(TorchRun), vars(TorchRun())),
-            *_section("Words of other servers", WORDS, {}),
+            *_section("Words of other servers", FOREIGN_SETTINGS, {}),
         ]
     )
 

@@ -15,7 +15,7 @@ from marserve.frontend.configuration.model_schema import (
     PRIORITIES,
     SETTINGS,
 )
-from marserve.frontend.configuration.other_servers import CALLED_OTHERWISE, WORDS
+from marserve.frontend.configuration.other_servers import FOREIGN_NAMES, FOREIGN_SETTINGS
 from marserve.frontend.configuration.setting import (
     Fields,
     Setting,
@@ -40,12 +40,12 @@ def read_keys(values: dict[str, Any], *on_wrong: Any) -> Fields:
 
 
 def test_no_two_settings_share_a_name() -> None:
-    rows = (*WORDS, *SETTINGS)
+    rows = (*FOREIGN_SETTINGS, *SETTINGS)
     names = [name for row in rows for name in {*row.parameters, *row.keys}]
     assert len(names) == len(set(names))
     assert BY_KEY.keys() == {key for row in rows for key in row.keys}
     assert set(names) <= {*BY_SPELLING, *(row.parameter for row in rows)}
-    assert not {*names} & {*CALLED_OTHERWISE, *map(camel_case, CALLED_OTHERWISE)}
+    assert not {*names} & {*FOREIGN_NAMES, *map(camel_case, FOREIGN_NAMES)}
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,9 @@ def test_what_is_absent_or_null_says_nothing() -> None:
 
 def test_a_field_may_have_both_its_names_if_they_agree() -> None:
     assert read_keys({"batchSize": 4, "maxBatchSize": 4})["size"] == 4
-    with pytest.raises(ValueError, match="batchSize and maxBatchSize are names of the same thing"):
+    with pytest.raises(
+        ValueError, match="batchSize and maxBatchSize are names of the same setting"
+    ):
         read_keys({"batchSize": 4, "maxBatchSize": "auto"})
 
 

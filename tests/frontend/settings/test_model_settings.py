@@ -485,7 +485,7 @@ def test_in_the_map_of_torchrun_every_unknown_key_is_reported(
     assert [record.message for record in caplog.records][:2] == [
         "model-config.yaml: torchrun: nproc_per_node is no key that the server reads here; did you "
         "mean nproc-per-node?",
-        "model-config.yaml: torchrun: 'max-restarts' is no key that is read here.",
+        "model-config.yaml: torchrun: 'max-restarts' is not a key of this server.",
     ]
 
 
