@@ -7,13 +7,14 @@ headings, with lists and tables::
     - Same: `a`, `b` (a remark), `c.{d,e}`, `GET /f[/{g}]`
     - New, GROUP: `h`
 
-    | Name | Verdict | Note |
-    |---|---|---|
-    | `i`, `j` | better | how |
-    | GROUP: `k` | refused | why |
+    | Better | How |
+    |---|---|
+    | `i`, `j` | how |
+    | GROUP: `k` | how |
 
-Braces with a comma stand for each of the words in them, brackets for an optional part, and a star
-(of names that are not supported) for any characters.
+The first heading of a table is the verdict of its rows. Braces with a comma stand for each of the
+words in them, brackets for an optional part, and a star (of names that are not supported) for any
+characters.
 """
 
 import re
@@ -26,7 +27,8 @@ from pathlib import Path
 #: The page, from the root of the repository.
 PAGE = "docs/compatibility.md"
 _LISTS = {"Same": "same", "New": "new", "No effect": "refused", "Later": "later"}
-_CELLS = 3
+_TABLES = {"Better": "better", "Refused": "refused", "Later": "later"}
+_CELLS = 2
 _FILES = tuple(map(Path(__file__).with_name, ("compatibility.md", "names.md")))
 
 
@@ -63,7 +65,7 @@ def spelled_out(pattern: str) -> list[str]:
 
 def read_entries(text: str) -> Iterator[Entry]:
     """The entries of the page, in order; ValueError where one is not of its shape."""
-    section = ""
+    section = verdict = ""
     for line in text.splitlines():
         if line.startswith("## "):
             section = line[3:]
@@ -73,13 +75,16 @@ def read_entries(text: str) -> Iterator[Entry]:
                 raise ValueError(line)
             names = re.sub(r"\(.*?\)", "", found[3])
             yield Entry(section, found[2] or "", names, _LISTS[found[1]], found[3], is_list=True)
-        elif line.startswith("| ") and not line.startswith("| Name |"):
+        elif line.startswith("| "):
             cells = [cell.strip() for cell in line.strip("|").split("|")]
             if len(cells) != _CELLS:
                 raise ValueError(line)
+            if cells[0] in _TABLES:
+                verdict = _TABLES[cells[0]]
+                continue
             grouped = re.match(r"([^`:]+): (.*)", cells[0])
             group, names = grouped.groups() if grouped else ("", cells[0])
-            yield Entry(section, group, names, cells[1], cells[2])
+            yield Entry(section, group, names, verdict, cells[1])
 
 
 @lru_cache(maxsize=1)
