@@ -27,7 +27,7 @@ from marserve.backend.loader import load_service
 from marserve.backend.protocol import STREAM_NEXT, Input, Part, Piece, Prediction, Reply
 from marserve.backend.service import Service
 from marserve.backend.worker import WorkerPlace, enter_model
-from marserve.frontend.archives.archive import make_helpers, make_opener
+from marserve.frontend.archives.archive import ArchiveOpener, make_helpers
 from marserve.frontend.configuration.loading import load_config
 from marserve.frontend.configuration.properties import ConfigError
 from marserve.frontend.documents import json_text
@@ -143,7 +143,7 @@ def _prepare(options: argparse.Namespace, workdir: Path) -> "_Run":
     config = load_config({"model_store": str(path.parent)}, options.ts_config)
     if "tsConfigFile" in config.texts:
         logger.info("Configuration file: %s", config.texts["tsConfigFile"])
-    opener = make_opener(config, workdir, make_helpers(config))
+    opener = ArchiveOpener(config, workdir, make_helpers(config))
     archive = asyncio.run(opener.open(str(path) if path.is_dir() else path.name))
     # Starts no process: it never gets to that.
     host = WorkerHost(config, LocalLauncher("spawn"), DeviceAllocator(count_gpus()))

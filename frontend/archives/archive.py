@@ -18,7 +18,7 @@ import logging
 import re
 import shutil
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -67,37 +67,24 @@ def implied_model_name(url: str) -> str:
     return re.sub(r"\W", "_", Path(url).stem, flags=re.ASCII)
 
 
-@dataclass(frozen=True)
-class ArchivePlaces:
-    """Directories of archives, and URLs that may be downloaded."""
-
-    model_store: Path | None
-    workdir: Path  # archives are unpacked below it
-    allowed_urls: Sequence[re.Pattern[str]] = ()
-    workflow_store: Path | None = None
-
-
 class ArchiveOpener:
-    """Finds, downloads, unpacks, reads and removes archives.
-
-    ``downloads`` limits the number of simultaneous downloads. With ``needs_requirements`` the
-    requirements file of a manifest must exist.
-    """
+    """Finds, downloads, unpacks, reads and removes archives; ``limits`` replace configured ones."""
 
     def __init__(
         self,
-        places: ArchivePlaces,
-        limits: ArchiveLimits,
-        downloads: Slots,
+        config: Config,
+        workdir: Path,
         helpers: HelperProcesses,
-        *,
-        needs_requirements: bool = False,
+        limits: ArchiveLimits | None = None,
     ) -> None:
-        self._places = places
-        self._limits = limits
+        self._config = config
+        self._workdir = workdir
         self._helpers = helpers
-        self._downloader = Downloader(places.allowed_urls, limits, downloads, helpers)
-        self._needs_requirements = needs_requirements
+        self._limits = limits or ArchiveLimits(
+            max_bytes=config.max_archive_size or None, download_seconds=config.download_timeout
+        )
+        downloads = Slots(config.max_downloads, "archives are being downloaded (max_downloads)")
+        self._downloader = Downloader(config.allowed_urls, self._limits, downloads, helpers)
         self._removals = DaemonThreads("removal of archives", _REMOVAL_THREADS)
 
     async def open(
@@ -119,13 +106,13 @@ class ArchiveOpener:
         """
         archive, contents = await self._open(
             url,
-            self._places.model_store,
+            self._config.model_store,
             "models",
             operation="open",
             is_signed=s3_sse_kms,
             is_private=is_private,
             known_keys=YAML_KEYS,
-            needs_requirements=self._needs_requirements,
+            needs_requirements=self._config.install_py_dep_per_model,
         )
         return replace(archive, contents=Contents.from_json(contents))
 
@@ -139,7 +126,7 @@ class ArchiveOpener:
             WorkflowRefused: Its manifest or its specification cannot be read.
             ServeError: As in `open`.
         """
-        store = self._places.workflow_store
+        store = self._config.workflows_directory
         try:
             archive, contents = await self._open(
                 url, store, "workflows", operation="open_workflow", is_signed=s3_sse_kms
@@ -151,7 +138,7 @@ class ArchiveOpener:
     async def _open(
         self,
         url: str,
-        store: Path | None,
+        store: Path,
         folder: str,
         *,
         operation: str,
@@ -160,14 +147,14 @@ class ArchiveOpener:
         **arguments: Any,
     ) -> tuple[Archive, dict[str, Any]]:
         """Open an archive by an operation of `helper`; return it and the contents read."""
-        store = _checked_store(url, store)
-        root = self._places.workdir / folder / uuid.uuid4().hex
+        _check_url(url)
+        root = self._workdir / folder / uuid.uuid4().hex
         made = Archive(url, root, root, root)
         async with AsyncExitStack() as until_unpacked:
             if scheme := _SCHEME.match(url):
                 if scheme[1].lower() not in _FETCHED_SCHEMES:
                     raise ModelNotFound(f"Model not found at: {url}")
-                check_allowed(url, self._places.allowed_urls)
+                check_allowed(url, self._config.allowed_urls)
                 place = store
                 if is_private:
                     place = await until_unpacked.enter_async_context(self._private_place(root))
@@ -197,7 +184,7 @@ class ArchiveOpener:
         """Make a directory for a download, and remove it after the block."""
         place = root.parent.with_name("downloads") / root.name
         try:
-            await in_abandonable_thread(_make_directory, place)
+            await in_abandonable_thread(place.mkdir, 0o700, True)  # with its parents
         except OSError as error:
             raise _cannot_open(error) from error
         try:
@@ -216,10 +203,6 @@ class ArchiveOpener:
                 logger.warning("%s is still being removed.", archive.root)
 
 
-def _make_directory(path: Path) -> None:
-    path.mkdir(mode=0o700, parents=True)
-
-
 def _cannot_open(error: OSError) -> ServeError:
     return ServeError(f"The archive cannot be opened: {error.strerror or error}.")
 
@@ -230,24 +213,8 @@ def make_helpers(config: Config) -> HelperProcesses:
     return HelperProcesses(Slots(config.max_unpacking, under_way), config.unpack_timeout)
 
 
-def make_opener(config: Config, workdir: Path, helpers: HelperProcesses) -> ArchiveOpener:
-    """Return the opener for the archives of a server."""
-    return ArchiveOpener(
-        ArchivePlaces(config.model_store, workdir, config.allowed_urls, config.workflows_directory),
-        ArchiveLimits(
-            max_bytes=config.max_archive_size or None, download_seconds=config.download_timeout
-        ),
-        Slots(config.max_downloads, "archives are being downloaded (max_downloads)"),
-        helpers,
-        needs_requirements=config.install_py_dep_per_model,
-    )
-
-
-def _checked_store(url: str, store: Path | None) -> Path:
+def _check_url(url: str) -> None:
     if not url:
         raise ModelNotFound("empty url")
     if ".." in unquote(url):  # unquoted: a file URL may spell its dots as %2e
         raise ModelNotFound(f"Relative path is not allowed in url: {url}")
-    if store is None:
-        raise ModelNotFound("Model store has not been configured.")
-    return store

@@ -21,7 +21,7 @@ from marserve.frontend.aio.background import (
     outcome_of,
     unless,
 )
-from marserve.frontend.archives.archive import make_helpers, make_opener
+from marserve.frontend.archives.archive import ArchiveOpener, make_helpers
 from marserve.frontend.archives.requirements import DependencyStore
 from marserve.frontend.configuration.setting import Fields
 from marserve.frontend.errors import (
@@ -89,7 +89,7 @@ class ModelManager(ModelChanges):
         self._resolver = Resolver(host)
         helpers = make_helpers(config)
         #: Opens the archives of models, and those of workflows.
-        self.archives = make_opener(config, workdir, helpers)
+        self.archives = ArchiveOpener(config, workdir, helpers)
         self._dependencies = DependencyStore(
             config.dependency_cache, host.python, host.environment(), helpers
         )

@@ -10,41 +10,27 @@ from marserve.frontend.serving.model_version import ModelVersion, Origin
 
 @dataclass(frozen=True)
 class Registration:
-    """A model version to register; an empty text leaves the choice to the manifest.
+    """A model version to register; an empty text leaves the choice to the manifest."""
 
-    Attributes:
-        url: Name in the model store, path of a directory, or URL.
-        version: Version that the archive must contain; empty for any.
-        initial_workers: None for the configured number.
-        synchronous: Whether to wait until the workers are READY.
-        s3_sse_kms: Whether an http(s) URL leads to S3 and needs AWS credentials.
-        at_start: Whether the server loads the model while it starts.
-        saved: Settings from a snapshot; they override all others.
-        catalog: Settings from a catalog; they override all others.
-        is_private: Whether a download is kept out of the model store.
-        workflow: Workflow of which the model is a node; snapshots leave it out.
-        is_function: Whether it is a function of a workflow's handler; it is not listed.
-    """
-
-    url: str
+    url: str  # name in the model store, path of a directory, or URL
     model_name: str = ""
-    version: str = ""
+    version: str = ""  # that the archive must contain; empty for any
     handler: str = ""
     runtime: str = ""
-    initial_workers: int | None = None
+    initial_workers: int | None = None  # None for the configured number
     settings: Fields = field(default_factory=dict)
-    synchronous: bool = True
-    s3_sse_kms: bool = False
-    at_start: bool = False
-    saved: SavedModel | None = None
-    catalog: Fields | None = None
-    is_private: bool = False
-    workflow: str = ""
-    is_function: bool = False
+    synchronous: bool = True  # whether to wait until the workers are READY
+    s3_sse_kms: bool = False  # whether an http(s) URL leads to S3 and needs AWS credentials
+    at_start: bool = False  # whether the server loads the model while it starts
+    saved: SavedModel | None = None  # settings of a snapshot; they override all others
+    catalog: Fields | None = None  # settings of a catalog; they override all others
+    is_private: bool = False  # whether a download is kept out of the model store
+    workflow: str = ""  # of which the model is a node; snapshots leave it out
+    is_function: bool = False  # whether it is a function of a workflow's handler; it is not listed
 
     @property
     def origin(self) -> Origin:
-        """The origin of the model version that is made of it."""
+        """The origin of the model version."""
         return Origin(self.at_start, self.handler, self.workflow, self.is_function)
 
 

@@ -19,11 +19,11 @@ from marserve.frontend.aio.background import Slots
 from marserve.frontend.archives.archive import (
     Archive,
     ArchiveOpener,
-    ArchivePlaces,
     implied_model_name,
 )
 from marserve.frontend.archives.helper_process import HelperProcesses
 from marserve.frontend.archives.unpack import ArchiveLimits
+from marserve.frontend.configuration.config import Config
 from marserve.frontend.errors import (
     ArchiveRefused,
     DownloadFailed,
@@ -68,13 +68,10 @@ class Opener:
         return asyncio.run(self.opening(url, **options))
 
     async def opening(self, url: str, **options: bool) -> Archive:
-        patterns = [re.compile(pattern) for pattern in self.allowed_urls]
-        opener = ArchiveOpener(
-            ArchivePlaces(self.store, self.workdir, patterns),
-            self.limits,
-            Slots(2, "downloads"),
-            HelperProcesses(Slots(2, "helpers"), timeout=60, stall=20),
-        )
+        patterns = tuple(re.compile(pattern) for pattern in self.allowed_urls)
+        config = Config(model_store=self.store, allowed_urls=patterns)
+        helpers = HelperProcesses(Slots(2, "helpers"), timeout=60, stall=20)
+        opener = ArchiveOpener(config, self.workdir, helpers, self.limits)
         return await opener.open(url, **options)
 
     def fails(self, url: str, kind: type[ServeError], **options: bool) -> str:
@@ -86,7 +83,7 @@ class Opener:
         return str(failure.value)
 
     def everything(self) -> set[Path]:
-        """All that is there but for the (empty) directories of unpacked models and downloads."""
+        """All files, without the empty directories of unpacked models and downloads."""
         return {
             path
             for root in (self.store, self.workdir)
@@ -154,7 +151,7 @@ def test_of_an_absolute_path_mlflow_wants_the_base_name_in_the_store(
     opener: Opener, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (opener.store / "m.mar").write_bytes(MAR)
-    (tmp_path / "m.mar").write_text("read by nobody")
+    (tmp_path / "m.mar").write_text("not read")
     caplog.set_level("INFO")
     for url in (f"{tmp_path}/m.mar", "/nowhere/at/all/m.mar", "some/where/m.mar"):
         archive = opener.open(url)
@@ -220,11 +217,6 @@ def test_a_bad_archive_in_the_store_is_refused(opener: Opener) -> None:
 )
 def test_a_url_that_leads_nowhere(opener: Opener, url: str, sentence: str) -> None:
     assert opener.fails(url, ModelNotFound) == sentence
-
-
-def test_without_a_store_nothing_is_served(opener: Opener) -> None:
-    with pytest.raises(ModelNotFound, match=r"^Model store has not been configured\.$"):
-        asyncio.run(replace(opener, store=None).opening("m.mar"))
 
 
 @pytest.mark.parametrize(
@@ -345,7 +337,7 @@ class Pages(BaseHTTPRequestHandler):
         self.wfile.write(zip_of({"../x": b""}))
 
     def _rival(self, query: dict[str, str]) -> None:
-        """Somebody else takes the name while the download is under way."""
+        """Another writer creates the file during the download."""
         self._start(200, Content_Length=len(MAR))
         Path(query["file"]).write_bytes(b"mine")
         self.wfile.write(MAR)
@@ -510,7 +502,7 @@ def test_a_download_that_stalls_is_given_up(opener: Opener, site: str) -> None:
 def test_a_cancelled_download_leaves_nothing(opener: Opener, site: str, page: str) -> None:
     async def cancel() -> None:
         opening = asyncio.ensure_future(opener.opening(f"{site}/{page}"))
-        while not list(opener.store.iterdir()):  # noqa: ASYNC110 - nothing tells of a file
+        while not list(opener.store.iterdir()):  # noqa: ASYNC110 - no event for a new file
             await asyncio.sleep(0)
         opening.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -1,4 +1,4 @@
-"""The processes that read what strangers bring: their limits, and how they end."""
+"""The processes that read untrusted files: their limits, and how they end."""
 
 import asyncio
 import json
@@ -15,7 +15,7 @@ import pytest
 
 from marserve.frontend.aio.background import Slots
 from marserve.frontend.archives import helper
-from marserve.frontend.archives.archive import make_helpers, make_opener
+from marserve.frontend.archives.archive import ArchiveOpener, make_helpers
 from marserve.frontend.archives.contents import Contents, read_contents
 from marserve.frontend.archives.helper_process import HelperProcesses
 from marserve.frontend.archives.unpack import ArchiveLimits
@@ -37,7 +37,7 @@ def packed(folder: Path, members: Mapping[str, Any], **model: object) -> Path:
 
 def opened(store: Path) -> Contents:
     config = Config(model_store=store)
-    opener = make_opener(config, store.parent / "work", make_helpers(config))
+    opener = ArchiveOpener(config, store.parent / "work", make_helpers(config))
     return asyncio.run(opener.open("m.mar")).contents
 
 
@@ -177,14 +177,14 @@ def test_one_that_takes_too_long_is_killed(
 def test_one_that_nobody_waits_for_is_killed_and_leaves_nothing(tmp_path: Path) -> None:
     packed(tmp_path / "store", {f"zeros{n}": bytes(40_000_000) for n in range(5)})
     config = Config(model_store=tmp_path / "store")
-    opener = make_opener(config, tmp_path / "work", make_helpers(config))
+    opener = ArchiveOpener(config, tmp_path / "work", make_helpers(config))
 
     def is_begun() -> bool:
         return any(tmp_path.glob("work/models/*/zeros0"))
 
     async def cancel() -> None:
         opening = asyncio.ensure_future(opener.open("m.mar"))
-        while not is_begun():  # noqa: ASYNC110 - nothing tells of a file
+        while not is_begun():  # noqa: ASYNC110 - no event for a new file
             await asyncio.sleep(0.001)
         opening.cancel()
         with pytest.raises(asyncio.CancelledError):

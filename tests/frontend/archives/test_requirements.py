@@ -1,4 +1,4 @@
-"""The cache around pip; an interpreter that only pretends stands in for Python (and for pip)."""
+"""The cache around pip, with a fake interpreter in place of Python and pip."""
 
 import asyncio
 import os
@@ -34,7 +34,7 @@ def helpers() -> HelperProcesses:
 
 
 class Installer:
-    """A store with an interpreter of its own, and a model."""
+    """A store with a fake interpreter, and a model."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.cache, self.model = folder, folder / "cache", folder / "model"
@@ -64,7 +64,7 @@ class Installer:
 
     @property
     def left(self) -> set[str]:
-        """What lies in the cache besides locks."""
+        """The files of the cache, without locks."""
         return {path.name for path in self.cache.iterdir() if path.suffix != ".lock"}
 
 
@@ -218,7 +218,7 @@ def test_requirements_that_include_a_pipe_hold_nobody_up(tmp_path: Path) -> None
 
 
 def test_reading_a_large_file_gets_on(tmp_path: Path) -> None:
-    """Whoever waits takes a helper process that does not get on for hung."""
+    """A helper process without progress counts as hung."""
     (tmp_path / "requirements.txt").write_text("./large.whl\n")
     (tmp_path / "large.whl").write_bytes(bytes(5_000_000))
     steps: list[None] = []

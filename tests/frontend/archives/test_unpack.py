@@ -339,7 +339,7 @@ def test_the_name_decides_the_format(tmp_path: Path) -> None:
 
 
 def test_a_wrong_checksum_in_a_zip_is_refused(tmp_path: Path) -> None:
-    info = zipfile.ZipInfo("x")  # stored: the bytes stand in the file as they are
+    info = zipfile.ZipInfo("x")  # stored: the file contains the bytes unchanged
     data = zip_of((info, b"the very bytes"))
     assert "CRC" in refusal(tmp_path, "m.mar", data.replace(b"very", b"vary", 1))
 

@@ -201,7 +201,7 @@ def test_what_fails_is_tried_again_less_and_less_often(run: Call) -> None:
             await world.convergence.converge("m")
         assert pauses == [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300]
         assert world.failures == 12
-        # Another entry is tried at once, whatever came of the one before.
+        # Another entry is tried at once.
         world.manager.broken = set()
         await world.want(one("1", "b"))
         assert world.served == one("1", "b")
@@ -338,7 +338,7 @@ def test_a_model_that_cannot_be_read_is_told_and_stays_as_it_is(run: Call) -> No
         assert world.failures == 2
         await world.want({})
         assert world.served == {}
-        # Nobody has served it here: the server is not ready until it is known what it is.
+        # It was never served here: the server is not ready until it can be read.
         world = World()
         await world.want({"m": wrong})
         assert world.registry.catalog_progress.awaited == {"m"}
@@ -356,7 +356,7 @@ def test_the_work_for_models_that_fail_is_linear(
     wrong, entry = "of an unknown word", CatalogEntry("a")
 
     def seconds(count: int) -> float:
-        """Processor time for a catalog of so many models, all of which fail."""
+        """Processor time for a catalog of ``count`` models, all of which fail."""
 
         async def scenario() -> World:
             world = World()

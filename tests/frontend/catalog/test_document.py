@@ -1,4 +1,4 @@
-"""Catalogs as text: what is read is what was written, and half of it is nothing."""
+"""Catalogs as text: reading returns what was written, and refuses a part of it."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""A catalog in a file: whole or not at all, whoever writes it and however that ends."""
+"""A catalog in a file: complete, also after a writer was killed or overtaken."""
 
 import asyncio
 import os

@@ -118,7 +118,7 @@ def test_a_version_is_changed_in_place_where_that_can_be() -> None:
     assert steps_to(replace(old, settings={"size": 4, "delay": 0.2})) == ["Reconfigure"]
     assert steps_to(replace(old, settings={"size": 4}, workers=(2, 2))) == ["Reconfigure", "Scale"]
     assert steps_to(replace(old, settings={"is_automatic": True})) == ["Reconfigure"]
-    # What is not live, or not set any more, can only be found anew.
+    # A setting that is not live, or not set any more, needs a new load.
     assert steps_to(replace(old, url="b.mar")) == ["Replace"]
     assert steps_to(replace(old, settings={"size": 1, "response_timeout": 5})) == ["Replace"]
     assert steps_to(replace(old, settings={})) == ["Replace"]

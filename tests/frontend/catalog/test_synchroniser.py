@@ -1,4 +1,4 @@
-"""How a catalog is watched and written: whatever its place does, there is an answer in time."""
+"""How a catalog is read and written: every answer comes in time, with any store."""
 
 import asyncio
 import datetime as dt
@@ -72,13 +72,13 @@ class Place:
 
 
 class Manager:
-    """Registers nothing: what is wanted is looked at here, not what becomes of it."""
+    """Registers nothing."""
 
     def await_catalog(self, names: Iterable[str] | None) -> None:
         """No server is waited for."""
 
     def report_catalog(self, *_report: Any, **_named: Any) -> None:
-        """Nobody reads it."""
+        """Not read here."""
 
     async def register(self, _registration: object) -> None:
         await asyncio.sleep(10_000)

@@ -25,10 +25,10 @@ LATE = 1.1
         (Demand(workers=1, ready=1, busy=1, waited=LATE), 1),
         (Demand(workers=2, ready=2, busy=2, waited=LATE), 1),
         (Demand(workers=1, ready=1, busy=1, waited=1.0), 0),  # not yet
-        (Demand(workers=2, ready=2, busy=1, waited=LATE), 0),  # somebody is idle: a batch fills
-        (Demand(workers=2, ready=1, busy=1, waited=LATE), 0),  # somebody is on his way
+        (Demand(workers=2, ready=2, busy=1, waited=LATE), 0),  # a worker is idle: a batch fills
+        (Demand(workers=2, ready=1, busy=1, waited=LATE), 0),  # a worker is starting
         (Demand(workers=3, ready=3, busy=3, waited=LATE), 0),  # there may be no more
-        (Demand(workers=0, ready=0, busy=0, waited=0.0), 0),  # nobody can wait
+        (Demand(workers=0, ready=0, busy=0, waited=0.0), 0),  # no request can wait
     ],
 )
 def test_when_a_model_gets_one_more(demand: Demand, step: int) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from marserve.frontend.archives.archive import Archive, make_helpers, make_opener
+from marserve.frontend.archives.archive import Archive, ArchiveOpener, make_helpers
 from marserve.frontend.configuration.config import Config
 from marserve.frontend.configuration.config_file import newest_snapshot
 from marserve.frontend.configuration.loading import load_config
@@ -160,7 +160,7 @@ def test_nothing_is_written_before_the_start_is_over_and_after_the_end(
 
 def test_without_a_writer_nothing_is_looked_up() -> None:
     def models() -> list[SavedModel]:
-        raise AssertionError("nobody wants to know")
+        raise AssertionError("must not be called")
 
     async def scenario() -> None:
         snapshots = Snapshots(None, models)
@@ -277,7 +277,7 @@ def test_the_saved_name_leads_to_the_archive_again(
 ) -> None:
     places = {"store": store, "cwd": Path.cwd()}
     config = Config(model_store=store)
-    opener = make_opener(config, store.parent / "work", make_helpers(config))
+    opener = ArchiveOpener(config, store.parent / "work", make_helpers(config))
     archive = asyncio.run(opener.open(url.format(**places)))
 
     async def scenario() -> None:

@@ -323,7 +323,7 @@ def test_requests_that_found_a_version_which_has_left_go_to_its_successor(
             assert await answers_to(old, b"a", b"b") == [b"new", b"new"]
             with pytest.raises(ModelNotFound):
                 await ask(old, by_version=True)
-            new.version = old.version  # the same one, registered anew
+            new.version = old.version  # the same one, registered again
             assert (await ask(old, by_version=True)).body == b"new"
 
     run(scenario())

@@ -1,4 +1,4 @@
-"""Calls of models by handlers: what is refused, what is inherited, and that nothing is left."""
+"""Calls of models by handlers: refusals, inherited options, and released resources."""
 
 import asyncio
 import math
@@ -156,7 +156,7 @@ def test_a_model_that_waits_for_the_call_is_not_called(
                 calls.begin(first.ticket, name="m")
             monkeypatch.setattr(model_calls, "MAX_DEPTH", 2)
             with pytest.raises(CyclicCall, match=r"At most 2 .* a 1\.0 -> b 1\.0 -> m 1\.0"):
-                # As if the model had been called as b: who calls is told by the worker's side.
+                # As if the model had been called as b: the worker's side passes the caller.
                 calls.begin(first.ticket, name="b")
             first.cancel()
             assert calls.leftovers == NOTHING

@@ -143,7 +143,7 @@ def test_a_row_that_fails_leaves_none_of_the_others(
                 await answers_to(model, *[b"x"] * 7)
             assert (len(model.queue), model.pending) == (0, 0)
             await fakes.drain_loop()
-        gc.collect()  # a failure that nobody looked at is told by then, and `run` minds
+        gc.collect()  # reports failures that were not retrieved, for which `run` raises
 
     run(scenario())
 
@@ -246,7 +246,7 @@ class WatchedInput(Input):
 def test_nothing_is_answered_before_the_request_is_submitted(
     run: Call, fakes: ModuleType, serve_model: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The batcher may refuse it at once, and its transport does not know the ticket yet."""
+    """The batcher may refuse it at once, and its transport does not have the ticket yet."""
 
     async def scenario() -> None:
         async with serve_model() as model:
