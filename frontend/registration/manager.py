@@ -15,14 +15,8 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from marserve.frontend.aio.background import (
-    BackgroundTasks,
-    in_abandonable_thread,
-    outcome_of,
-    unless,
-)
-from marserve.frontend.archives.archive import ArchiveOpener, make_helpers
-from marserve.frontend.archives.requirements import DependencyStore
+from marserve.backend.manifest import Manifest
+from marserve.frontend.aio.background import BackgroundTasks, outcome_of, unless
 from marserve.frontend.configuration.setting import Fields
 from marserve.frontend.errors import (
     BadRequest,
@@ -33,14 +27,13 @@ from marserve.frontend.errors import (
 )
 from marserve.frontend.logs.formats import one_line
 from marserve.frontend.registration.memory_check import MemoryCheck
+from marserve.frontend.registration.model_builder import ModelBuilder
 from marserve.frontend.registration.model_changes import ModelChanges, Registration
-from marserve.frontend.registration.resolver import Resolver
 from marserve.frontend.registration.snapshot import Snapshots, SnapshotWriter, served_models
 from marserve.frontend.registration.worker_changes import WorkerChanges
 from marserve.frontend.serving.host import WorkerHost
 from marserve.frontend.serving.model_version import ModelVersion
 from marserve.frontend.serving.registry import FailedLoad, ModelRegistry
-from marserve.frontend.serving.stateful.stateful_version import StatefulModelVersion
 from marserve.frontend.serving.worker_pool import WorkerOrder
 from marserve.frontend.settings.model_settings import ModelSettings
 from marserve.frontend.telemetry.metrics import Metrics
@@ -84,15 +77,10 @@ class ModelManager(ModelChanges):
         config = host.config
         self._registry = registry
         self._host = host
-        self._metrics = metrics
         self._timeout = config.unregister_model_timeout
-        self._resolver = Resolver(host)
-        helpers = make_helpers(config)
+        self._builder = ModelBuilder(host, metrics, workdir)
         #: Opens the archives of models, and those of workflows.
-        self.archives = ArchiveOpener(config, workdir, helpers)
-        self._dependencies = DependencyStore(
-            config.dependency_cache, host.python, host.environment(), helpers
-        )
+        self.archives = self._builder.archives
         self.snapshots = Snapshots(snapshots, lambda: served_models(registry, config.model_store))
         self._background = BackgroundTasks()
         self._workers = WorkerChanges(registry, self._background, self.snapshots, self._timeout)
@@ -128,7 +116,7 @@ class ModelManager(ModelChanges):
     async def register(self, registration: Registration) -> ModelVersion:
         """Register a model, and start its workers if it has any."""
         async with AsyncExitStack() as undo:
-            model = await self._open(registration, undo)
+            model = await self._builder.build(registration, undo, self._until_free)
             self._registry.check_absent(model)
             async with self._memory_for(model, registration):
                 self._registry.add(model)
@@ -162,7 +150,7 @@ class ModelManager(ModelChanges):
             ServeError: The registration failed; the old one serves on.
         """
         async with AsyncExitStack() as undo:
-            successor = await self._open(registration, undo)
+            successor = await self._builder.build(registration, undo, self._until_free)
             async with self._memory_for(successor, registration):
                 order, started = _start_workers(successor)
                 await self._workers.wait_until_up(successor, order, started)
@@ -272,33 +260,12 @@ class ModelManager(ModelChanges):
             gone.set()
         await self.archives.remove(model.archive)
 
-    async def _open(self, registration: Registration, undo: AsyncExitStack) -> ModelVersion:
-        """Open an archive, and make the model version of a registration, without its workers."""
-        archive = await self.archives.open(
-            registration.url,
-            s3_sse_kms=registration.s3_sse_kms,
-            is_private=registration.is_private,
-        )
-        undo.push_async_callback(self.archives.remove, archive)
-        manifest = self._resolver.manifest(archive, registration)
-        # In a thread: hundreds of unknown keys are compared with the known ones, letter by letter.
-        settings = await in_abandonable_thread(
-            self._resolver.settings, archive, manifest, registration
-        )
-        environment = await self._dependencies.install(
-            self._resolver.requirements(archive, manifest, venv=settings.use_venv)
-        )
-        # An earlier one first finishes its requests; its `unregister` has the deadline.
+    async def _until_free(self, manifest: Manifest) -> None:
+        """Wait until an unregistered version of this name has finished its requests."""
+        name_and_version = (manifest.model_name, manifest.model_version)
         for earlier, gone in list(self._leaving.items()):
-            if (earlier.name, earlier.version) == (manifest.model_name, manifest.model_version):
-                await gone.wait()
-        make = StatefulModelVersion if settings.stateful else ModelVersion
-        host, origin = self._host, registration.origin
-        model = make(archive, manifest, settings, host, self._metrics, environment, origin)
-        undo.push_async_callback(model.close, 0)
-        if registration.saved and registration.saved.batch_costs:
-            model.batcher.seed(point[:2] for point in registration.saved.batch_costs)
-        return model
+            if (earlier.name, earlier.version) == name_and_version:
+                await gone.wait()  # its `unregister` has the deadline
 
     def _memory_for(
         self, model: ModelVersion, registration: Registration
