@@ -16,18 +16,19 @@ from typing import NamedTuple
 from marserve.backend.protocol import Load
 from marserve.frontend.batching.batcher import Batcher
 from marserve.frontend.errors import NotEnoughDevices
+from marserve.frontend.serving.dispatch_choice import DispatchKinds, choose_dispatch
 from marserve.frontend.serving.host import ServedModel, WorkerHost, load_message, worker_spec
 from marserve.frontend.serving.measurements import sizes_while_idle, threads_to_try
 from marserve.frontend.settings.model_settings import ModelSettings
 from marserve.frontend.telemetry.model_metrics import ModelMetrics
-from marserve.frontend.workers.dispatch.asynchronous import MAX_IN_FLIGHT, Async
+from marserve.frontend.workers.dispatch.asynchronous import Async
 from marserve.frontend.workers.dispatch.batched import Batched, DispatchStrategy
 from marserve.frontend.workers.dispatch.continuous_batching import ContinuousBatching
-from marserve.frontend.workers.dispatch.outstanding import OutstandingBatches, dispatch_batches
+from marserve.frontend.workers.dispatch.outstanding import OutstandingBatches
 from marserve.frontend.workers.failures import Failure
 from marserve.frontend.workers.idle_profiling import IdleProfiling
 from marserve.frontend.workers.launchers.openmp import TorchOptions
-from marserve.frontend.workers.supervisor import MakeDispatch, WorkerSupervisor, WorkerTimeouts
+from marserve.frontend.workers.supervisor import WorkerSupervisor, WorkerTimeouts
 from marserve.frontend.workers.worker_threads import ThreadChoice, WorkerThreads
 
 
@@ -50,15 +51,6 @@ class Resized(NamedTuple):
 
     started: list[WorkerSupervisor]
     retired: list[WorkerSupervisor]
-
-
-class DispatchKinds(NamedTuple):
-    """The classes of dispatch strategies (`workers.dispatch`)."""
-
-    batched: Callable[..., DispatchStrategy]
-    several: Callable[..., DispatchStrategy]
-    continuous: Callable[..., DispatchStrategy]
-    asynchronous: Callable[..., DispatchStrategy]
 
 
 class WorkerPool:
@@ -273,7 +265,9 @@ class WorkerPool:
             timeouts=WorkerTimeouts(
                 startup=settings.startup_timeout, retry_window=settings.max_retry_timeout
             ),
-            make_dispatch=self._make_dispatch(),
+            make_dispatch=choose_dispatch(
+                model, host, self._dispatch_kinds(), lambda: self.alive > 0
+            ),
             batcher=self._make_batcher(),
             launcher=host.launcher,
             metrics=self._metrics,
@@ -308,33 +302,3 @@ class WorkerPool:
 
     def _dispatch_kinds(self) -> DispatchKinds:
         return DispatchKinds(Batched, OutstandingBatches, ContinuousBatching, Async)
-
-    def _make_dispatch(self) -> MakeDispatch:
-        def has_workers_left() -> bool:  # else queued requests have been failed already
-            return self.alive > 0
-
-        settings, kinds = self._model.settings, self._dispatch_kinds()
-        timeout = None if settings.debugged else settings.response_timeout
-        if settings.asynchronous:
-            # As in TorchServe, long generations have no timeout unless the model sets one.
-            is_chosen = settings.origins.get("response_timeout") != "server"
-            limit = settings.outstanding_batches or MAX_IN_FLIGHT
-            manifest = self._model.manifest
-            return partial(
-                kinds.asynchronous,
-                timeout=timeout if is_chosen else None,
-                has_workers_left=has_workers_left,
-                limit=limit,
-                call_model=self._host.calls_by(manifest.model_name, manifest.model_version),
-            )
-        if settings.continuous_batching:
-            return partial(kinds.continuous, timeout=timeout, has_workers_left=has_workers_left)
-        return partial(
-            dispatch_batches,
-            timeout=timeout,
-            has_workers_left=has_workers_left,
-            outstanding=settings.outstanding_batches,
-            devices=max(1, self._model.parallel_level),
-            batched=kinds.batched,
-            several=kinds.several,
-        )
