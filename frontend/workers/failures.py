@@ -26,12 +26,12 @@ class ConnectionLost(Exception):
         cause: What was found out later, a sentence; may be empty.
         code: Status for clients that wait for a load; 507 if the kernel killed it for lack of
             memory.
-        may_be_profiling: Whether batches of samples, and not the model, may be the cause.
+        in_trial: Whether batches of samples, and not the model, may be the cause.
     """
 
     cause = ""
     code = 500
-    may_be_profiling = False
+    in_trial = False
 
     def __str__(self) -> str:
         return with_cause(str(self.args[0]), self.cause)
@@ -55,11 +55,6 @@ class StartTimedOut(ConnectionLost):
     def __init__(self, seconds: float) -> None:
         super().__init__("Backend worker startup time out.")
         self.cause = f"Timeout: its process did not start within {seconds:g} s."
-
-
-def may_be_profiling(error: Exception) -> bool:
-    """Return whether a worker was lost while it may have run batches of samples."""
-    return isinstance(error, ConnectionLost) and error.may_be_profiling
 
 
 class LoadFailed(Exception):
@@ -167,7 +162,8 @@ class FailureHistory:
 
     def failed(self, error: Exception, diagnostics: Diagnostics, *, was_ready: bool) -> None:
         """Note a failure, and log it in the form for which TorchServe's operators have alerts."""
-        if not was_ready and not may_be_profiling(error):
+        is_trial = isinstance(error, ConnectionLost) and error.in_trial
+        if not was_ready and not is_trial:
             self._failed_loads += 1
         failure = self.last = Failure.of(error, diagnostics)
         is_timeout = isinstance(error, ResponseTimedOut)

@@ -60,7 +60,7 @@ class LoadResults:
         is_optional = trials.validated_sizes and not trials.must_validate
         if trials.sizes or trials.threads or is_optional:
             self._is_lost = True
-            loss.may_be_profiling = True
+            loss.in_trial = True
             loss.cause = f"{loss.cause} It loaded, or tried out batches.".strip()
 
     def add(self, loaded: Loaded) -> None:

@@ -33,7 +33,6 @@ from marserve.frontend.workers.failures import (
     LoadFailed,
     Poisoned,
     StartTimedOut,
-    may_be_profiling,
 )
 from marserve.frontend.workers.launchers.launcher import Launcher, WorkerProcess, WorkerSpec
 from marserve.frontend.workers.launchers.openmp import TorchOptions
@@ -66,16 +65,7 @@ class WorkerTimeouts:
 class WorkerSupervisor:
     """Starts, watches and restarts one worker.
 
-    Args:
-        worker_id: The number in its description, TorchServe's "port".
-        spec: The parameters of its process.
-        load: The message that loads its model.
-        timeouts: Time limits.
-        make_dispatch: Makes the dispatch to a process that is READY.
-        batcher: Forms its batches.
-        launcher: Starts its process.
-        metrics: The metrics of the model.
-        threads: The number of torch's threads; those of ``spec`` by default.
+    ``worker_id`` is TorchServe's "port"; ``threads`` are those of ``spec`` by default.
 
     Attributes:
         dispatch: The dispatch to its process; None while it does not serve.
@@ -349,7 +339,7 @@ class WorkerSupervisor:
         self._set_state(WorkerState.FAILED)
         self._metrics.worker_failures.update(1)
         self._history.recovering()
-        if not may_be_profiling(error):  # else the model may load without trials
+        if not (isinstance(error, ConnectionLost) and error.in_trial):  # else it may load without
             self._set_outcome(error)
         self._on_load()
         if isinstance(error, LoadFailed) and error.permanent:

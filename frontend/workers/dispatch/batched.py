@@ -108,11 +108,6 @@ class DispatchStrategy(ABC):
         """Whether it sends further batches."""
         return not self._is_stopping
 
-    @property
-    def can_profile(self) -> bool:
-        """Whether batches of samples can be measured between those of requests."""
-        return False
-
     @abstractmethod
     def run(self, batch: Batch) -> None:
         """Send a batch to the worker; returns at once and never raises."""

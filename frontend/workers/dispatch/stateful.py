@@ -108,11 +108,6 @@ class StatefulBatched(Batched, StatefulDispatch):
     The handler may have changed the state of some of its sequences already.
     """
 
-    @property
-    def can_profile(self) -> bool:
-        """Whether batches of samples can be measured: not without sequences."""
-        return False
-
     def _finish(
         self, batch: Batch, _splitting: BatchSplitting | None, took: float, reply: Reply
     ) -> None:
