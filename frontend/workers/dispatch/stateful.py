@@ -44,7 +44,7 @@ class StatefulDispatch(DispatchStrategy):
         return super().is_accepting and not self.is_closing
 
     def start(self) -> None:
-        """Offer the slots, and ask for the first batch."""
+        """Offer the slots, and request the first batch."""
         self.table.add(self)
         super().start()
 
