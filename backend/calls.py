@@ -12,10 +12,11 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from marserve.backend.conversion import encode_result, is_tensor
+from marserve.backend.conversion import encode_result
 from marserve.backend.framing import encode
 from marserve.backend.model_answers import ModelAnswer, ModelCallFailed
 from marserve.backend.protocol import Buffer, Call, CallReply, CancelCall, Part
+from marserve.backend.tensors.arrays import is_tensor
 
 # Names and headers; the frontend's limit for what is no body is far above it.
 _MAX_META_BYTES = 1 << 20

@@ -6,13 +6,16 @@ import json
 import logging
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from marserve.backend.context import RequestProcessor
 from marserve.backend.errors import HANDLER_LOG, poison_of
 from marserve.backend.protocol import TENSORS_TYPE, Buffer, Input, Part, Prediction
-from marserve.backend.tensor_requests import LENGTH_HEADER, UnknownOutput, document_of, documents_of
-from marserve.backend.tensors import UnusableTensor
+from marserve.backend.tensors.answers import UnknownOutput
+from marserve.backend.tensors.arrays import is_tensor
+from marserve.backend.tensors.datatypes import UnusableTensor
+from marserve.backend.tensors.requests import document_of, documents_of
+from marserve.backend.tensors.wire import LENGTH_HEADER
 
 logger = logging.getLogger(HANDLER_LOG)
 
@@ -24,13 +27,6 @@ _BYTES_TYPE = "application/octet-stream"
 _MAX_HEADERS = 1000
 _MAX_HEAD_CHARACTERS = 1 << 16
 _PHRASES = {400: "Bad Request", 500: "Internal Server Error", 503: "Service Unavailable"}
-
-
-class TensorFormat(Protocol):
-    """Writes the answer to a request in tensors: `AnswerFormat`, or that of several rows."""
-
-    def encode(self, result: Any) -> tuple[bytes, int]:
-        """See `AnswerFormat.encode`."""
 
 
 class Conversion:
@@ -73,22 +69,25 @@ class Conversion:
         place: int,
         result: Any,
         processor: RequestProcessor,
-        form: TensorFormat,
+        encode: Callable[[Any], tuple[bytes, int]],
         rows: int = 1,
     ) -> Prediction:
-        """Make the answer to a request with tensors; an error of the handler's is sent as it is."""
+        """Make the answer to a request with tensors; an error of the handler's is sent as it is.
 
-        def encode(result: Any) -> Buffer:
+        ``encode`` returns the body, and the number of its bytes that are JSON.
+        """
+
+        def body_of(result: Any) -> Buffer:
             status: Any = processor.get_response_status_code()
             if isinstance(status, int) and status >= 400:
                 return encode_result(result)
-            body, head_bytes = form.encode(result)
+            body, head_bytes = encode(result)
             processor.add_response_property(LENGTH_HEADER, str(head_bytes))
             kind = _BYTES_TYPE if head_bytes < len(body) else _JSON_TYPE
             processor.add_response_property("content-type", kind)
             return body
 
-        return self._prediction(place, result, processor, encode, rows)
+        return self._prediction(place, result, processor, body_of, rows)
 
     def _prediction(
         self,
@@ -222,12 +221,6 @@ def encode_result(result: Any) -> Buffer:
         sys.modules["torch"].save(result, file)
         return file.getvalue()
     return json.dumps(result, indent=2, default=_plain).encode()
-
-
-def is_tensor(value: Any) -> bool:
-    """Whether a value is a tensor of torch; there are none where torch was not imported."""
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(value, torch.Tensor)
 
 
 def describe_unsendable(result: Any) -> str:

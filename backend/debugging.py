@@ -27,6 +27,7 @@ from pathlib import Path
 from types import TracebackType
 
 from marserve.backend.async_worker import new_loop
+from marserve.backend.batch_run import Send, failure_reply
 from marserve.backend.connection import FrontendConnection
 from marserve.backend.errors import HANDLER_LOG, sentence_of
 from marserve.backend.loader import load_service
@@ -42,7 +43,7 @@ from marserve.backend.protocol import (
     Reply,
     SetThreads,
 )
-from marserve.backend.service import Send, Service, failure_reply
+from marserve.backend.service import Service
 from marserve.backend.torch_threads import change_threads
 
 logger = logging.getLogger(__name__)

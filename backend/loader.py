@@ -28,8 +28,8 @@ from marserve.backend.metrics import MetricsStore
 from marserve.backend.profiling.warm_up import warm_up
 from marserve.backend.protocol import Load
 from marserve.backend.service import EntryPoint, Service, Stages, concurrent_inferences
-from marserve.backend.stacking import Stacking
-from marserve.backend.tensors import DECLARATION, is_declaration
+from marserve.backend.tensors.checks import DECLARATION, is_declaration
+from marserve.backend.tensors.stacking import Stacking
 
 logger = logging.getLogger(__name__)
 

@@ -26,16 +26,10 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any
 
+from marserve.backend.batch_run import BatchRun, failure_reply, without_padding
 from marserve.backend.connection import FrontendConnection
 from marserve.backend.protocol import NextBatch, Piece, Predict, Reply
-from marserve.backend.service import (
-    BatchRun,
-    Service,
-    Stages,
-    concurrent_inferences,
-    failure_reply,
-    without_padding,
-)
+from marserve.backend.service import Service, Stages, concurrent_inferences
 
 _ROUND_TRIP_SECONDS = 0.002  # to the frontend and back; a tenth of that on an idle machine
 _SAFETY = 1.2

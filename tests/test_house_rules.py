@@ -89,7 +89,15 @@ def test_a_room_cannot_be_imported_by_its_bare_folder_name(folder: str) -> None:
     [
         (
             "marserve.backend.worker",
-            {"aiohttp", "marserve.frontend", "torch", "yaml", "asyncio", "marserve.handlers"},
+            {
+                "aiohttp",
+                "marserve.frontend",
+                "torch",
+                "numpy",
+                "yaml",
+                "asyncio",
+                "marserve.handlers",
+            },
         ),
         ("marserve.frontend.server", {"torch", "marserve.handlers", "numpy", "PIL"}),
         ("marserve.frontend.cli", {"aiohttp", "torch", "marserve.frontend.server"}),

@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from marserve.backend.batch_run import repeats
 from marserve.backend.protocol import Input, Load, Part, Reply
-from marserve.backend.service import Service, repeats
+from marserve.backend.service import Service
 
 
 class NoSample(Exception):

@@ -16,10 +16,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from marserve.backend.batch_run import repeats
 from marserve.backend.profiling.comparison import TOLERANCES, compare
 from marserve.backend.profiling.samples import NoSample, find_samples
 from marserve.backend.protocol import BatchCost, Input, Load, Piece, Prediction
-from marserve.backend.service import Service, repeats
+from marserve.backend.service import Service
 
 logger = logging.getLogger(__name__)
 

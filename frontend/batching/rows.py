@@ -1,7 +1,7 @@
 """Rows of one request in tensors: a job each, which travel together where they follow each other.
 
 The queue, the policies, and the splitting of a failed batch know single rows. On the way to a
-worker neighbours of one request become one block, and its one answer (`backend.row_blocks`) becomes
+worker neighbours of one request become one block, and its one answer (`backend.batch_run`) becomes
 the answers of as many jobs again: the first gets it, and the others `REST_OF_BLOCK`.
 """
 

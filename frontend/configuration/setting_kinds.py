@@ -10,7 +10,7 @@ from collections.abc import Callable, Container
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from marserve.backend.tensors import DECLARATION, is_declaration
+from marserve.backend.tensors.checks import DECLARATION, is_declaration
 
 Json = dict[str, Any]
 

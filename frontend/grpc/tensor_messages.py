@@ -8,13 +8,21 @@ as a whole. One step reads or writes some thousand values.
 from collections.abc import Mapping
 from typing import Any
 
-from marserve.backend import tensors
-from marserve.backend.tensors import BYTES, UnusableTensor
+from marserve.backend.tensors.datatypes import (
+    BYTES,
+    ITEM_BYTES,
+    UnusableTensor,
+    read_elements,
+    read_numbers,
+    write_elements,
+    write_numbers,
+)
+from marserve.backend.tensors.rows import Output
 from marserve.frontend.aio.long_work import Steps
 from marserve.frontend.errors import BadRequest
 from marserve.frontend.grpc.messages import Message
 from marserve.frontend.operations.open_inference import InferRequest
-from marserve.frontend.operations.open_inference_answers import InferAnswer, OutputTensor
+from marserve.frontend.operations.open_inference_answers import InferAnswer
 
 _FIELDS = (
     {"BOOL": "bool_contents", "INT64": "int64_contents", "UINT64": "uint64_contents"}
@@ -117,7 +125,7 @@ def _typed_contents(tensor: Message) -> Steps[bytes]:
     datatype, name = tensor.datatype, tensor.name[:_MAX_NAME]
     field = _FIELDS.get(datatype)
     if field is None:
-        if datatype in tensors.ITEM_BYTES:
+        if datatype in ITEM_BYTES:
             raise BadRequest(f"Input {name!r}: {datatype} can only be in raw_input_contents.")
         return b""  # unknown datatype; a later check refuses it
     values = getattr(tensor.contents, field)
@@ -126,26 +134,26 @@ def _typed_contents(tensor: Message) -> Steps[bytes]:
         some = values[start : start + _VALUES]
         try:
             if datatype == BYTES:
-                pieces.append(tensors.write_elements(some))
+                pieces.append(write_elements(some))
             else:
-                pieces.append(tensors.write_numbers(datatype, some))
+                pieces.append(write_numbers(datatype, some))
         except UnusableTensor as error:
             raise BadRequest(f"Input {name!r} {error}.") from error
         yield
     return b"".join(pieces)
 
 
-def _write_contents(contents: Message, output: OutputTensor) -> Steps[None]:
+def _write_contents(contents: Message, output: Output) -> Steps[None]:
     values = getattr(contents, _FIELDS[output.datatype])
     if output.datatype == BYTES:
-        for place, element in enumerate(tensors.read_elements(output.buffer), start=1):
+        for place, element in enumerate(read_elements(output.buffer), start=1):
             values.append(element)
             if place % _VALUES == 0:
                 yield
         return
-    view, size = memoryview(output.buffer), tensors.ITEM_BYTES[output.datatype] * _VALUES
+    view, size = memoryview(output.buffer), ITEM_BYTES[output.datatype] * _VALUES
     for start in range(0, len(view), size):
-        values.extend(tensors.read_numbers(output.datatype, view[start : start + size]))
+        values.extend(read_numbers(output.datatype, view[start : start + size]))
         yield
 
 

@@ -9,35 +9,34 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from marserve.backend import tensors
-from marserve.backend.protocol import Buffer, Prediction
-from marserve.backend.tensor_checks import check_request
-from marserve.backend.tensor_requests import LENGTH_HEADER, SIZE
-from marserve.backend.tensors import BYTES, UnusableTensor
+from marserve.backend.protocol import Prediction
+from marserve.backend.tensors.checks import check_request
+from marserve.backend.tensors.datatypes import (
+    BYTES,
+    ITEM_BYTES,
+    UnusableTensor,
+    flattened,
+    nested_shape,
+    read_elements,
+    read_numbers,
+    write_elements,
+    write_numbers,
+)
+from marserve.backend.tensors.rows import Output
+from marserve.backend.tensors.wire import LENGTH_HEADER, SIZE, WantedOutputs
 from marserve.frontend.aio.long_work import Steps
 from marserve.frontend.errors import BadRequest, PredictionFailed
 from marserve.frontend.operations.json_items import UNREADABLE, find_member, items_at
-from marserve.frontend.operations.open_inference_answers import InferAnswer, OutputTensor
+from marserve.frontend.operations.open_inference_answers import InferAnswer
 
 Json = dict[str, Any]
 
 _SMALL = 1 << 16  # bytes of JSON that are parsed in one step
 _VALUES = 4096  # that are written in one step
-_ALIGNMENT = 64
 _MAX_NAME = 80
 _DATA = "data"
 _BRACKETS = bytes.maketrans(b"[]", b"  ")
 _COMMA = re.compile(rb"[ \t\n\r]*,[ \t\n\r]*")
-
-
-def packed(head: Json, buffers: Sequence[Buffer | None]) -> tuple[bytes, bytes]:
-    """Return the line of JSON of a request, and its body: the line, then the bytes of its tensors.
-
-    The line is padded to `_ALIGNMENT` bytes, so that arrays can use the bytes without a copy.
-    """
-    text = json.dumps(head).encode()
-    text += b" " * (-(len(text) + 1) % _ALIGNMENT) + b"\n"
-    return text, b"".join([text, *(buffer for buffer in buffers if buffer is not None)])
 
 
 def read_document(body: bytes) -> Steps[Json | None]:
@@ -71,8 +70,8 @@ def as_bytes(tensor: Json) -> Steps[bytes]:
     try:
         if isinstance(values, _Text):
             return (yield from _read_text(tensor["datatype"], values.text))
-        shape = tensors.nested_shape(values)
-        return _written(tensor["datatype"], tensors.flattened(values, shape))
+        shape = nested_shape(values)
+        return _written(tensor["datatype"], flattened(values, shape))
     except UnusableTensor as error:
         raise BadRequest(f"Input {tensor['name'][:_MAX_NAME]!r} {error}.") from error
     except UNREADABLE as error:
@@ -120,7 +119,7 @@ def _read_text(datatype: str, text: bytes) -> Steps[bytes]:
     pieces = []
     for item in (yield from items_at(text, _begin_of(text, b"[")))[0]:
         value = json.loads(item)
-        pieces.append(_written(datatype, tensors.flattened(value, tensors.nested_shape(value))))
+        pieces.append(_written(datatype, flattened(value, nested_shape(value))))
         yield
     return b"".join(pieces)
 
@@ -141,10 +140,10 @@ def _written(datatype: str, values: Sequence[Any]) -> bytes:
     if datatype == BYTES:
         if not all(isinstance(value, str) for value in values):
             raise UnusableTensor("has an element that is not text")
-        return tensors.write_elements(value.encode("utf-8", "surrogatepass") for value in values)
-    if datatype not in tensors.ITEM_BYTES:
+        return write_elements(value.encode("utf-8", "surrogatepass") for value in values)
+    if datatype not in ITEM_BYTES:
         return b""  # the check of the datatype refuses it
-    return tensors.write_numbers(datatype, values)
+    return write_numbers(datatype, values)
 
 
 class AnswerBody:
@@ -157,11 +156,7 @@ class AnswerBody:
 
     def __init__(self, head: Json, members: Mapping[str, str]) -> None:
         self._members = members
-        self._is_binary = _flag(head, "binary_data_output", default=False)
-        self._outputs = {
-            output["name"]: _flag(output, "binary_data", default=self._is_binary)
-            for output in head.get("outputs") or ()
-        }
+        self._wanted = WantedOutputs.of(head)
 
     def write(self, answer: InferAnswer) -> Steps[Prediction]:
         """Write an answer.
@@ -177,7 +172,7 @@ class AnswerBody:
                 "shape": output.shape,
             }
             parameters = dict(output.parameters)
-            if is_binary := self._outputs.get(output.name, self._is_binary):
+            if is_binary := self._wanted.is_bytes(output.name):
                 parameters[SIZE] = len(output.buffer)
                 buffers.append(output.buffer)
             text = json.dumps(entry | ({"parameters": parameters} if parameters else {}))
@@ -195,11 +190,11 @@ class AnswerBody:
         return Prediction(body, headers={LENGTH_HEADER: str(len(head)), "content-type": kind})
 
 
-def _values_in_json(output: OutputTensor) -> Steps[str]:
+def _values_in_json(output: Output) -> Steps[str]:
     pieces: list[str] = []
     if output.datatype == BYTES:
         some: list[str] = []
-        for element in tensors.read_elements(output.buffer):
+        for element in read_elements(output.buffer):
             try:
                 some.append(json.dumps(element.decode()))
             except UnicodeDecodeError as error:
@@ -211,13 +206,9 @@ def _values_in_json(output: OutputTensor) -> Steps[str]:
             if len(some) % _VALUES == 0:
                 yield
         return ", ".join(some)
-    view, size = memoryview(output.buffer), tensors.ITEM_BYTES[output.datatype] * _VALUES
+    view, size = memoryview(output.buffer), ITEM_BYTES[output.datatype] * _VALUES
     for start in range(0, len(view), size):
-        numbers = tensors.read_numbers(output.datatype, view[start : start + size])
+        numbers = read_numbers(output.datatype, view[start : start + size])
         pieces.append(json.dumps(numbers)[1:-1])
         yield
     return ", ".join(pieces)
-
-
-def _flag(members: Json, name: str, *, default: bool) -> bool:
-    return bool((members.get("parameters") or {}).get(name, default))

@@ -7,7 +7,7 @@ of gRPC clients. The worker reads a part as follows:
 
     service_envelope = kservev2       the envelope reads it, as it reads a body of REST
     any other handler                 the JSON document that a client could have sent instead
-                                      (`backend.tensor_requests`), and its answer becomes tensors
+                                      (`backend.tensors`), and its answer becomes tensors
 
 To convert a tensor of 1 MB to lists or JSON takes 10 to 100 ms, which in this process would delay
 all models. The copy of the bytes takes 0.1 ms.
@@ -19,22 +19,30 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from marserve.backend import tensors
 from marserve.backend.protocol import TENSORS_TYPE, Buffer, Input, Part
-from marserve.backend.tensor_checks import check_request
-from marserve.backend.tensor_requests import (
+from marserve.backend.tensors.checks import check_request
+from marserve.backend.tensors.datatypes import (
+    BYTES,
+    DATATYPES,
+    ITEM_BYTES,
+    UnusableTensor,
+    element_count,
+    read_elements,
+)
+from marserve.backend.tensors.wire import (
     ARRAYS,
     ENCODING,
     FORMAT_HEADER,
     IN_BODY,
     LENGTH_HEADER,
     SIZE,
+    buffers_behind,
+    pack_request,
 )
-from marserve.backend.tensors import BYTES, UnusableTensor
 from marserve.frontend.aio.long_work import Steps
 from marserve.frontend.batching.jobs import Priority
 from marserve.frontend.errors import BadRequest
-from marserve.frontend.operations.json_tensors import AnswerBody, as_bytes, packed, read_document
+from marserve.frontend.operations.json_tensors import AnswerBody, as_bytes, read_document
 from marserve.frontend.operations.tensor_rows import TensorRows, columns_of, row_count
 from marserve.frontend.serving.model_version import ModelVersion
 
@@ -143,7 +151,7 @@ def input_of(
     if request.wants_bytes:
         parameters = {**parameters, "binary_data_output": True}
     if model.envelope == _ENVELOPE:
-        text, body = packed({**head, "parameters": parameters}, buffers)
+        text, body = pack_request({**head, "parameters": parameters}, buffers)
         headers = {**headers, LENGTH_HEADER: str(len(text))}
         return Input(id_, headers, [Part(_BODY, "application/octet-stream", body)])
     form = {"id": head.get("id") or id_, "outputs": head.get("outputs"), "parameters": parameters}
@@ -151,7 +159,7 @@ def input_of(
         in_bytes = [buffer for buffer in buffers if buffer is not None]  # all of them
         return (yield from _rows(head, in_bytes, count, id_, headers, model, form))
     headers = {**headers, FORMAT_HEADER: _format(model, form)}
-    _, body = packed({**head, ARRAYS: model.wants_arrays}, buffers)
+    _, body = pack_request({**head, ARRAYS: model.wants_arrays}, buffers)
     return Input(id_, headers, [Part(_BODY, TENSORS_TYPE, body)])
 
 
@@ -224,27 +232,11 @@ def _read_body(body: Buffer, length: str) -> InferRequest:
     try:
         head = json.loads(bytes(body[:at]))
         check_request(head)
+        return InferRequest(head, buffers_behind(head["inputs"], body, at))
     except UnusableTensor as error:
         raise BadRequest(str(error)) from error
     except (ValueError, RecursionError) as error:
         raise BadRequest(f"The first {at} bytes are not JSON: {error}") from error
-    view = memoryview(body)
-    buffers: list[Buffer | None] = []
-    for tensor in head["inputs"]:
-        size = (tensor.get("parameters") or {}).get(SIZE)
-        if size is None:
-            buffers.append(None)
-            continue
-        if type(size) is not int or not 0 <= size <= len(body) - at:
-            raise BadRequest(
-                f"Input {tensor['name'][:_MAX_NAME]!r}: {SIZE} is {str(size)[:20]}; "
-                f"there are {len(body) - at} bytes."
-            )
-        buffers.append(view[at : at + size])
-        at += size
-    if at < len(body):
-        raise BadRequest(f"The body has {len(body) - at} bytes more than its inputs.")
-    return InferRequest(head, buffers)
 
 
 def _check(tensor: Json, buffer: Buffer) -> Steps[list[int]]:
@@ -256,7 +248,7 @@ def _check(tensor: Json, buffer: Buffer) -> Steps[list[int]]:
         else:
             found, rest = divmod(len(buffer), _item_bytes(datatype))
         resolved = _resolved(shape, found)
-        count = tensors.element_count(resolved)
+        count = element_count(resolved)
     except UnusableTensor as error:
         raise BadRequest(f"Input {name!r} {error}.") from error
     if rest or found != count:
@@ -267,11 +259,11 @@ def _check(tensor: Json, buffer: Buffer) -> Steps[list[int]]:
 
 
 def _item_bytes(datatype: str) -> int:
-    if datatype not in tensors.ITEM_BYTES:
+    if datatype not in ITEM_BYTES:
         raise UnusableTensor(
-            f"has the datatype {datatype[:_MAX_NAME]!r}; there are {', '.join(tensors.DATATYPES)}"
+            f"has the datatype {datatype[:_MAX_NAME]!r}; there are {', '.join(DATATYPES)}"
         )
-    return tensors.ITEM_BYTES[datatype]
+    return ITEM_BYTES[datatype]
 
 
 def _resolved(shape: list[int], count: int) -> list[int]:
@@ -280,11 +272,11 @@ def _resolved(shape: list[int], count: int) -> list[int]:
         return shape
     place = shape.index(-1)
     before, behind = shape[:place], shape[place + 1 :]
-    return [*before, count // max(1, tensors.element_count([*before, *behind])), *behind]
+    return [*before, count // max(1, element_count([*before, *behind])), *behind]
 
 
 def _count_elements(buffer: Buffer) -> Steps[int]:
-    elements: Iterator[bytes] = tensors.read_elements(buffer)
+    elements: Iterator[bytes] = read_elements(buffer)
     count = 0
     for _ in elements:
         count += 1

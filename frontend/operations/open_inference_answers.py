@@ -4,10 +4,10 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from marserve.backend import tensors
 from marserve.backend.protocol import Buffer, Prediction
-from marserve.backend.tensor_requests import LENGTH_HEADER, SIZE
-from marserve.backend.tensors import BYTES
+from marserve.backend.tensors.datatypes import BYTES, write_elements, write_numbers
+from marserve.backend.tensors.rows import Output
+from marserve.backend.tensors.wire import LENGTH_HEADER, SIZE
 from marserve.frontend.errors import PredictionFailed
 
 Json = dict[str, Any]
@@ -24,17 +24,6 @@ class UnreadableAnswer(PredictionFailed, status=500):
 
 
 @dataclass
-class OutputTensor:
-    """An output, and its bytes."""
-
-    name: str
-    datatype: str
-    shape: list[int]
-    parameters: Json
-    buffer: Buffer
-
-
-@dataclass
 class InferAnswer:
     """An answer; members that the model did not set are empty."""
 
@@ -42,7 +31,7 @@ class InferAnswer:
     model_name: str = ""
     model_version: str = ""
     parameters: Json = field(default_factory=dict)
-    outputs: list[OutputTensor] = field(default_factory=list)
+    outputs: list[Output] = field(default_factory=list)
 
     @property
     def size(self) -> int:
@@ -71,8 +60,8 @@ def piece_of(body: Buffer) -> InferAnswer:
         ValueError,
         UnreadableAnswer,
     ):  # from a handler in an envelope, which does not see pieces
-        buffer = tensors.write_elements([body])
-        return InferAnswer(outputs=[OutputTensor("output-0", BYTES, [1], {}, buffer)])
+        buffer = write_elements([body])
+        return InferAnswer(outputs=[Output("output-0", BYTES, [1], buffer)])
 
 
 def _read_answer(body: Buffer, head_bytes: str | int) -> InferAnswer:
@@ -89,7 +78,7 @@ def _read_answer(body: Buffer, head_bytes: str | int) -> InferAnswer:
             else:
                 buffer, end = view[end : end + size], end + size
             name, datatype = str(described["name"]), str(described["datatype"])
-            outputs.append(OutputTensor(name, datatype, shape, parameters, buffer))
+            outputs.append(Output(name, datatype, shape, buffer, parameters))
         texts = {
             name: str(document.get(name) or "") for name in ("id", "model_name", "model_version")
         }
@@ -104,8 +93,8 @@ def _written(described: Json) -> bytes:
     datatype, values = described["datatype"], described["data"]
     if datatype == BYTES:
         texts = (value if isinstance(value, str) else json.dumps(value) for value in values)
-        return tensors.write_elements(text.encode() for text in texts)
-    return tensors.write_numbers(datatype, values)
+        return write_elements(text.encode() for text in texts)
+    return write_numbers(datatype, values)
 
 
 def _sentence_of(prediction: Prediction) -> str:

@@ -1,36 +1,38 @@
-"""Cuts requests in tensors into their rows, and joins the answers to the rows.
+"""Cuts requests with tensors into rows, and joins the answers to the rows.
 
 For models with ``dynamicBatchSize``. An input of shape [7, 2] is seven rows of shape [1, 2], each a
-request of its own for the queue and the batches: a large request is spread over several batches and
-workers, and small ones of several clients share a batch. ``batchDim`` says which dimension counts
-the rows, of inputs and of outputs.
+job: a large request is spread over several batches and workers, and small ones of several clients
+share a batch. ``batchDim`` is the dimension of inputs and outputs that counts the rows.
 
-Cut along the first dimension, rows are views of the bytes that came. Along another one the bytes
-are first brought into the order of the rows, and those of the outputs back: see `row_blocks` on the
-worker's side. All or nothing, as of any list (`client_lists`).
+Along the first dimension, rows are views of the received bytes. Along another one the bytes are
+first brought into the order of the rows, and those of the outputs back. As for any list of a client
+(`client_lists`), a row that fails fails the request.
 """
 
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from math import prod
 from typing import Any, Literal
 
-from marserve.backend import tensors
 from marserve.backend.protocol import TENSORS_TYPE, Buffer, Input, Part, Prediction
-from marserve.backend.row_blocks import check_rows
-from marserve.backend.tensor_requests import SIZE, one_row_of
-from marserve.backend.tensors import BYTES, UnusableTensor
+from marserve.backend.tensors.datatypes import (
+    BYTES,
+    ITEM_BYTES,
+    UnusableTensor,
+    element_bytes,
+    read_elements,
+    write_elements,
+)
+from marserve.backend.tensors.rows import OutputJoiner
+from marserve.backend.tensors.wire import SIZE, pack_request
 from marserve.frontend.aio.long_work import Steps
 from marserve.frontend.batching.rows import REST_OF_BLOCK, RowInput
 from marserve.frontend.errors import BadRequest, PredictionFailed
 from marserve.frontend.operations.client_lists import failed_item
-from marserve.frontend.operations.json_tensors import AnswerBody, packed
-from marserve.frontend.operations.open_inference_answers import (
-    InferAnswer,
-    OutputTensor,
-    answer_of,
-)
+from marserve.frontend.operations.json_tensors import AnswerBody
+from marserve.frontend.operations.open_inference_answers import InferAnswer, answer_of
 
 logger = logging.getLogger(__name__)
 
@@ -38,9 +40,8 @@ Json = dict[str, Any]
 
 _BODY = "body"
 _MAX_NAME = 80
-_ELEMENTS = 4096  # that are looked at in one step
-_MOVES = 256  # slices that are moved in one step
-_LENGTH_BYTES = 4  # in front of each element of BYTES
+_ELEMENTS = 4096  # of BYTES that are read in one step
+_MOVES = 256  # slices that are copied in one step
 _UNITS: dict[int, Literal["B", "H", "I", "Q"]] = {1: "B", 2: "H", 4: "I", 8: "Q"}
 
 
@@ -52,7 +53,7 @@ class Unjoinable(PredictionFailed, status=503):
 
 
 def row_count(inputs: Sequence[Json], dim: int) -> int:
-    """How many rows the inputs of a request have.
+    """Return the number of rows of the inputs of a request.
 
     Raises:
         BadRequest: They differ, or there are none.
@@ -62,13 +63,13 @@ def row_count(inputs: Sequence[Json], dim: int) -> int:
         name, shape = tensor["name"][:_MAX_NAME], tensor["shape"]
         if len(shape) <= dim:
             raise BadRequest(
-                f"Input {name!r} has the shape {shape}, and no dimension {dim}, which is to count "
-                "the rows of the batch."
+                f"Input {name!r} has the shape {shape}, and no dimension {dim}, which counts the "
+                "rows of the batch."
             )
         counts[name] = shape[dim]
     if len(set(counts.values())) > 1:
-        told = ", ".join(f"{name!r} {count}" for name, count in counts.items())
-        raise BadRequest(f"All inputs need as many rows along dimension {dim}; there are {told}.")
+        listed = ", ".join(f"{name!r} {count}" for name, count in counts.items())
+        raise BadRequest(f"All inputs need as many rows along dimension {dim}; there are {listed}.")
     count: int = next(iter(counts.values()))
     if not count:
         raise BadRequest(f"The inputs have no rows: their dimension {dim} has the length 0.")
@@ -77,36 +78,44 @@ def row_count(inputs: Sequence[Json], dim: int) -> int:
 
 @dataclass(frozen=True)
 class Column:
-    """An input of a request, its bytes in the order of the rows."""
+    """An input of a request, its bytes in the order of the rows.
 
-    described: Json  # as its request has it
+    Attributes:
+        described: Its JSON.
+        elements: The elements of a row; 0 for BYTES, whose lengths vary.
+        row_bytes: The bytes of a row, if all rows have as many.
+        ends: Where each row ends, if they have not.
+    """
+
+    described: Json
     buffer: memoryview
-    elements: int  # of each row; of BYTES, whose lengths vary, 0
-    row_bytes: int  # of each row, or, if rows differ,
-    ends: Sequence[int] = ()  # where the rows end
+    elements: int
+    row_bytes: int
+    ends: Sequence[int] = ()
 
     def rows(self, first: int, count: int) -> memoryview:
-        """The bytes of some rows."""
+        """Return the bytes of some rows."""
         if not self.ends:
             return self.buffer[first * self.row_bytes : (first + count) * self.row_bytes]
         return self.buffer[self.ends[first - 1] if first else 0 : self.ends[first + count - 1]]
 
 
 class TensorRows:
-    """A request as its rows.
+    """The rows of a request.
 
     Args:
-        id_: The server's, for the request.
+        id_: The server's id of the request.
         headers: For the handler, with the format of an answer in bytes.
         head: The request's JSON for the worker, without its inputs.
         columns: The inputs.
-        count: How many rows there are.
-        dims: Which dimensions count the rows, of inputs and of outputs.
-        max_rows: As many as can be queued: of more, one more is made, to be refused.
-        form: How its answer is written over HTTP.
+        count: The number of rows.
+        dims: The dimensions that count the rows, of inputs and of outputs.
+        max_rows: The number of rows that can be queued. If there are more, one more is made, so
+            that the request is refused.
+        form: Writes the answer over HTTP.
 
     Attributes:
-        rows: Their inputs.
+        rows: The inputs, one for each row.
     """
 
     def __init__(
@@ -138,7 +147,7 @@ class TensorRows:
         ]
 
     def block(self, first: int, count: int) -> Input:
-        """See `batching.rows.Rows`."""
+        """Return the input of successive rows, as a worker gets it."""
         inputs, buffers, dim = [], [], self._dims[0]
         for column in self._columns:
             buffer, described = column.rows(first, count), column.described
@@ -147,54 +156,50 @@ class TensorRows:
             parameters = {**described.get("parameters", {}), SIZE: len(buffer)}
             inputs.append({**described, "shape": shape, "parameters": parameters})
             buffers.append(buffer)
-        _, body = packed({**self._head, "inputs": inputs}, buffers)
+        _, body = pack_request({**self._head, "inputs": inputs}, buffers)
         return Input(f"{self._id}.{first}", self._headers, [Part(_BODY, TENSORS_TYPE, body)])
 
     def join(self, predictions: Sequence[Prediction]) -> Steps[Prediction]:
-        """The answer over HTTP; see `client_lists.ClientList.join`."""
+        """Return the answer over HTTP; that of a row that failed, if one did."""
         if predictions[-1].status != 200:
             return failed_item(predictions)
         answer = yield from self.joined(predictions)
         return (yield from self._form.write(answer))
 
     def joined(self, predictions: Sequence[Prediction]) -> Steps[InferAnswer]:
-        """One answer of those to the rows.
+        """Return one answer of those to the rows.
 
         Raises:
-            PredictionFailed: One of them has failed, or they are not such as can be joined.
+            PredictionFailed: One of them failed, or they cannot be joined.
         """
         if (status := predictions[-1].status) != 200:
-            answer_of(predictions[-1])  # raises what the handler has said, if it is an error
+            answer_of(predictions[-1])  # raises the handler's error, if it is one
             number = len(predictions) - 1
             raise Unjoinable(f"row {number} was answered with status {status}")
-        dim, whole = self._dims[1], InferAnswer()
-        buffers: list[list[Buffer]] = []
+        dim = self._dims[1]
+        joiner, whole = OutputJoiner(dim), InferAnswer()
         for prediction, count in _blocks(predictions):
             answer = answer_of(prediction)
-            if not buffers:
-                whole, buffers = answer, [[] for _ in answer.outputs]
+            if prediction is predictions[0]:
+                whole = answer
             try:
-                _check_alike(answer.outputs, whole.outputs, dim, count)
-            except Unjoinable as error:
-                logger.warning("%s: %s", self._id, error.message)
-                raise
-            for found, output in zip(buffers, answer.outputs, strict=True):
-                found.append(output.buffer)
+                joiner.add(answer.outputs, count)
+            except UnusableTensor as error:
+                logger.warning("%s: %s", self._id, error)
+                raise Unjoinable(str(error)) from error
             yield
-        for output, found in zip(whole.outputs, buffers, strict=True):
-            output.buffer = found[0] if len(found) == 1 else b"".join(found)
-            output.shape[dim] = self._count
-            if dim:
-                outer, inner = prod(output.shape[:dim]), prod(output.shape[dim + 1 :])
-                moving = swapped(output.buffer, output.datatype, self._count, outer, inner)
-                output.buffer = yield from moving
+        whole.outputs = joiner.joined()
+        for output in whole.outputs if dim else ():
+            outer, inner = prod(output.shape[:dim]), prod(output.shape[dim + 1 :])
+            moving = swapped(output.buffer, output.datatype, self._count, outer, inner)
+            output.buffer = yield from moving
         return whole
 
 
 def columns_of(
     inputs: Sequence[Json], buffers: Sequence[Buffer], count: int, dim: int
 ) -> Steps[list[Column]]:
-    """The inputs of a request; their bytes are what datatypes and shapes say."""
+    """Return the inputs of a request, whose bytes have been checked."""
     columns = []
     for tensor, buffer in zip(inputs, buffers, strict=True):
         shape, datatype = tensor["shape"], tensor["datatype"]
@@ -210,12 +215,12 @@ def columns_of(
 
 
 def swapped(buffer: Buffer, datatype: str, first: int, second: int, inner: int) -> Steps[Buffer]:
-    """The bytes of a tensor of shape [first, second, inner], as of [second, first, inner]."""
+    """Return the bytes of a tensor of shape [first, second, inner] as of [second, first, inner]."""
     if min(first, second) == 1 or not inner:
         return buffer
     if datatype == BYTES:
         return (yield from _swapped_elements(buffer, first, second, inner))
-    code = _UNITS[tensors.ITEM_BYTES[datatype]]
+    code = _UNITS[ITEM_BYTES[datatype]]
     written = bytearray(len(buffer))
     source, target = memoryview(buffer).cast("B").cast(code), memoryview(written).cast(code)
     yield from _swap(source, target, first, second, inner)
@@ -224,7 +229,7 @@ def swapped(buffer: Buffer, datatype: str, first: int, second: int, inner: int) 
 
 def _swapped_elements(buffer: Buffer, first: int, second: int, inner: int) -> Steps[Buffer]:
     elements: list[bytes] = []
-    for element in tensors.read_elements(buffer):
+    for element in read_elements(buffer):
         elements.append(element)
         if len(elements) % _ELEMENTS == 0:
             yield
@@ -232,46 +237,43 @@ def _swapped_elements(buffer: Buffer, first: int, second: int, inner: int) -> St
     yield from _swap(elements, moved, first, second, inner)
     pieces = []
     for start in range(0, len(moved), _ELEMENTS):
-        pieces.append(tensors.write_elements(moved[start : start + _ELEMENTS]))
+        pieces.append(write_elements(moved[start : start + _ELEMENTS]))
         yield
     return b"".join(pieces)
 
 
 def _swap(source: Any, target: Any, first: int, second: int, inner: int) -> Steps[None]:
-    """Move items, in the fewest slices: as they lie, or one item of each place at a time."""
-    slices = _slices(first, second, inner)
-    for moves, (start, stop, step, to, end, stride) in enumerate(slices, start=1):
-        target[to:end:stride] = source[start:stop:step]
+    for moves, (start, to) in enumerate(_slices(first, second, inner), start=1):
+        target[to] = source[start]
         if moves % _MOVES == 0:
             yield
 
 
-def _slices(first: int, second: int, inner: int) -> Iterator[tuple[int, ...]]:
-    """For each slice: start, stop and step where it is, and where it goes."""
-    rows, columns = second * inner, first * inner  # items of one place of first, and of second
-    everything = first * rows
+def _slices(first: int, second: int, inner: int) -> Iterator[tuple[slice, slice]]:
+    """Yield the slices of source and target, as few as possible.
+
+    They are the items of ``inner``, or one item of all places of the longer other dimension.
+    """
+    row, column = second * inner, first * inner  # items of a place of first, and of second
     if inner >= max(first, second):
-        for place in range(first):
-            for other in range(second):
-                start, to = place * rows + other * inner, other * columns + place * inner
-                yield start, start + inner, 1, to, to + inner, 1
+        for place, other in product(range(first), range(second)):
+            start, to = place * row + other * inner, other * column + place * inner
+            yield slice(start, start + inner), slice(to, to + inner)
     elif first <= second:
-        for place in range(first):
-            for item in range(inner):
-                start, to = place * rows + item, place * inner + item
-                yield start, (place + 1) * rows, inner, to, everything, columns
+        for place, item in product(range(first), range(inner)):
+            start, to = place * row + item, place * inner + item
+            yield slice(start, (place + 1) * row, inner), slice(to, None, column)
     else:
-        for other in range(second):
-            for item in range(inner):
-                start, to = other * inner + item, other * columns + item
-                yield start, everything, rows, to, (other + 1) * columns, inner
+        for other, item in product(range(second), range(inner)):
+            start, to = other * inner + item, other * column + item
+            yield slice(start, None, row), slice(to, (other + 1) * column, inner)
 
 
 def _row_ends(buffer: Buffer, elements: int) -> Steps[list[int]]:
-    """Where the rows of so many elements of BYTES end."""
+    """Return where rows of ``elements`` elements of BYTES end."""
     ends, at = [], 0
-    for number, element in enumerate(tensors.read_elements(buffer), start=1):
-        at += _LENGTH_BYTES + len(element)
+    for number, element in enumerate(read_elements(buffer), start=1):
+        at += element_bytes(element)
         if number % elements == 0:
             ends.append(at)
         if number % _ELEMENTS == 0:
@@ -280,7 +282,7 @@ def _row_ends(buffer: Buffer, elements: int) -> Steps[list[int]]:
 
 
 def _blocks(predictions: Sequence[Prediction]) -> Iterator[tuple[Prediction, int]]:
-    """The predictions that are for several rows, or for one, and for how many."""
+    """Yield the predictions, and the number of rows that each is for."""
     at = 0
     while at < len(predictions):
         end = at + 1
@@ -288,29 +290,3 @@ def _blocks(predictions: Sequence[Prediction]) -> Iterator[tuple[Prediction, int
             end += 1
         yield predictions[at], end - at
         at = end
-
-
-def _check_alike(
-    outputs: Sequence[OutputTensor], first: Sequence[OutputTensor], dim: int, rows: int
-) -> None:
-    """Check that the outputs of rows are those of the first, but for the number of rows."""
-    names, others = ([output.name for output in each] for each in (first, outputs))
-    if names != others:
-        raise Unjoinable(
-            f"some have the outputs {', '.join(names) or 'none'}, and some "
-            f"{', '.join(others) or 'none'}"
-        )
-    for output, other in zip(outputs, first, strict=True):
-        try:
-            check_rows(output.name, output.shape, dim, rows)
-        except UnusableTensor as error:
-            raise Unjoinable(str(error)) from error
-        if _kind(output, dim) != _kind(other, dim):
-            raise Unjoinable(
-                f"output {output.name!r} is {other.datatype} {other.shape} of some, and "
-                f"{output.datatype} {output.shape} of others"
-            )
-
-
-def _kind(output: OutputTensor, dim: int) -> tuple[str, list[int]]:
-    return output.datatype, one_row_of(output.shape, dim)

@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from marserve.backend.tensor_requests import LENGTH_HEADER
+from marserve.backend.tensors.datatypes import NUMPY
+from marserve.backend.tensors.wire import LENGTH_HEADER
 from marserve.handlers.refusals import UnusableInput
 from marserve.handlers.request_envelope.binary_tensors import (
-    DTYPES,
     TensorRequest,
     read_request,
     to_buffer,
@@ -31,7 +31,7 @@ from marserve.handlers.utils import value_of
 
 _MAX_NAME = 80
 _NUMBERS = "biuf"  # numpy's kinds: booleans, integers, floats
-_DATATYPES = {np.dtype(dtype).name: name for name, dtype in DTYPES.items()} | {"object": "BYTES"}
+_DATATYPES = {np.dtype(dtype).name: name for name, dtype in NUMPY.items()} | {"object": "BYTES"}
 
 
 class KServev2Envelope(InstancesEnvelope):
@@ -127,7 +127,7 @@ def _for_handler(tensor: dict[str, Any]) -> dict[str, Any]:
         values = np.array(data).reshape(tensor["shape"])
     except ValueError as error:
         raise UnusableInput(f"Input {name!r}: data does not fit the shape: {error}") from error
-    if datatype in DTYPES and values.dtype.kind not in _NUMBERS:
+    if datatype in NUMPY and values.dtype.kind not in _NUMBERS:
         raise UnusableInput(f"Input {name!r}: data is not {datatype}.")
     return {**tensor, "data": values.tolist()}
 

@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from marserve.backend.batch_run import padded, repeats, without_padding
 from marserve.backend.context import Context, RequestProcessor
 from marserve.backend.errors import PredictionException, failure_of
 from marserve.backend.metrics import MetricsStore
 from marserve.backend.protocol import EndSequence, Input, Part, Piece, Prediction, Reply
-from marserve.backend.service import Service, padded, repeats, without_padding
+from marserve.backend.service import Service
 
 
 def make_context() -> Context:

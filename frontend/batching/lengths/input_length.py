@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from marserve.backend.protocol import TENSORS_TYPE, Input, Part
-from marserve.backend.tensor_requests import SIZE
-from marserve.backend.tensors import BYTES
+from marserve.backend.tensors.datatypes import BYTES
+from marserve.backend.tensors.wire import SIZE
 from marserve.frontend.batching.rows import RowInput
 
 

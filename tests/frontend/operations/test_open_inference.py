@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from marserve.backend import tensors
 from marserve.backend.protocol import TENSORS_TYPE, Input, Part, Prediction
-from marserve.backend.tensor_requests import FORMAT_HEADER, LENGTH_HEADER, SIZE
+from marserve.backend.tensors import datatypes
+from marserve.backend.tensors.wire import FORMAT_HEADER, LENGTH_HEADER, SIZE
 from marserve.frontend.errors import BadRequest, PredictionFailed
 from marserve.frontend.operations.open_inference import (
     AskedModel,
@@ -74,7 +74,7 @@ def test_the_envelope_gets_what_it_reads_of_rest() -> None:
         ("FP32", [1, -1, 2], FLOATS),
         ("FP32", [0, 5], b""),
         ("BF16", [2, 2], FLOATS),
-        ("BYTES", [2], tensors.write_elements([b"", b"a"])),
+        ("BYTES", [2], datatypes.write_elements([b"", b"a"])),
         ("BYTES", [0], b""),
         ("BOOL", [], b"\1"),
         ("BYTES", [10_000], bytes(40_000)),
@@ -96,7 +96,7 @@ def test_bytes_that_fit_their_shape(datatype: str, shape: list[int], buffer: byt
         ("FP32", [1] * 100, FLOATS, "100 dimensions"),
         ("FP128", [1], FLOATS, "'FP128'"),
         ("x" * 10_000, [1], FLOATS, "x" * 80),
-        ("BYTES", [2], tensors.write_elements([b"a"]), "has 1 elements; its shape [2] wants 2"),
+        ("BYTES", [2], datatypes.write_elements([b"a"]), "has 1 elements; its shape [2] wants 2"),
         ("BYTES", [1], b"\xff\xff\xff\xffa", "longer than its bytes"),
         ("BYTES", [1], b"\1", "longer than its bytes"),
     ],
@@ -109,7 +109,7 @@ def test_bytes_that_do_not(datatype: str, shape: list[int], buffer: bytes, sente
 
 
 def test_typed_elements_go_as_torchserve_sends_them() -> None:
-    request = request_of("BYTES", [1], tensors.write_elements([b"a"]))
+    request = request_of("BYTES", [1], datatypes.write_elements([b"a"]))
     request.is_typed = True
     head = json.loads(bytes(input_from(request).parts[0].body).partition(b"\n")[0])
     assert head["inputs"][0]["parameters"]["binary_data_encoding"] == "base64"
@@ -246,7 +246,7 @@ def test_a_piece_has_its_json_in_the_first_line() -> None:
 @pytest.mark.parametrize("body", [b"token", b"a\nb", b"{}\n"])
 def test_any_other_piece_is_one_element_of_bytes(body: bytes) -> None:
     (output,) = piece_of(body).outputs
-    assert (output.datatype, list(tensors.read_elements(output.buffer))) == ("BYTES", [body])
+    assert (output.datatype, list(datatypes.read_elements(output.buffer))) == ("BYTES", [body])
 
 
 def test_outputs_that_are_null_ask_for_all() -> None:

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marserve.backend import tensors
 from marserve.backend.protocol import Input, Part, Prediction
+from marserve.backend.tensors import datatypes
 from marserve.frontend.batching.rows import in_blocks
 from marserve.frontend.errors import BadRequest
 from marserve.frontend.operations.json_tensors import as_bytes, read_document
@@ -32,15 +32,15 @@ def test_dimensions_change_places(first: int, second: int, inner: int, datatype:
     count = first * second * inner
     if datatype == "BYTES":
         texts = [str(number).encode() * (number % 3) for number in range(count)]
-        buffer, dtype = tensors.write_elements(texts), None
+        buffer, dtype = datatypes.write_elements(texts), None
         values = np.array([*texts, None], object)[:-1]
     else:
-        values = np.arange(count).astype(dtype := tensors.NUMPY[datatype])
+        values = np.arange(count).astype(dtype := datatypes.NUMPY[datatype])
         buffer = values.tobytes()
     expected = np.swapaxes(values.reshape(first, second, inner), 0, 1).ravel()
     moved = done(swapped(buffer, datatype, first, second, inner))
     if dtype is None:
-        assert list(tensors.read_elements(moved)) == expected.tolist()
+        assert list(datatypes.read_elements(moved)) == expected.tolist()
     else:
         assert bytes(moved) == expected.tobytes()
 
@@ -53,7 +53,7 @@ def test_rows_that_travel_in_any_blocks_come_back_as_they_were(data: st.DataObje
     shape[dim] = rows = data.draw(st.integers(2, 9))
     x = np.arange(np.prod(shape), dtype="<i4").reshape(shape)
     texts = np.array([str(n) * (n % 4) for n in range(x.size)], object).reshape(shape)
-    elements = tensors.write_elements(text.encode() for text in texts.ravel())
+    elements = datatypes.write_elements(text.encode() for text in texts.ravel())
     head = {
         "id": "7",
         "inputs": [
@@ -119,7 +119,7 @@ def test_large_lists_of_texts() -> None:
     texts = [f'"{n}",[]' for n in range(10_000)]
     head = done(read_document(large(datatype="BYTES", data=[texts])))
     found = done(as_bytes(head["inputs"][0]))
-    assert list(tensors.read_elements(found)) == [text.encode() for text in texts]
+    assert list(datatypes.read_elements(found)) == [text.encode() for text in texts]
 
 
 @pytest.mark.parametrize(

@@ -147,8 +147,8 @@ def test_a_request_alone_hears_what_is_wrong(ask_alone) -> None:
         {
             "code": 400,
             "type": "BadRequestException",
-            "message": "Input 'x': of 17 bytes there are 16.",
-            "error": "Input 'x': of 17 bytes there are 16.",
+            "message": "Input 'x': binary_data_size is 17; there are 16 bytes.",
+            "error": "Input 'x': binary_data_size is 17; there are 16 bytes.",
         }
     ]
     assert context.get_response_content_type(0) == "application/json"

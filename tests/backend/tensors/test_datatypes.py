@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marserve.backend import tensors
-from marserve.backend.tensors import ITEM_BYTES, UnusableTensor
+from marserve.backend.tensors import datatypes
+from marserve.backend.tensors.datatypes import ITEM_BYTES, UnusableTensor
 
 NUMPY = {
     "BOOL": "?",
@@ -27,26 +27,28 @@ def test_numbers_are_read_and_written_as_numpy_does(datatype: str, data: st.Data
     buffer = data.draw(st.binary(min_size=count * size, max_size=count * size))
     if datatype == "BOOL":
         buffer = bytes(byte & 1 for byte in buffer)
-    found = tensors.read_numbers(datatype, buffer)
+    found = datatypes.read_numbers(datatype, buffer)
     wanted = np.frombuffer(buffer, NUMPY[datatype])
     np.testing.assert_array_equal(found, wanted.tolist())
     if not any(isinstance(value, float) and math.isnan(value) for value in found):
-        assert tensors.write_numbers(datatype, found) == buffer
+        assert datatypes.write_numbers(datatype, found) == buffer
 
 
 @given(st.floats(width=32, allow_nan=False))
 def test_bf16_is_the_nearest(value: float) -> None:
     torch = pytest.importorskip("torch")
     wanted = torch.tensor([value], dtype=torch.float32).to(torch.bfloat16)
-    written = tensors.write_numbers("BF16", [value])
+    written = datatypes.write_numbers("BF16", [value])
     assert written == wanted.view(torch.int16).numpy().tobytes()
-    assert tensors.read_numbers("BF16", written) == wanted.float().tolist()
+    assert datatypes.read_numbers("BF16", written) == wanted.float().tolist()
 
 
 def test_what_is_no_number_stays_none_in_bf16() -> None:
     for bits in (0x7F800001, 0xFF800001, 0x7FFFFFFF):
         (value,) = struct.unpack("<f", struct.pack("<I", bits))
-        assert math.isnan(tensors.read_numbers("BF16", tensors.write_numbers("BF16", [value]))[0])
+        assert math.isnan(
+            datatypes.read_numbers("BF16", datatypes.write_numbers("BF16", [value]))[0]
+        )
 
 
 @pytest.mark.parametrize(
@@ -63,40 +65,40 @@ def test_what_is_no_number_stays_none_in_bf16() -> None:
 )
 def test_a_value_that_is_none_of_its_datatype_is_refused(datatype: str, values: list[int]) -> None:
     with pytest.raises(UnusableTensor, match="FP32" if datatype == "BF16" else datatype):
-        tensors.write_numbers(datatype, values)
+        datatypes.write_numbers(datatype, values)
 
 
 @given(st.lists(st.binary(max_size=300)))
 def test_elements_come_back(elements: list[bytes]) -> None:
-    assert list(tensors.read_elements(tensors.write_elements(elements))) == elements
+    assert list(datatypes.read_elements(datatypes.write_elements(elements))) == elements
 
 
 @given(st.binary(max_size=40))
 def test_elements_that_lie_about_their_length_are_refused(buffer: bytes) -> None:
     try:
-        elements = list(tensors.read_elements(buffer))
+        elements = list(datatypes.read_elements(buffer))
     except UnusableTensor:
         return
-    assert tensors.write_elements(elements) == buffer
+    assert datatypes.write_elements(elements) == buffer
 
 
 @pytest.mark.parametrize(("shape", "count"), [([], 1), ([2, 3], 6), ([0, 5], 0), ([1] * 64, 1)])
 def test_elements_are_counted(shape: list[int], count: int) -> None:
-    assert tensors.element_count(shape) == count
+    assert datatypes.element_count(shape) == count
 
 
 @pytest.mark.parametrize("shape", [[-1], [2**62, 2**62], [2**63 - 1] * 64, [1] * 65])
 def test_shapes_that_no_message_has_room_for_are_refused(shape: list[int]) -> None:
     with pytest.raises(UnusableTensor):
-        tensors.element_count(shape)
+        datatypes.element_count(shape)
 
 
 def test_nested_lists_are_flattened() -> None:
     values = [[1, 2], [3, 4], [5, 6]]
-    shape = tensors.nested_shape(values)
+    shape = datatypes.nested_shape(values)
     assert shape == [3, 2]
-    assert tensors.flattened(values, shape) == [1, 2, 3, 4, 5, 6]
-    assert tensors.nested_shape(5) == []
-    assert tensors.flattened(5, []) == [5]
+    assert datatypes.flattened(values, shape) == [1, 2, 3, 4, 5, 6]
+    assert datatypes.nested_shape(5) == []
+    assert datatypes.flattened(5, []) == [5]
     with pytest.raises(UnusableTensor, match="different lengths"):
-        tensors.flattened([[1, 2], [3]], [2, 2])
+        datatypes.flattened([[1, 2], [3]], [2, 2])

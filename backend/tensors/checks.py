@@ -1,6 +1,6 @@
-"""Checks the JSON of an Open Inference Protocol request, so that a wrong one is refused by name.
+"""Checks the JSON of requests of the Open Inference Protocol, and of declarations of tensors.
 
-More is let through than the protocol allows, because TorchServe let it through: any text as a
+Requests may contain more than the protocol allows, because TorchServe accepted it: any text as a
 datatype, a -1 in a shape for the length that follows from the data, numbers of another datatype.
 """
 
@@ -8,18 +8,47 @@ from collections.abc import Mapping
 from math import prod
 from typing import Any
 
-from marserve.backend.tensors import UnusableTensor
+from marserve.backend.tensors.datatypes import DATATYPES, UnusableTensor
 
-# Of a tensor without elements: its lists of nothing would be made all the same.
+#: The rule of `is_declaration`, for messages.
+DECLARATION = (
+    "a map of inputs and outputs to lists of tensors, each with name, datatype "
+    f"({', '.join(DATATYPES)}) and shape (a list of lengths, -1 for any), and arrays: true or false"
+)
+_MAX_LENGTH = 2**31 - 1
+# Of a tensor without elements, whose empty lists take memory.
 _MAX_EMPTY_LISTS = 10_000
 _MAX_DIMENSION = 1 << 62
+
+
+def is_declaration(value: Any) -> bool:
+    """Whether a value declares a model's tensors: ``inputs``, ``outputs``, and ``arrays``."""
+    return isinstance(value, dict) and all(
+        isinstance(member, bool)
+        if key == "arrays"
+        else key in ("inputs", "outputs")
+        and isinstance(member, list)
+        and all(map(_is_declared_tensor, member))
+        for key, member in value.items()
+    )
+
+
+def _is_declared_tensor(value: Any) -> bool:
+    return (
+        isinstance(value, dict)
+        and value.keys() == {"name", "datatype", "shape"}
+        and isinstance(value["name"], str)
+        and value["datatype"] in DATATYPES
+        and isinstance(value["shape"], list)
+        and all(type(length) is int and -1 <= length <= _MAX_LENGTH for length in value["shape"])
+    )
 
 
 def check_request(document: Any) -> None:
     """Check everything but the data of the inputs.
 
     Raises:
-        UnusableTensor: It is no request of the protocol.
+        UnusableTensor: It is not a request of the protocol.
     """
     _require(isinstance(document, dict), "The body", "a JSON object")
     id_ = document.get("id")

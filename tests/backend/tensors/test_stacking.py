@@ -8,9 +8,8 @@ import torch
 from marserve.backend.conversion import Conversion
 from marserve.backend.framing import Decoder, encode
 from marserve.backend.protocol import TENSORS_TYPE, Input, Part, Predict
-from marserve.backend.stacking import Stacking, stacked_results
-from marserve.backend.tensor_requests import SIZE
-from marserve.frontend.operations.json_tensors import packed
+from marserve.backend.tensors.stacking import Stacking, stacked_results
+from marserve.backend.tensors.wire import SIZE, pack_request
 
 CONVERSION = Conversion(True, 1000)
 
@@ -18,7 +17,7 @@ CONVERSION = Conversion(True, 1000)
 def block_of(x: Any) -> Input:
     tensor = {"name": "x", "datatype": "FP32", "shape": list(x.shape)}
     head = {"inputs": [{**tensor, "parameters": {SIZE: x.nbytes}}]}
-    return Input("id.0", {}, [Part("body", TENSORS_TYPE, packed(head, [x.tobytes()])[1])])
+    return Input("id.0", {}, [Part("body", TENSORS_TYPE, pack_request(head, [x.tobytes()])[1])])
 
 
 @pytest.mark.parametrize("rows", [3, 3000])
@@ -31,7 +30,7 @@ def test_one_block_is_used_where_it_was_received(rows: int, library: str, id_: s
     decoder = Decoder(1 << 30)
     [received] = decoder.feed(b"".join(encode(Predict([block], 1, rows=[rows]))))
     assert isinstance(received, Predict)
-    batch = Stacking(library, 0, []).read(CONVERSION, received.inputs, received.rows)
+    batch = Stacking(library, 0, []).read(CONVERSION.row, received.inputs, received.rows)
     assert batch.whole is not None
     found = np.asarray(batch.whole.arrays(0)["x"])
     np.testing.assert_array_equal(found, x)
@@ -45,7 +44,7 @@ def test_kinds_of_rows_are_kept_apart() -> None:
         for value in ({"x": [1.5, 2.5, 3.5]}, "text", {"x": [1, 2, 3], "y": 5})
     ]
     declared = [{"name": "x", "datatype": "FP32", "shape": [-1, -1]}]
-    batch = Stacking("numpy", 0, declared).read(CONVERSION, inputs, [2, 1, 1, 1, 1])
+    batch = Stacking("numpy", 0, declared).read(CONVERSION.row, inputs, [2, 1, 1, 1, 1])
     assert batch.whole is None
     assert [stack.places for stack in batch.stacks] == [[0, 2], [1], [4]]
     assert list(batch.refused) == [3]
@@ -64,7 +63,7 @@ def test_arrays_keep_their_rows_wherever_these_are() -> None:
     found = stacked_results({"a": np.arange(6).reshape(2, 3), "b": torch.ones(1, 3)}, 1)
     assert found is not None
     assert len(found) == 3
-    assert found.row(1, is_plain=True) == {"a": [1, 4], "b": [1.0]}
-    assert found.row(1, is_plain=False)["a"].tolist() == [[1], [4]]
-    _, outputs = found.outputs(1, 2, "", 1)
+    assert found.plain_row(1) == {"a": [1, 4], "b": [1.0]}
+    assert found.tensor_row(1)["a"].tolist() == [[1], [4]]
+    outputs = found.outputs(1, 2, "")
     assert [(output.name, output.shape) for output in outputs] == [("a", [2, 2]), ("b", [1, 2])]

@@ -1,0 +1,331 @@
+"""One call of the handler: makes its data and context of a batch, and a reply of its results.
+
+A result that cannot be sent fails only its own request. An exception, or a wrong number of results,
+fails the whole batch. A handler may answer in pieces (`Context.send_intermediate`); the value that
+it returns is then the last piece.
+
+A batch may be *padded* to a size that the model was compiled for. The additional rows are copies of
+the last input, which has the shape and type that the handler expects. The copies have ids that no
+client can have chosen, and their results and metrics are dropped.
+
+Successive rows of one request with tensors are a *block*: one `Input`, answered by one prediction.
+The frontend cuts such requests and batches the rows of all clients; to copy, describe and answer
+each row by itself would cost far more than to run it.
+"""
+
+import logging
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from marserve.backend.context import Context, RequestProcessor
+from marserve.backend.conversion import Conversion, headers_of
+from marserve.backend.errors import HANDLER_LOG, batch_status, failure_of, poison_of
+from marserve.backend.metrics import MetricsStore
+from marserve.backend.protocol import STREAM_NEXT, Input, Part, Piece, Prediction, Reply
+from marserve.backend.suspects import suspect_of
+from marserve.backend.tensors.answers import AnswerFormat
+from marserve.backend.tensors.outputs import outputs_of
+from marserve.backend.tensors.rows import OutputJoiner
+from marserve.backend.tensors.stacking import Stack, StackedResults, stacked_results
+from marserve.backend.tensors.wire import FORMAT_HEADER
+
+logger = logging.getLogger(HANDLER_LOG)
+
+_PADDING = f"padding-{os.urandom(8).hex()}-"
+_ROW_IDS = 5  # the column of a metric's row with the ids of requests
+
+Send = Callable[[Piece], None]
+
+
+class BatchRun:
+    """One call of the handler with a batch.
+
+    Args:
+        conversion: Of the model.
+        context: Of the handler; gets the requests of the batch.
+        inputs: The inputs of the batch.
+        send: Sends pieces of the answers.
+        run_as: The number of rows after padding.
+        rows: How many rows each input is; empty for one each.
+        stack: The arrays that the handler gets instead of a list.
+
+    Attributes:
+        count: The number of rows without padding.
+        data: What the handler gets.
+        rows: The rows in the order of the inputs, whatever the handler does to its list.
+    """
+
+    def __init__(
+        self,
+        conversion: Conversion,
+        context: Context,
+        inputs: Sequence[Input],
+        send: Send,
+        run_as: int = 0,
+        rows: Sequence[int] = (),
+        stack: Stack | None = None,
+    ) -> None:
+        self.count = sum(rows) or len(inputs)
+        self.context = context
+        self._conversion = conversion
+        self._send = send
+        self._blocks = rows
+        self._stack = stack
+        self._streams = False
+        data: list[dict[str, Any]] = []
+        if rows:
+            if stack is None:
+                for block, count in zip(inputs, rows, strict=True):
+                    data += conversion.rows(block, count)
+                last, count = inputs[-1], rows[-1]
+                data += (conversion.rows(last, count)[-1] for _ in range(self.count, run_as))
+            inputs = _row_inputs(inputs, rows)
+        if run_as > self.count:
+            inputs = padded(inputs, run_as)
+        if stack is None and not rows:
+            data = [conversion.row(request) for request in inputs]
+        self.data: Any = data if stack is None else stack.arrays(run_as)
+        self.rows = tuple(data)
+        self._formats = _formats_of(inputs, data)
+        # Copies, because the handler may change those in the context. Processors that it replaces
+        # are used only if there are as many.
+        self._ids = {place: request.id for place, request in enumerate(inputs)}
+        self._processors = [RequestProcessor(headers_of(request)) for request in inputs]
+        context.request_ids = dict(self._ids)
+        context.request_processor = list(self._processors)
+        context.stopping_criteria = None
+        context.on_intermediate = self._send_piece
+
+    @property
+    def ids(self) -> set[str]:
+        """The ids of its rows."""
+        return set(self._ids.values())
+
+    def finished(self, results: Any, seconds: float) -> Reply:
+        """Return the reply to the batch with the handler's results."""
+        reply = self._reply(results)
+        reply.metrics = drained(self.context)
+        reply.handler_ms = round(seconds * 1000, 3)
+        return reply
+
+    def _reply(self, results: Any) -> Reply:
+        processors: Any = self.context.request_processor
+        if _are_processors(processors, len(self._processors)):
+            self._processors = processors
+        if isinstance(results, list):
+            results = list.copy(results)  # a subclass may override its length and items
+        elif self._stack is not None:
+            results = stacked_results(results, self._conversion.dims[1]) or results
+        if failure := self._failure(results):
+            return failure
+        if self._streams:
+            for processor in self._processors:
+                processor.add_response_property(STREAM_NEXT, "false")
+        if isinstance(results, StackedResults):
+            return self._block_answers(results)
+        del results[self.count :]
+        if self.context.stopping_criteria is not None:
+            self._apply_stopping_criteria(results)
+        return self._block_answers(results) if self._blocks else self._row_answers(results)
+
+    def _row_answers(self, results: Sequence[Any]) -> Reply:
+        if self._formats:
+            return Reply(predictions=list(map(self._answer, range(self.count), results)))
+        answer = self._conversion.prediction
+        return Reply(predictions=list(map(answer, range(self.count), results, self._processors)))
+
+    def _failure(self, results: Any) -> Reply | None:
+        """Return the reply to results that are not one for each row; None if they are."""
+        if not isinstance(results, list | StackedResults):
+            wanted = "a list" if self._stack is None else "a list or arrays of all rows"
+            logger.warning("The handler returned %s, not %s.", type(results).__name__, wanted)
+            return Reply(503, "Invalid model predict output")
+        expected = len(self._processors)
+        if len(results) != expected:
+            logger.warning(
+                "The handler returned %d results for %d requests.", len(results), expected
+            )
+            return Reply(503, "number of batch response mismatched")
+        return None
+
+    def _answer(self, place: int, result: Any) -> Prediction:
+        form, processor = self._formats.get(place), self._processors[place]
+        if form is None:
+            return self._conversion.prediction(place, result, processor)
+        return self._conversion.tensors(place, result, processor, form.encode)
+
+    def _block_answers(self, results: list[Any] | StackedResults) -> Reply:
+        """Return a prediction for each block, or for each row if the handler set a status."""
+        predictions: list[Prediction] = []
+        rows: list[int] = []
+        start = 0
+        for count in self._blocks or [1] * self.count:
+            places = range(start, start + count)
+            form = self._formats.get(start)
+            processors = (self._processors[place] for place in places)
+            if count > 1 and form and all(p.get_response_status_code() == 200 for p in processors):
+                predictions.append(self._block_answer(results, start, count, form))
+                rows.append(count)
+            else:
+                predictions += (self._answer(p, _row(results, p, form)) for p in places)
+                rows += [1] * count
+            start += count
+        return Reply(predictions=predictions, rows=tuple(rows) if self._blocks else ())
+
+    def _block_answer(
+        self, results: list[Any] | StackedResults, start: int, count: int, form: AnswerFormat
+    ) -> Prediction:
+        def encode(_result: Any) -> tuple[bytes, int]:
+            name = form.output_name
+            if isinstance(results, StackedResults):
+                return form.write({}, results.outputs(start, count, name))
+            found = [outputs_of(result, name) for result in results[start : start + count]]
+            joiner = OutputJoiner(self._conversion.dims[1])
+            for _, outputs in found:
+                joiner.add(outputs, 1)
+            return form.write(found[0][0], joiner.joined())
+
+        processor = self._processors[start]
+        return self._conversion.tensors(start, None, processor, encode, count)
+
+    def _apply_stopping_criteria(self, results: Sequence[Any]) -> None:
+        """Call the stopping criterion of each request; one that raises ends the answer."""
+        criteria = self.context.stopping_criteria or ()
+        for processor, result, criterion in zip(self._processors, results, criteria, strict=False):
+            if criterion is None:
+                continue
+            try:
+                stops = criterion(result)
+            except Exception:  # foreign code
+                logger.warning("A stopping criterion failed.", exc_info=True)
+                stops = True
+            if stops is not None:
+                processor.add_response_property(STREAM_NEXT, "false" if stops else "true")
+
+    def _send_piece(
+        self, results: Sequence[Any], ids: Mapping[int, str] | None, message: str, code: int
+    ) -> None:
+        """Send pieces of the answers to the requests in ``ids``, by default all."""
+        if code != 200:
+            self._send(Piece(code=batch_status(code), message=message or "Prediction failed"))
+            return
+        places = self._places(self._ids if ids is None else ids)
+        if not isinstance(results, list | tuple) or len(results) != len(places):
+            raise ValueError(
+                f"An intermediate response needs a list with a result for each of "
+                f"{len(places)} requests"
+            )
+        placed = zip(places, results, strict=True)
+        self._send_results([pair for pair in placed if pair[0] < self.count])
+
+    def _send_results(self, placed: Sequence[tuple[int, Any]]) -> None:
+        """Send a piece with a result for each of these places, if there are any."""
+        if not placed:
+            return
+        self._streams = True
+        predictions = []
+        for place, result in placed:
+            self._processors[place].add_response_property(STREAM_NEXT, "true")
+            prediction = self._answer(place, result)
+            prediction.headers = dict(prediction.headers)  # those of the next piece may differ
+            predictions.append(prediction)
+        self._send(Piece(predictions, [place for place, _ in placed]))
+
+    def _places(self, ids: Mapping[int, str]) -> list[int]:
+        """Return the places in the batch of the requests with these ids."""
+        place_of = {id_: place for place, id_ in self._ids.items()}
+        try:
+            return [place_of[ids[index]] for index in sorted(ids)]
+        except KeyError as error:
+            raise ValueError(f"No request {error} in the batch") from None
+
+
+def failure_reply(error: BaseException, context: Context, run: BatchRun | None = None) -> Reply:
+    """Return the reply to a batch whose handler raised, or whose results cannot be converted."""
+    logger.warning("Invoking custom service failed.", exc_info=error)
+    code, message = failure_of(error)
+    reply = Reply(code, message, metrics=drained(context), poisoned=poison_of(error))
+    if run is not None:
+        reply.suspect, reply.raised_at = suspect_of(error, run.rows, run.count)
+    return reply
+
+
+def drained(context: Context) -> list[list[Any]]:
+    """Take the metrics of the handler; none if it has replaced the store with something else."""
+    store: Any = context.metrics
+    return store.drain() if isinstance(store, MetricsStore) else []
+
+
+def padded(inputs: Sequence[Input], rows: int) -> list[Input]:
+    """Append copies of the last input up to ``rows``."""
+    missing = range(len(inputs), rows)
+    return [*inputs, *repeats(inputs[-1], (f"{_PADDING}{place}" for place in missing))]
+
+
+def repeats(request: Input, ids: Iterable[str]) -> list[Input]:
+    """Copy an input under each of these ids; bodies too, since handlers may change them."""
+    return [
+        Input(
+            id_,
+            request.headers,
+            [Part(part.name, part.content_type, bytearray(part.body)) for part in request.parts],
+        )
+        for id_ in ids
+    ]
+
+
+def without_padding(rows: Iterable[list[Any]]) -> list[list[Any]]:
+    """Remove padding from rows of `backend.metrics`; rows about padding only are dropped."""
+    kept = []
+    for row in rows:
+        ids = [id_ for id_ in row[_ROW_IDS] if not id_.startswith(_PADDING)]
+        if ids or not row[_ROW_IDS]:
+            kept.append([*row[:_ROW_IDS], ids])
+    return kept
+
+
+def _row_inputs(inputs: Sequence[Input], rows: Sequence[int]) -> list[Input]:
+    """Return an input for each row, with id and headers; of rows in blocks without the body.
+
+    A block has the id of its first row, which ends in the number of the row in its request.
+    """
+    found: list[Input] = []
+    for block, count in zip(inputs, rows, strict=True):
+        found.append(block)
+        if count > 1:
+            own, _, number = block.id.rpartition(".")
+            parts = [Part(part.name, part.content_type, b"") for part in block.parts]
+            found += (
+                Input(f"{own}.{int(number) + place}", block.headers, parts)
+                for place in range(1, count)
+            )
+    return found
+
+
+def _formats_of(inputs: Sequence[Input], data: Sequence[dict[str, Any]]) -> dict[int, AnswerFormat]:
+    """Return the formats of the answers to requests with tensors, by place."""
+    formats: dict[int, AnswerFormat] = {}
+    for place, request in enumerate(inputs):
+        if FORMAT_HEADER in request.headers:
+            if place and request.headers is inputs[place - 1].headers:  # a row of one block
+                form = formats.get(place - 1)
+            else:
+                form = AnswerFormat.of(request, data[place] if data else {})
+            if form is not None:
+                formats[place] = form
+    return formats
+
+
+def _row(results: list[Any] | StackedResults, place: int, form: AnswerFormat | None) -> Any:
+    if isinstance(results, list):
+        return results[place]
+    return results.plain_row(place) if form is None else results.tensor_row(place)
+
+
+def _are_processors(value: Any, count: int) -> bool:
+    return (
+        isinstance(value, list)
+        and len(value) == count
+        and all(isinstance(item, RequestProcessor) for item in value)
+    )

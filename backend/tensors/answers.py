@@ -1,0 +1,108 @@
+"""Answers to requests of the Open Inference Protocol, in the format that the request asks for."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from marserve.backend.protocol import Input
+from marserve.backend.tensors.datatypes import BYTES, UnusableTensor, read_elements, read_numbers
+from marserve.backend.tensors.outputs import outputs_of
+from marserve.backend.tensors.rows import Output
+from marserve.backend.tensors.wire import FORMAT_HEADER, IN_BODY, SIZE, Json, WantedOutputs
+
+_BODY = "body"
+_OWN_MEMBERS = ("id", "model_name", "model_version")
+_MEMBERS = (*_OWN_MEMBERS, "parameters")
+
+
+class UnknownOutput(ValueError):
+    """The client asks for an output that the handler did not return."""
+
+
+class AnswerFormat:
+    """The format of an answer.
+
+    Args:
+        members: The id and the model of the answer, unless the handler returns others.
+        wanted: The outputs that the request asks for.
+    """
+
+    def __init__(self, members: Json, wanted: WantedOutputs) -> None:
+        self._members = members
+        self._wanted = wanted
+
+    @classmethod
+    def of(cls, request: Input, row: dict[str, Any]) -> "AnswerFormat | None":
+        """Return the format that the frontend asks for; None for requests without tensors.
+
+        It is in a header, because with continuous batching the parts of a request are sent only
+        once. If the frontend has not read the document, a part of it is in that of the ``row``.
+        """
+        try:
+            form: Json = json.loads(request.headers[FORMAT_HEADER])
+            members = {name: str(form[name]) for name in _OWN_MEMBERS}
+        except (ValueError, TypeError, KeyError, RecursionError):
+            return None  # a client's own header of that name
+        head: Any = row.get(_BODY) if form.get(IN_BODY) else form
+        try:
+            wanted = WantedOutputs.of(head)
+            members["id"] = str(head.get("id") or members["id"])
+        except (TypeError, KeyError, AttributeError):
+            wanted = WantedOutputs()
+        return cls(members, wanted)
+
+    @property
+    def output_name(self) -> str:
+        """The name of an output to which the handler gives none; may be empty."""
+        return next(iter(self._wanted.names), "")
+
+    def encode(self, result: Any) -> tuple[bytes, int]:
+        """Return the answer with a handler's result, and the number of its bytes that are JSON.
+
+        Raises:
+            UnknownOutput: The client asks for another output.
+            UnusableTensor: An output cannot be sent.
+        """
+        return self.write(*outputs_of(result, self.output_name))
+
+    def write(self, document: Json, outputs: Sequence[Output]) -> tuple[bytes, int]:
+        """Return the answer with outputs, and the members of a document around them."""
+        described, buffers = [], []
+        for output in self._chosen(outputs):
+            entry: Json = {
+                "name": output.name,
+                "datatype": output.datatype,
+                "shape": output.shape,
+            }
+            parameters = dict(output.parameters)
+            if self._wanted.is_bytes(output.name):
+                parameters[SIZE] = len(output.buffer)
+                buffers.append(output.buffer)
+            else:
+                entry["data"] = _json_values(output)
+            described.append(entry | ({"parameters": parameters} if parameters else {}))
+        members = {name: document[name] for name in _MEMBERS if document.get(name)}
+        head = json.dumps(self._members | members | {"outputs": described}).encode() + b"\n"
+        return b"".join((head, *buffers)), len(head)
+
+    def _chosen(self, outputs: Sequence[Output]) -> Sequence[Output]:
+        if not self._wanted.names:
+            return outputs
+        by_name = {output.name: output for output in outputs}
+        for name in self._wanted.names:
+            if name not in by_name:
+                raise UnknownOutput(
+                    f"There is no output {name!r}; the handler gave {', '.join(by_name) or 'none'}."
+                )
+        return [by_name[name] for name in self._wanted.names]
+
+
+def _json_values(output: Output) -> list[Any]:
+    if output.datatype != BYTES:
+        return read_numbers(output.datatype, output.buffer)
+    try:
+        return [element.decode() for element in read_elements(output.buffer)]
+    except UnicodeDecodeError as error:
+        raise UnusableTensor(
+            f"output {output.name!r} has an element that is no text; ask for it as binary data"
+        ) from error
