@@ -1,11 +1,11 @@
 #!/bin/bash
-# What TorchServe's image does with its command, but for the end: it does not wait for ever.
-# marserve-init, the first process, waits for the server, whoever starts it and however.
+# Runs the command as TorchServe's image does, but without an endless wait at the end: marserve-init,
+# the first process, waits for the server.
 set -e
 
 if [[ "$1" = "serve" ]]; then
     shift
-    # As TorchServe's image: no tokens. docs/platforms/docker.md says how to have them.
+    # As TorchServe's image: no tokens. docs/platforms/docker.md explains how to use them.
     exec torchserve --foreground --ts-config /home/model-server/config.properties \
         --disable-token-auth "$@"
 fi
