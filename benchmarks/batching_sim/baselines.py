@@ -13,7 +13,7 @@ import numpy as np
 
 from marserve.frontend.batching.batches import Batch, Reason
 from marserve.frontend.batching.job_queue import JobQueue
-from marserve.frontend.batching.learning.latency_model import Costs
+from marserve.frontend.batching.learning.costs import Costs
 from marserve.frontend.batching.policies import Greedy, Plan, WorkerPoolState
 
 

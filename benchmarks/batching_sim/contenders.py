@@ -12,9 +12,9 @@ from marserve.frontend.batching.policies import BatchPolicy
 from marserve.frontend.configuration.model_schema import ADAPTIVE as ADAPTIVE_POLICY
 from marserve.frontend.configuration.model_schema import FIXED, GREEDY
 
-# The window of those that have one, seconds; and the seats in TorchServe's line.
+# The window of those that have one, seconds; and the capacity of TorchServe's queue.
 _WINDOW = 0.010
-_TORCHSERVE_SEATS = 100
+_TORCHSERVE_CAPACITY = 100
 _ENDLESS = 1_000_000
 
 
@@ -28,10 +28,10 @@ def _adaptive(profile: Profile, num_requests: int = 0) -> Batching:
     ).check()
 
 
-def _foreign(profile: Profile, policy: BatchPolicy, seats: int = _ENDLESS) -> Batching:
+def _foreign(profile: Profile, policy: BatchPolicy, capacity: int = _ENDLESS) -> Batching:
     return Foreign(
         size=profile.size,
-        queue_size=seats,
+        queue_size=capacity,
         foreign=lambda _: policy,
         observed=getattr(policy, "observed", None),
     )
@@ -69,7 +69,7 @@ SHORT_WINDOW = fixed_window(_WINDOW)
 LONG_WINDOW = fixed_window(5 * _WINDOW)
 TORCHSERVE = Contender(
     "TorchServe's window",
-    lambda profile: _foreign(profile, WindowFromPoll(profile.size, _WINDOW), _TORCHSERVE_SEATS),
+    lambda profile: _foreign(profile, WindowFromPoll(profile.size, _WINDOW), _TORCHSERVE_CAPACITY),
 )
 TAKE_ALL = Contender(
     "take-all (greedy)",

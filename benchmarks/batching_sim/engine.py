@@ -20,7 +20,7 @@ from marserve.frontend.batching.batcher import Batcher
 from marserve.frontend.batching.batches import Batch
 from marserve.frontend.batching.job_queue import JobQueue
 from marserve.frontend.batching.jobs import Job, Priority
-from marserve.frontend.batching.learning.latency_model import Costs
+from marserve.frontend.batching.learning.costs import Costs
 from marserve.frontend.batching.options import Batching
 from marserve.frontend.batching.policies import BatchPolicy
 from marserve.frontend.configuration.model_schema import GREEDY
@@ -180,7 +180,7 @@ class Simulation:
         """Queue a request; returns the seconds after which to come again if it is refused."""
         deadline = request.deadline if self._sees_deadlines else math.inf
         job = Job(self.input_of(request), request.arrived, request.on_answer, deadline=deadline)
-        if not self._queue.has_seat(job.priority):
+        if not self._queue.has_capacity(job.priority):
             return LEAST_RETRY_SECONDS
         try:
             self._batcher.put(job)

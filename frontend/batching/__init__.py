@@ -1,1 +1,1 @@
-"""Jobs, their queue, and the batches that are made of them."""
+"""Jobs, their queue, and the batches that are formed from them."""

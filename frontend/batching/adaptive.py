@@ -1,20 +1,19 @@
 """The adaptive batching policy: forms batches by deadlines and learnt costs.
 
-    admission           jobs that have any chance to be answered in time
-    order               the earliest deadline first
-    refusal             jobs at the front of the queue that will probably be late in the next batch,
-                        or that take more answers in time from others than they are worth
-    size                all jobs that wait, up to the largest size
-    moment              at once, unless holding pays: with several workers, or for clients that are
-                        about to send their next request
+    admission    jobs that have a chance to be answered in time
+    order        the earliest deadline first
+    refusal      jobs at the front that will probably be late in the next batch, or that cost other
+                 jobs more answers in time than they are worth (`expected_goodput`)
+    size         all queued jobs, up to the largest size
+    moment       at once, or held: with several workers, and for clients that are about to send
+                 their next request
 
-With one worker, taking all waiting jobs is close to the optimum: the batch size adjusts itself to
-the load. Several workers would each take a small batch and all be busy when the next request comes;
-so a batch is held until it has the smallest size that keeps the workers stable.
+With one worker, taking all queued jobs is close to the optimum: the batch size follows the load.
+Several workers would each take a small batch, and all be busy when the next request arrives; so a
+batch is held until it has the smallest size that keeps the workers stable.
 
-The rules and their constants come from simulation (``benchmarks/batching_sim`` runs this class);
-early drop from Nexus (SOSP 2019), refusal by the predicted end from Clockwork (OSDI 2020). Costs
-may vary: a chance to be in time takes the place of their predictions (`expected_goodput`).
+Rules and constants come from simulation (``benchmarks/batching_sim`` runs this class); early drop
+is from Nexus (SOSP 2019), refusal by the predicted end from Clockwork (OSDI 2020).
 """
 
 import math
@@ -24,7 +23,7 @@ from marserve.frontend.batching.batches import Reason
 from marserve.frontend.batching.expected_goodput import LEAST_CHANCE, Outlook
 from marserve.frontend.batching.job_queue import JobQueue
 from marserve.frontend.batching.jobs import Priority
-from marserve.frontend.batching.learning.latency_model import Costs
+from marserve.frontend.batching.learning.costs import Costs
 from marserve.frontend.batching.policies import (
     AGING_SECONDS,
     BatchPolicy,
@@ -32,28 +31,28 @@ from marserve.frontend.batching.policies import (
     WorkerPoolState,
 )
 
-# How much longer a priority waits than the next higher one, as a share of the latency goal: so the
-# lowest still has a third of it left when its turn comes. Without a goal it is AGING_SECONDS.
+# How much longer a priority waits than the next higher one, as a share of the latency goal: the
+# lowest still has a third of the goal left when its turn comes. Without a goal: AGING_SECONDS.
 _AGING_GOALS = 1 / 3
-# A job is refused on arrival if it is less likely than this to be in time. If nobody else comes, it
-# may run after all; so only hopeless ones are refused before their turn.
+# A job is refused on arrival if it is less likely than this to be in time. If no other job arrives,
+# it may run after all.
 _LEAST_CHANCE_ON_ARRIVAL = 0.1
 # Above this share of the workers' capacity no batch is held; above the second one, under a goal,
-# only full batches carry the load.
+# batches are held until they are full, since only full batches carry the load.
 _MAX_HELD_LOAD = 0.8
 _FULL_LOAD = 0.9
-# The share of the time left before the deadline that holding may use. It is most of it where only
-# large batches can carry the load: others would be late for want of capacity.
+# The share of the time left before the deadline that holding may use; the second one where only
+# full batches carry the load.
 _HOLD_SHARE = 0.3
 _PRESSED_HOLD_SHARE = 0.9
-# The longest hold, in times of what the missing jobs should take to come.
+# The longest hold, as a multiple of the expected time until the missing jobs arrive.
 _HOLD_ARRIVALS = 2.0
-# How long to wait for the next requests of clients: at most this share of the cost of one request,
-# beyond which waiting does not pay, and at most these seconds, for the way there and back.
+# How long to hold for the next requests of clients: at most this share of the cost of one request,
+# beyond which holding does not pay, and at most these seconds, for the round trip.
 _RETURN_SHARE = 0.5
 _RETURN_SECONDS = 0.002
 # From this share of returning clients on, traffic counts as a closed loop; in an open loop fewer
-# than half come in that time by chance. Averaged over about ten batches.
+# than half arrive in that time by chance. Averaged over about ten batches.
 _RETURNING = 0.8
 _RETURN_STEP = 0.1
 # The rate of arrivals is averaged over the time of this many full batches, and at least this long.
@@ -63,12 +62,13 @@ _MIN_RATE_SECONDS = 0.05
 
 @dataclass
 class Adaptive(BatchPolicy):
-    """Forms batches by deadlines and learnt costs; see the module.
+    """Forms batches by deadlines and learnt costs.
 
     Attributes:
+        costs: The learnt costs.
         goal: The latency goal, seconds from arrival to answer; infinite for none.
-        max_hold: Longest time in seconds that the first job in the queue is held; 0 never holds.
-        num_requests: See `policies.FixedWindow`.
+        max_hold: The most seconds for which the first job in the queue is held; 0 never holds.
+        num_requests: How many requests the clients keep in flight; 0 for unknown.
     """
 
     costs: Costs
@@ -77,17 +77,17 @@ class Adaptive(BatchPolicy):
     num_requests: int = 0
 
     def __post_init__(self) -> None:
-        #: The latest arrival of each priority, and when one of its jobs was last promoted.
+        #: The latest arrival of each priority; when a job of it was last promoted.
         self._latest = [-math.inf] * len(Priority)
         self._promoted: dict[Priority, float] = {}
         self._rate = _ArrivalRate()
         self._returns = _ReturningClients()
 
     def order(self, arrived: float, deadline: float, priority: Priority) -> float:
-        """See `BatchPolicy.order`: by deadline; a job without one is sorted as if it had the goal.
+        """Return the deadline as the sort key; without one, the deadline that the goal gives.
 
         Under a goal, jobs of a lower priority may be refused before their turn comes. So while jobs
-        of higher priorities come, one of each lower priority is promoted from time to time.
+        of higher priorities arrive, a job of each lower one is promoted from time to time.
         """
         horizon, aging = AGING_SECONDS, AGING_SECONDS
         if self.goal < math.inf:
@@ -102,10 +102,10 @@ class Adaptive(BatchPolicy):
     def admit(
         self, now: float, deadline: float, queue: JobQueue, workers: WorkerPoolState
     ) -> float | None:
-        """See `BatchPolicy.admit`.
+        """Refuse a job that would be late even if it were the next to leave.
 
-        Jobs ahead are no reason to refuse one: if there are too many, those at the front will be
-        refused in its place. They would leave with less time left, and more of them be late.
+        Jobs ahead do not count: if there are too many, those at the front are refused in its place.
+        Those would leave with less time left, and more of them be late.
         """
         del queue
         if deadline < math.inf and self.costs.is_known:
@@ -120,19 +120,18 @@ class Adaptive(BatchPolicy):
         return None
 
     def answered(self, now: float, jobs: int) -> None:
-        """See `BatchPolicy.answered`."""
+        """Count the next requests of the clients that are answered now."""
         soon = min(_RETURN_SECONDS, _RETURN_SHARE * self.costs.mean(1))
         self._returns.begin(jobs, now + soon)
 
     def plan(self, now: float, queue: JobQueue, workers: WorkerPoolState) -> Plan:
-        """See `BatchPolicy.plan`."""
+        """Refuse late jobs at the front; take the others, or hold them."""
         queued = queue.sharing
         if not self.costs.is_known:
             return self._take(min(queued, self.size))
         shed, take = self._in_time(now, queue, queued, workers)
-        if not take:
-            return Plan(0, Reason.WORK_CONSERVING, shed=shed)
-        if shed and take < self.size and workers.size > 1:  # the others may still be held
+        # With several workers, the jobs behind those that are refused may be held.
+        if not take or (shed and take < self.size and workers.size > 1):
             return Plan(0, Reason.WORK_CONSERVING, shed=shed)
         if take < self.size and not shed and self.max_hold:
             return self._take_or_hold(now, queue, workers, take)
@@ -142,7 +141,7 @@ class Adaptive(BatchPolicy):
         return Plan(take, Reason.FULL if take == self.size else Reason.WORK_CONSERVING, shed)
 
     def hopeless(self, now: float, queue: JobQueue) -> int:
-        """See `BatchPolicy.hopeless`."""
+        """Return how many jobs at the front would be late even alone."""
         if not self.costs.is_known:
             return 0
         chance, count = self.costs.chance, 0
@@ -158,11 +157,11 @@ class Adaptive(BatchPolicy):
     def _in_time(
         self, now: float, queue: JobQueue, queued: int, workers: WorkerPoolState
     ) -> tuple[int, int]:
-        """How many jobs at the front to refuse, and how many behind them to take.
+        """Return how many jobs at the front to refuse, and how many behind them to take.
 
-        A job that would be late in a batch of full size is refused; making the batch smaller for it
-        would cost capacity, and more jobs would be late (early drop). One that may be late, or in
-        time, is refused where that pays (`expected_goodput`).
+        A job that would be late in a full batch is refused: a smaller batch for it would cost
+        capacity, and more jobs would be late (early drop). A job that may be late is refused where
+        that pays (`expected_goodput`).
         """
         bound, size = self.costs.bound, self.size
         outlook: Outlook | None = None
@@ -171,14 +170,12 @@ class Adaptive(BatchPolicy):
             take = min(queued - shed, size)
             if now + bound(take) <= queue.deadline_at(shed):
                 return shed, take
-            outlook = outlook or self._outlook(now, queue, workers)
+            if outlook is None:
+                rate = self._arrival_rate(now)
+                outlook = Outlook(self.costs, queue, now, size, workers.size, rate, self.goal)
             if outlook.should_run(shed):
                 return shed, take
         return most, 0
-
-    def _outlook(self, now: float, queue: JobQueue, workers: WorkerPoolState) -> Outlook:
-        rate = self._arrival_rate(now)
-        return Outlook(self.costs, queue, now, self.size, workers.size, rate, self.goal)
 
     def _arrival_rate(self, now: float) -> float:
         seconds = _RATE_BATCHES * self.costs.mean(self.size)
@@ -189,10 +186,9 @@ class Adaptive(BatchPolicy):
     def _take_or_hold(
         self, now: float, queue: JobQueue, workers: WorkerPoolState, queued: int
     ) -> Plan:
-        """Take the jobs, or hold them where that may pay."""
         if workers.size == 1:
             return self._hold_for_clients(now, queue, workers, queued)
-        if workers.idle > 1:  # the next batch finds one, too
+        if workers.idle > 1:  # there is a worker for the next batch, too
             return self._take(queued)
         rate = self._arrival_rate(now)
         target = self._target(rate, workers.size)
@@ -211,11 +207,10 @@ class Adaptive(BatchPolicy):
     def _hold_for_clients(
         self, now: float, queue: JobQueue, workers: WorkerPoolState, queued: int
     ) -> Plan:
-        """Hold for a moment, for clients whose answers were just sent.
+        """Hold for a moment for the next requests of clients whose answers were just sent.
 
-        This is done only if they send their next request at once, according to `num_requests` or as
-        traffic has shown. Otherwise such clients would split into two groups that take turns, in
-        batches of half the size.
+        Such clients would otherwise split into two groups that take turns, in batches of half the
+        size. Not done unless `num_requests` or traffic shows that clients return at once.
         """
         wanted = self.num_requests or queued + self._returns.missing
         full = min(self.size, wanted)
@@ -230,11 +225,11 @@ class Adaptive(BatchPolicy):
         return Plan(queued, Reason.NO_MORE_CLIENTS if queued >= full else Reason.HOLD_EXPIRED)
 
     def _target(self, rate: float, workers: int) -> int:
-        """The smallest batch size that keeps workers stable at this rate.
+        """Return the smallest batch size that keeps workers stable at this rate.
 
-        K workers that run batches of b serve K·b/l(b) per second. Near their capacity it is the
-        full size, under a goal: small batches from several workers that are idle by chance would
-        take capacity that nobody has. Without one the queue grows until batches are full.
+        K workers that run batches of b, each in l(b) seconds, serve K·b/l(b) per second. Near their
+        capacity it is the full size under a goal: small batches of workers that are idle by chance
+        would use up the capacity. Without a goal the queue grows until batches are full.
         """
         mean, size = self.costs.mean, self.size
         load = rate * mean(size) / (workers * size)
@@ -254,14 +249,14 @@ class Adaptive(BatchPolicy):
         slack = queue.deadline_at(0) - arrived - self.costs.bound(queued + 1)
         if target == self.size:
             missing, share = target - 1, _PRESSED_HOLD_SHARE
-        else:  # the more have come, the less the others are worth
+        else:  # the more jobs are queued, the less the missing ones are worth
             missing, share = target - queued, _HOLD_SHARE
         until = arrived + min(self.max_hold, _HOLD_ARRIVALS * missing / rate)
         return min(until, arrived + share * slack)
 
 
 class _ReturningClients:
-    """Detects clients that send their next request as soon as they are answered (a closed loop)."""
+    """Detects clients that send the next request as soon as they are answered (a closed loop)."""
 
     def __init__(self) -> None:
         self._share = 0.0
@@ -270,25 +265,25 @@ class _ReturningClients:
         self._returned = 0
 
     def begin(self, jobs: int, until: float) -> None:
-        """Count the requests until a moment as those of clients that have returned."""
+        """Count the requests until then as those of the ``jobs`` clients that were answered."""
         if self._answered:
             share = min(1.0, self._returned / self._answered)
             self._share += _RETURN_STEP * (share - self._share)
         self._until, self._answered, self._returned = until, jobs, 0
 
     def count(self, now: float) -> None:
-        """Count a request."""
+        """Count a request that arrives now."""
         if now <= self._until:
             self._returned += 1
 
     @property
     def missing(self) -> int:
-        """How many clients that were answered are expected to return, and have not yet."""
+        """Number of answered clients that are expected to return and have not yet."""
         return max(0, self._answered - self._returned) if self._share >= _RETURNING else 0
 
 
 class _ArrivalRate:
-    """Arrivals per second, averaged with weights that fade exponentially."""
+    """The rate of arrivals, averaged with weights that fade exponentially."""
 
     def __init__(self) -> None:
         self._last = -math.inf
@@ -296,12 +291,12 @@ class _ArrivalRate:
         self._seconds = 1.0
 
     def count(self, now: float) -> None:
-        """Count an arrival."""
+        """Count an arrival now."""
         self._rate = 1.0 / self._seconds + self._faded(now)
         self._last = now
 
     def at(self, now: float, seconds: float) -> float:
-        """The rate over about the last ``seconds``, which also sets how fast weights fade."""
+        """Return arrivals per second over about ``seconds``; weights fade as fast from now on."""
         self._seconds = seconds
         return self._faded(now)
 

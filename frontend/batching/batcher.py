@@ -129,7 +129,7 @@ class Batcher:
 
     def _resize(self) -> None:
         """Apply the present limits on batch and queue."""
-        self._queue.resize(self.learning.queue_capacity, self.batching.seats)
+        self._queue.resize(self.learning.queue_capacity, self.batching.capacities)
         self._policy.size = self.learning.max_size(self._clock())
 
     # -- jobs --------------------------------------------------------------------------------------
@@ -160,7 +160,7 @@ class Batcher:
     def _suspect(self, jobs: Sequence[Job]) -> None:
         """Mark the jobs whose contents have failed before; they run alone."""
         suspected = [job for job in jobs if self.isolation.is_suspected(job)]
-        if suspected and not self._queue.has_seat_for_suspected(len(suspected)):
+        if suspected and not self._queue.has_capacity_for_suspected(len(suspected)):
             raise Overloaded(self._queue.capacity * self.costs.mean(1))
         for job in suspected:
             job.is_suspected = True

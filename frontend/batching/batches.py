@@ -1,8 +1,4 @@
-"""Batches, and a history of the last of them for operators (`GET /models/{model}/batches`).
-
-The history is a ring of tuples: size, reason, cost and so on of each batch. They are turned into
-documents on request only.
-"""
+"""Batches, and a history of the last of them for operators (`GET /models/{model}/batches`)."""
 
 import time
 from collections import deque
@@ -18,27 +14,27 @@ from marserve.frontend.errors import PredictionFailed, ServeError
 
 _MAX_RECORDS = 512
 
-#: The fields of a document (`History.as_documents`), in their order.
+#: The values of a document in the order of `History.as_documents`; a tuple is the fastest to make.
 _Record = tuple[float, int, int, "Reason", float, float, float, float, bool, "Lengths | None"]
 _arrival_of: Callable[[Job], float] = attrgetter("arrived")
 
 
 class Reason(Enum):
-    """Why a batch left when it did."""
+    """Why a batch was closed when it was."""
 
-    FULL = "full"  # as many jobs as a batch may have
-    WINDOW = "window"  # the window is over: the oldest has waited as long as it may
-    LIST = "list"  # the rows of a client's list are all there, and need no window to have company
-    SINGLE = "single"  # the window is over, and each job goes alone (`policies.FixedOrSingle`)
+    FULL = "full"  # it has the largest size
+    WINDOW = "window"  # the oldest job has waited for maxBatchDelay
+    LIST = "list"  # it has all rows of a client's list
+    SINGLE = "single"  # the window is over, and each job runs alone (`policies.FixedOrSingle`)
     NO_MORE_CLIENTS = "no_more_clients"  # every client has a request in flight already
     WORK_CONSERVING = "work_conserving"  # a worker was idle and waiting would not have paid
     TARGET = "target"  # held until it had the size that suits the load
     HOLD_EXPIRED = "hold_expired"  # held as long as holding could pay, and not filled
-    EXPLORATION = "exploration"  # of a size that is tried, to learn its cost
+    EXPLORATION = "exploration"  # it has a size whose cost is to be learnt
     ALONE = "alone"  # a describe request, or a retry after a worker died
     SUSPECTED = "suspected"  # a request whose content has failed alone before
     ISOLATION = "isolation"  # a part of a batch that failed
-    OUT_OF_MEMORY = "out_of_memory"  # a part of a batch that needed more memory than there is
+    OUT_OF_MEMORY = "out_of_memory"  # a part of a batch that did not fit into memory
 
 
 class Lengths(NamedTuple):
@@ -49,13 +45,13 @@ class Lengths(NamedTuple):
 
     @classmethod
     def of(cls, jobs: Sequence[Job]) -> "Lengths":
-        """Those of jobs, which are measured."""
+        """Return the lengths of jobs that are measured."""
         lengths = [job.length for job in jobs]
         longest = max(lengths)
         return cls(longest, 1 - sum(lengths) / (longest * len(jobs)) if longest else 0.0)
 
     def as_members(self) -> dict[str, float]:
-        """As members of the document of a batch."""
+        """Return them as members of the document of a batch."""
         return {"longest": round(self.longest, 3), "paddingShare": round(self.padding, 3)}
 
 
@@ -65,13 +61,12 @@ class Batch:
 
     Attributes:
         jobs: At least one.
-        closed: Moment at which the batch was closed, seconds on the monotonic clock.
+        closed: When it was closed, seconds on the monotonic clock.
         reason: Why it was closed then.
-        run_as: Number of rows that the worker runs, for models of fixed shapes: as many as jobs, or
-            more, and then the rest is padding.
-        predicted: Seconds it is expected to take; 0 if unknown.
+        run_as: Number of rows that the worker runs; those beyond the jobs are padding.
+        predicted: Expected seconds in the worker; 0 if unknown.
         held: Seconds for which it was held although a worker was idle.
-        lengths: Of its items, where it was formed by them.
+        lengths: The lengths of its items; None if it was not formed by them.
     """
 
     jobs: Sequence[Job]
@@ -91,7 +86,7 @@ class Batch:
 
     @property
     def waited(self) -> float:
-        """Seconds that the oldest job had waited at closing; it need not be the first in order."""
+        """Seconds that the oldest job, which may not be the first, had waited at closing."""
         if self._waited is None:
             self._waited = self.closed - min(map(_arrival_of, self.jobs))
         return self._waited
@@ -103,11 +98,15 @@ class Batch:
 
     @property
     def inputs(self) -> list[Input]:
-        """The inputs of the jobs, which the worker gets."""
+        """The inputs of the jobs."""
         return [job.input for job in self.jobs]
 
     def deliver(self, predictions: Sequence[Prediction]) -> None:
-        """Answer each job with its prediction; there are as many predictions as jobs."""
+        """Answer each job with its prediction.
+
+        Raises:
+            ValueError: There are not as many predictions as jobs.
+        """
         for job, prediction in zip(self.jobs, predictions, strict=True):
             job.resolve(prediction)
 
@@ -140,7 +139,7 @@ class History:
     ) -> None:
         self._clock = clock
         self._wall_clock = wall_clock
-        #: Tuples, and not the batches: those hold what clients sent.
+        #: Not the batches, which hold what clients sent.
         self._records: deque[_Record] = deque(maxlen=_MAX_RECORDS)
 
     def __len__(self) -> int:
@@ -168,10 +167,11 @@ class History:
         """When the last batch was closed, in milliseconds since the epoch; 0 for none."""
         if not self._records:
             return 0
-        return round((self._wall_clock() - self._clock() + self._records[-1][0]) * 1000)
+        closed, *_ = self._records[-1]
+        return round((self._wall_clock() - self._clock() + closed) * 1000)
 
     def as_documents(self) -> list[dict[str, Any]]:
-        """The batches as JSON objects, the newest last; times in milliseconds."""
+        """Return the batches as JSON objects, the newest last; times in milliseconds."""
         epoch = self._wall_clock() - self._clock()
         return [
             {

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from marserve.frontend.batching.batches import Reason
 from marserve.frontend.batching.job_queue import JobQueue
-from marserve.frontend.batching.learning.latency_model import Costs
+from marserve.frontend.batching.learning.costs import Costs
 from marserve.frontend.batching.policies import Plan
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from marserve.frontend.batching.expected_goodput import LEAST_CHANCE
 from marserve.frontend.batching.job_queue import JobQueue
 from marserve.frontend.batching.jobs import Group, Job
-from marserve.frontend.batching.learning.latency_model import Costs
+from marserve.frontend.batching.learning.costs import Costs
 from marserve.frontend.batching.learning.learning import Learning
 from marserve.frontend.batching.lengths.length_grouping import LengthGrouping
 from marserve.frontend.batching.options import Batching
@@ -133,7 +133,7 @@ class DeadlineAdmission:
         """Set the order of a job in the queue, and return what `BatchPolicy.admit` returns."""
         policy, deadline = self._policy, math.inf
         if self._lengths is not None:
-            self._lengths.consider(job.length)
+            self._lengths.costs.use_job(job.length)
         # The latency goal and the learnt costs are those of predictions.
         if job.group is Group.PREDICT:
             if self._batching.max_latency:

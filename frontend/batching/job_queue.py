@@ -1,13 +1,13 @@
 """The bounded queue of one model version.
 
 Jobs are sorted by `Job.order`, which the policy sets: by arrival, or by deadline. A lower priority
-adds a constant to it, so that no priority starves: a job that has waited that much longer goes
-first. The capacity is per priority: many requests of one leave the places of the others free.
+adds a constant to it, so that no priority starves: a job that has waited that much longer is ahead.
+The capacity is per priority: requests of one priority do not use the capacity of others.
 
-Jobs whose worker died go first, and each alone, because one of them may have caused the crash.
-Jobs whose content has failed before go alone, too, in the order of their arrival. But at most every
-other batch is one of them while others wait, and they may not take more than half of the places:
-so they cost the others half of the workers' time at most.
+Jobs whose worker died are first, and each runs alone, because one of them may have caused the
+crash. Jobs whose content has failed before run alone, too, in the order of their arrival. At most
+every other batch is one of them while others wait, and they have at most half of the capacity: so
+they use at most half of the workers' time.
 """
 
 import contextlib
@@ -24,66 +24,73 @@ _order_of = attrgetter("order")
 
 
 class JobQueue:
-    """A queue of jobs, with a capacity for each priority: that in ``seats``, else ``capacity``.
+    """A queue of jobs with a capacity for each priority: that in ``capacities``, or ``capacity``.
 
     Jobs that were sent to a worker do not count.
     """
 
-    def __init__(self, capacity: int, seats: Mapping[Priority, int] | None = None) -> None:
+    def __init__(self, capacity: int, capacities: Mapping[Priority, int] | None = None) -> None:
         self._jobs: deque[Job] = deque()
         #: Jobs that are retried, each alone.
         self._retries: deque[Job] = deque()
-        #: Jobs that are suspected, each alone; and whether the last to leave was one of them.
+        #: Jobs that are suspected, each alone; and whether the last batch was one of them.
         self._suspected: deque[Job] = deque()
         self._is_turn_of_others = False
-        self._taken = [0] * len(Priority)
-        self.resize(capacity, seats)
+        self._used = [0] * len(Priority)
+        self.resize(capacity, capacities)
 
-    def resize(self, capacity: int, seats: Mapping[Priority, int] | None = None) -> None:
-        """Change the capacities; jobs that are queued already stay."""
+    def resize(self, capacity: int, capacities: Mapping[Priority, int] | None = None) -> None:
+        """Change the capacities; queued jobs stay."""
         self.capacity = capacity
-        self._seats = [(seats or {}).get(priority, capacity) for priority in Priority]
+        self._capacities = [(capacities or {}).get(priority, capacity) for priority in Priority]
 
     def __len__(self) -> int:
         return len(self._jobs) + len(self._retries) + len(self._suspected)
-
-    @property
-    def sharing(self) -> int:
-        """How many jobs may share batches."""
-        return len(self._jobs)
 
     def __iter__(self) -> Iterator[Job]:
         return chain(self._retries, self._suspected, self._jobs)
 
     @property
+    def sharing(self) -> int:
+        """Number of jobs that may share batches."""
+        return len(self._jobs)
+
+    @property
     def suspected(self) -> int:
-        """How many jobs run alone because their contents have failed before."""
+        """Number of jobs that run alone because their contents have failed before."""
         return len(self._suspected)
 
-    def has_seat(self, priority: Priority, count: int = 1) -> bool:
-        """Whether there is room for ``count`` more jobs of a priority."""
-        return self._taken[priority] + count <= self._seats[priority]
+    def has_capacity(self, priority: Priority, count: int = 1) -> bool:
+        """Return whether the queue has capacity for ``count`` more jobs of a priority."""
+        return self._used[priority] + count <= self._capacities[priority]
 
-    def free_seats(self, priority: Priority) -> int:
-        """For how many more jobs of a priority there is room."""
-        return max(0, self._seats[priority] - self._taken[priority])
+    def free_capacity(self, priority: Priority) -> int:
+        """Return the number of jobs of a priority for which there is capacity."""
+        return max(0, self._capacities[priority] - self._used[priority])
 
     def share_taken(self, priority: Priority) -> float:
-        """The share of the seats of a priority that are taken; 1 or more where none is free."""
-        return self._taken[priority] / self._seats[priority]
+        """Return the share of the capacity of a priority that is used; may be more than 1."""
+        return self._used[priority] / self._capacities[priority]
 
-    def has_seat_for_suspected(self, count: int) -> bool:
-        """Whether there is room for ``count`` more suspected jobs."""
+    def has_capacity_for_suspected(self, count: int) -> bool:
+        """Return whether ``count`` more suspected jobs may be queued."""
         return len(self._suspected) + count <= max(1, self.capacity // 2)
 
-    # -- looking (all but the last three: only for a queue that is not empty) ----------------------
+    # -- reading -----------------------------------------------------------------------------------
 
     @property
     def first(self) -> Job:
-        """The job that leaves next."""
+        """The job that leaves next; the queue must not be empty."""
         if self._retries or self._suspected:
-            return self._next_queue[0]
+            return self._next_jobs[0]
         return self._jobs[0]
+
+    @property
+    def first_runs_alone(self) -> bool:
+        """Whether the first job must not share a batch; the queue must not be empty."""
+        if (self._retries or self._suspected) and self._next_jobs is not self._jobs:
+            return True
+        return self._jobs[0].group is Group.DESCRIBE
 
     @property
     def first_sharing(self) -> Job:
@@ -91,14 +98,8 @@ class JobQueue:
         return self._jobs[0]
 
     @property
-    def first_runs_alone(self) -> bool:
-        """Whether the first job must not share a batch."""
-        if (self._retries or self._suspected) and self._next_queue is not self._jobs:
-            return True
-        return self._jobs[0].group is Group.DESCRIBE
-
-    @property
-    def _next_queue(self) -> deque[Job]:
+    def _next_jobs(self) -> deque[Job]:
+        """Those of the jobs whose first leaves next."""
         if self._retries:
             return self._retries
         suspected, jobs = self._suspected, self._jobs
@@ -110,27 +111,27 @@ class JobQueue:
 
     @property
     def oldest_arrival(self) -> float:
-        """The arrival of the job that has waited longest, if there are any that share batches."""
+        """The earliest arrival; of suspected jobs only while no others share batches."""
         return min(job.arrived for job in (*self._retries, *(self._jobs or self._suspected)))
-
-    def deadline_at(self, index: int) -> float:
-        """The deadline of the job at this index of those that share batches."""
-        return self._jobs[index].deadline
 
     @property
     def earliest_deadline(self) -> float:
-        """The earliest deadline of all jobs; infinite if there is none."""
+        """The earliest deadline of the jobs that share batches; infinite if there is none."""
         return min((job.deadline for job in self._jobs), default=math.inf)
+
+    def deadline_at(self, index: int) -> float:
+        """Return the deadline of the job at this index of those that share batches."""
+        return self._jobs[index].deadline
 
     @property
     def has_rows_of_lists(self) -> bool:
-        """Whether one of the jobs that share batches is a row of a list: `Job.is_row_of_list`."""
+        """Whether one of the jobs that share batches is a row of a list (`Job.is_row_of_list`)."""
         return any(job.is_row_of_list for job in self._jobs)
 
     def of_first_group(self, count: int) -> list[Job]:
-        """The first ``count`` jobs that share batches, less those of other groups than the first.
+        """Return those of the first ``count`` jobs that can share a batch with the first of them.
 
-        Cancelled ones are left out, too, but for the first.
+        Of those that share batches, without other groups and cancelled jobs behind the first.
         """
         first = self._jobs[0]
         return [
@@ -140,34 +141,34 @@ class JobQueue:
         ]
 
     def is_held_up(self, since: float) -> bool:
-        """Whether a job that runs alone has waited since then, or is a retry."""
+        """Return whether a job that runs alone has waited since then, or is a retry."""
         return bool(self._retries) or (bool(self._suspected) and self._suspected[0].arrived < since)
 
     # -- changing ----------------------------------------------------------------------------------
 
     def append(self, job: Job) -> None:
-        """Insert a job behind those of the same order; the caller has checked `has_seat`."""
+        """Insert a job behind those of the same order; the caller has checked the capacity."""
         jobs = self._suspected if job.is_suspected else self._jobs
-        self._taken[job.priority] += 1
+        self._used[job.priority] += 1
         if not jobs or jobs[-1].order <= job.order:
             jobs.append(job)
         else:
             jobs.insert(bisect_right(jobs, job.order, key=_order_of), job)
 
     def requeue(self, job: Job) -> None:
-        """Queue a job again whose worker died, whatever the capacity.
+        """Queue a job again whose worker died, also beyond the capacity.
 
-        It goes in front, to run alone; to its old place if it is known not to be the cause.
+        It becomes a retry, or returns to its old position if it is not the cause (`Job.crashes`).
         """
         job.dispatched = None
         if not job.crashes:
             self.append(job)
             return
-        self._taken[job.priority] += 1
+        self._used[job.priority] += 1
         self._retries.append(job)
 
     def reorder(self, order: Callable[[Job], float]) -> None:
-        """Sort the jobs by another order; retries stay in front."""
+        """Sort the jobs by another order; retries stay first."""
         for job in (*self._jobs, *self._suspected):
             job.order = order(job)
         self._jobs = deque(sorted(self._jobs, key=_order_of))
@@ -180,28 +181,25 @@ class JobQueue:
         if job.crashes or job.is_suspected:
             with contextlib.suppress(ValueError):
                 (self._retries if job.crashes else self._suspected).remove(job)
-                self._taken[job.priority] -= 1
-        elif (place := self._place_of(job)) is not None:
-            del self._jobs[place]
-            self._taken[job.priority] -= 1
+                self._used[job.priority] -= 1
+        elif (index := self._index_of(job)) is not None:
+            del self._jobs[index]
+            self._used[job.priority] -= 1
 
     def pop(self, count: int) -> list[Job]:
         """Take up to ``count`` jobs of one group from the front, dropping cancelled ones.
 
-        Taking stops before a job of another group, or one that must run alone.
+        Stops before a job of another group, or one that must run alone.
         """
         if self._retries:
-            popped: list[Job] = []
-            self._take_first(self._retries, popped)
-            return popped
-        if self._suspected and self._next_queue is self._suspected:
+            return self._take_first(self._retries)
+        if self._suspected and self._next_jobs is self._suspected:
             return self.pop_suspected()
         return self.pop_sharing(count)
 
     def pop_suspected(self) -> list[Job]:
         """Take the first of the suspected jobs, unless it is cancelled."""
-        popped: list[Job] = []
-        self._take_first(self._suspected, popped)
+        popped = self._take_first(self._suspected)
         self._is_turn_of_others = bool(popped)
         return popped
 
@@ -209,13 +207,13 @@ class JobQueue:
         """Take jobs that may share a batch, as `pop` does."""
         self._is_turn_of_others = False
         popped: list[Job] = []
-        jobs, taken, group = self._jobs, self._taken, None
+        jobs, used, group = self._jobs, self._used, None
         while jobs and len(popped) < count:
             job = jobs[0]
             if popped and (job.group is not group or group is Group.DESCRIBE):
                 break
             jobs.popleft()
-            taken[job.priority] -= 1
+            used[job.priority] -= 1
             if job.is_open:
                 popped.append(job)
                 group = job.group
@@ -226,26 +224,23 @@ class JobQueue:
         self._is_turn_of_others = False
         popped: list[Job] = []
         passed: list[Job] = []
-        left = set(chosen)
-        while left and self._jobs:
+        missing = set(chosen)
+        while missing and self._jobs:
             job = self._jobs[0]
-            if job in left:
-                left.remove(job)
-                self._take_first(self._jobs, popped)
+            if job in missing:
+                missing.remove(job)
+                popped += self._take_first(self._jobs)
             else:
                 passed.append(self._jobs.popleft())
         self._jobs.extendleft(reversed(passed))
         return popped
 
     def drop(self, count: int) -> list[Job]:
-        """Remove the first ``count`` jobs of those that share batches, whatever their groups.
+        """Remove the first ``count`` jobs of those that share batches, of any group.
 
         Returns those that are not cancelled.
         """
-        dropped: list[Job] = []
-        for _ in range(count):
-            self._take_first(self._jobs, dropped)
-        return dropped
+        return [job for _ in range(count) for job in self._take_first(self._jobs)]
 
     def clear(self) -> list[Job]:
         """Remove and return all jobs."""
@@ -253,21 +248,20 @@ class JobQueue:
         self._retries.clear()
         self._suspected.clear()
         self._jobs.clear()
-        self._taken = [0] * len(Priority)
+        self._used = [0] * len(Priority)
         return jobs
 
-    def _place_of(self, job: Job) -> int | None:
+    def _index_of(self, job: Job) -> int | None:
         jobs = self._jobs
-        first = bisect_left(jobs, job.order, key=_order_of)
-        for place in range(first, len(jobs)):
-            if jobs[place] is job:
-                return place
-            if jobs[place].order != job.order:
+        for index in range(bisect_left(jobs, job.order, key=_order_of), len(jobs)):
+            if jobs[index] is job:
+                return index
+            if jobs[index].order != job.order:
                 break
         return None
 
-    def _take_first(self, jobs: deque[Job], into: list[Job]) -> None:
+    def _take_first(self, jobs: deque[Job]) -> list[Job]:
+        """Remove the first of these jobs; return it unless it is cancelled."""
         job = jobs.popleft()
-        self._taken[job.priority] -= 1
-        if job.is_open:
-            into.append(job)
+        self._used[job.priority] -= 1
+        return [job] if job.is_open else []

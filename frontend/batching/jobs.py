@@ -1,7 +1,7 @@
-"""A job, the unit of work of one request, and its answer.
+"""Jobs, the units of work of requests, and their answers.
 
-A job is answered exactly once: `Job.resolve` and `Job.fail` do nothing after the first of them, nor
-after `Job.cancel`. An answer in pieces counts as one: with its first piece comes a `Stream`.
+A job is answered exactly once: `Job.resolve` and `Job.fail` do nothing after the first call of
+either, nor after `Job.cancel`. An answer in pieces counts as one: the first piece makes a `Stream`.
 """
 
 import asyncio
@@ -23,18 +23,18 @@ class StreamBroken(Exception):
 class Stream:
     """A streamed answer: the worker's side pushes pieces, the transport reads them.
 
-    Slowing a worker down for one client would slow down the rest of its batch. So the pieces wait
-    in memory for a slow client, and the stream of one that is too far behind is broken off.
+    A worker that waited for a slow client would delay the other requests of the batch. So pieces
+    are buffered, and the stream of a client that is too far behind is broken off.
 
     Attributes:
         first: The first piece; its status and headers are those of the answer.
-        max_waiting_bytes: Bytes that may wait for the reader; 0 for any number.
+        max_waiting_bytes: The most bytes that may be buffered; 0 for no limit.
         on_behind: Called when the stream is broken off because its reader is too slow. The reader
             is blocked in a write to the client, and would not notice otherwise.
-        on_waiting: Called with how many bytes more wait for the reader, or, negative, less.
-        on_end: Called then, too: see `Job.notify_end`.
+        on_waiting: Called with each change of the number of buffered bytes.
         on_close: Called once, when the reader has taken the last piece or has left, with whether
             the answer was complete.
+        on_end: Called then, too (`Job.notify_end`).
     """
 
     def __init__(self, first: Prediction) -> None:
@@ -46,28 +46,28 @@ class Stream:
         self.on_end: Callable[[], object] | None = None
         self._pieces: deque[Buffer] = deque([first.body])
         self._waiting_bytes = len(first.body)
-        self._news: asyncio.Future[None] | None = None
+        self._changed: asyncio.Future[None] | None = None
         self._ended = False
         self._broken = ""
         self._closed = False
 
     @property
     def is_open(self) -> bool:
-        """Whether it is still read."""
+        """Whether the transport still reads it."""
         return not self._closed and not self._broken
 
     @property
     def is_complete(self) -> bool:
-        """Whether the last piece was taken, and none will follow."""
+        """Whether the last piece was taken."""
         return self._ended and not self._pieces
 
     @property
     def waiting_bytes(self) -> int:
-        """How many bytes wait for the reader."""
+        """Number of buffered bytes."""
         return self._waiting_bytes
 
     def push(self, body: Buffer) -> None:
-        """Add a piece."""
+        """Add a piece; does nothing after the end."""
         if self._ended or self._closed or self._broken:
             return
         self._pieces.append(body)
@@ -77,27 +77,27 @@ class Stream:
         self._wake()
 
     def fall_behind(self, why: str) -> None:
-        """Give up what waits for a reader that is too slow, and break the answer off."""
+        """Discard the buffered pieces for a reader that is too slow, and break off the answer."""
         self._pieces.clear()
         self._add_waiting(-self._waiting_bytes)
         self.break_off(why)
         self.on_behind()
 
     def end(self) -> None:
-        """No more pieces follow."""
+        """Note that no more pieces follow."""
         self._ended = True
         self._wake()
 
     def break_off(self, why: str) -> None:
-        """No more pieces follow, though the answer is not complete."""
+        """Note that no more pieces follow although the answer is not complete."""
         if not self._ended and not self._closed:
             self._broken = why
             self._wake()
 
     async def pieces(self) -> AsyncIterator[Buffer]:
-        """Yield the pieces as they come; the caller closes the stream afterwards.
+        """Yield the pieces as they arrive; the caller closes the stream afterwards.
 
-        No deadline is needed here: the worker's connection has one for each piece.
+        The worker's connection has a deadline for each piece.
 
         Raises:
             StreamBroken: The answer was broken off.
@@ -111,8 +111,8 @@ class Stream:
                 raise StreamBroken(self._broken)
             if self._ended:
                 return
-            self._news = asyncio.get_running_loop().create_future()
-            await self._news
+            self._changed = asyncio.get_running_loop().create_future()
+            await self._changed
 
     def close(self) -> None:
         """Mark the stream as no longer read. Safe to call twice."""
@@ -128,8 +128,8 @@ class Stream:
         self.on_waiting(count)
 
     def _wake(self) -> None:
-        if self._news is not None and not self._news.done():
-            self._news.set_result(None)
+        if self._changed is not None and not self._changed.done():
+            self._changed.set_result(None)
 
 
 #: The answer to a request.
@@ -142,11 +142,11 @@ class Group(Enum):
 
     PREDICT = "predict"
     EXPLAIN = "explain"
-    DESCRIBE = "describe"  # asks the handler about the model; each runs alone, without a window
+    DESCRIBE = "describe"  # the handler describes the model; each runs alone, without a window
 
 
 class Priority(IntEnum):
-    """How urgent a request is; a smaller number goes first."""
+    """The urgency of a request; a smaller number is more urgent."""
 
     HIGH = 0
     NORMAL = 1
@@ -158,22 +158,22 @@ class Job:
     """One request on its way through the server; moments are seconds on the monotonic clock.
 
     Attributes:
-        input: What the client sent.
-        arrived: Moment at which it was queued.
-        on_answer: Called with the answer, once; must not raise. None once it has been called or
-            the job was cancelled.
-        group: Jobs share a batch with others of their group only.
-        deadline: Moment after which the answer is useless.
+        input: The input for the worker.
+        arrived: When it was queued.
+        on_answer: Called with the answer, once; must not raise. None after that, and after the job
+            was cancelled.
+        group: Only jobs of one group share a batch.
+        deadline: When the answer becomes useless.
         priority: How urgent it is.
-        order: Its place in the queue, smallest first; set when it is queued.
-        dispatched: Moment at which it was sent to a worker; None while it is queued.
+        order: The key by which the queue is sorted, smallest first; set when it is queued.
+        dispatched: When it was sent to a worker; None while it is queued.
         stream: The streamed answer; None until the first piece.
-        on_end: See `notify_end`.
+        on_end: Set by `notify_end`.
         crashes: How many workers died while they had it.
-        is_suspected: Whether the same content has failed alone; it must not share a batch.
-        is_row_of_list: Whether it came with others of its client's request, which are queued with
-            it: then no fixed window is held open for it.
-        length: How long its input is; set only where batches are formed by it.
+        is_suspected: Whether the same content has failed alone; then it must not share a batch.
+        is_row_of_list: Whether the other jobs of its request are queued with it; then no fixed
+            window is held open for it.
+        length: The length of its input; set only where batches are formed by it.
     """
 
     is_row_of_list: ClassVar[bool] = False
@@ -194,15 +194,15 @@ class Job:
 
     @property
     def is_open(self) -> bool:
-        """Whether a client still waits for the answer, or for more of it."""
+        """Whether a client still waits for the answer or the rest of it."""
         if self.stream is not None:
             return self.stream.is_open
         return self.on_answer is not None
 
     def notify_end(self, on_end: Callable[[], object]) -> None:
-        """Have ``on_end`` called when nobody waits for the answer, or more of it, any more.
+        """Call ``on_end`` when no client waits for the answer, or the rest of it, any more.
 
-        It takes the place of the one before; it may be called more than once.
+        It replaces an earlier one, and may be called more than once.
         """
         self.on_end = on_end
         if self.stream is not None:
@@ -226,7 +226,7 @@ class Job:
             self.answer(self.stream)
 
     def fail(self, error: ServeError) -> None:
-        """Answer with a failure; an answer that has begun is broken off."""
+        """Answer with a failure; a stream is broken off."""
         if self.stream is not None:
             self.stream.break_off(error.message)
         else:

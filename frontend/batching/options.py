@@ -1,8 +1,7 @@
 """The batching settings of one model version: checks, derived values, and the policy they choose.
 
 The names are TorchServe's, BentoML's (``max_batch_size``, ``max_latency_ms``), OpenVINO's
-(``num_requests``) and Neuron's (``dynamic_batch_size``). `Batching.check` has the rules between
-settings.
+(``num_requests``) and Neuron's (``dynamic_batch_size``).
 """
 
 import math
@@ -10,7 +9,9 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from marserve.frontend.batching.adaptive import Adaptive
-from marserve.frontend.batching.learning.latency_model import Costs, LatencyModel
+from marserve.frontend.batching.compiled_sizes import up_to
+from marserve.frontend.batching.learning.costs import Costs
+from marserve.frontend.batching.learning.latency_model import LatencyModel
 from marserve.frontend.batching.policies import BatchPolicy, FixedOrSingle, FixedWindow, Greedy
 from marserve.frontend.configuration.model_schema import (
     ADAPTIVE,
@@ -25,11 +26,11 @@ MAX_AUTOMATIC_SIZE = 128
 
 
 class Batching(BatchingValues):
-    """The batching settings, and values derived from them."""
+    """The batching settings, and values that are derived from them."""
 
     @property
     def max_size(self) -> int:
-        """The largest batch that may be formed, before anything was measured."""
+        """The largest batch that the settings allow."""
         return min(self.size, self.num_requests or self.size, *self.compiled_sizes[-1:])
 
     @property
@@ -39,34 +40,34 @@ class Batching(BatchingValues):
 
     @property
     def explores(self) -> bool:
-        """Whether batches of other sizes are tried under backlog, to learn what they cost."""
+        """Whether batches of other sizes are tried under backlog, to learn their costs."""
         is_learnt = self.is_automatic or self.policy == ADAPTIVE
         return is_learnt and self.policy != FIXED_OR_SINGLE and self.max_size > 1
 
     @property
     def sizes_to_try(self) -> list[int]:
-        """The sizes, rising, whose costs are worth knowing; as finely as costs are learnt."""
+        """The sizes, rising, whose costs are learnt separately."""
         maximum, compiled = self.max_size, self.compiled_sizes
         if compiled:
-            return [size for size in compiled if size <= maximum] or [compiled[0]]
+            return list(up_to(compiled, maximum))
         powers = [1 << exponent for exponent in range(maximum.bit_length())]
         between = [3 * power // 2 for power in powers[1:]]  # 3, 6, 12, …
         return sorted({*(size for size in (*powers, *between) if size <= maximum), maximum})
 
     def run_as(self, size: int) -> int:
-        """The number of rows that a batch of this size runs as: the next compiled size, if any."""
+        """Return the number of rows that a batch of this size runs as: the next compiled size."""
         return next((compiled for compiled in self.compiled_sizes if compiled >= size), size)
 
     @property
     def goal(self) -> float:
-        """The latency goal; infinite for none."""
+        """The latency goal in seconds; infinite for none."""
         return self.max_latency or math.inf
 
     def check(self) -> "Batching":
-        """Returns itself.
+        """Return these settings if they do not contradict each other.
 
         Raises:
-            ValueError: Settings contradict each other; the text names field, value and rule.
+            ValueError: They do; the message has the field, its value and what is accepted.
         """
         if self.policy not in BATCH_POLICIES:
             known = ", ".join(BATCH_POLICIES)
@@ -92,10 +93,10 @@ class Batching(BatchingValues):
             )
 
     def checked_against(self, costs: LatencyModel) -> "Batching":
-        """Returns itself.
+        """Return these settings if a single request can meet the latency goal.
 
         Raises:
-            ValueError: The goal is below what a single request is known to take.
+            ValueError: It is known to take longer.
         """
         rows = self.run_as(1)
         if self.max_latency and costs.batches_of(rows) and costs.mean(rows) > self.max_latency:
@@ -112,7 +113,7 @@ class Batching(BatchingValues):
             return Greedy(size)
         if self.policy == ADAPTIVE:
             return Adaptive(size, costs, self.goal, self.delay, self.num_requests)
-        if self.policy == FIXED_OR_SINGLE:  # its rows would run one by one if they did not wait
+        if self.policy == FIXED_OR_SINGLE:  # a list that closes the window would run row by row
             return FixedOrSingle(size, self.delay, self.num_requests, costs)
         return FixedWindow(size, self.delay, self.num_requests, costs, self.splits_lists)
 

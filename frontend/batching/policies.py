@@ -1,12 +1,12 @@
-"""Batching policies: when a batch is closed. Pure decisions; the current time is passed in.
+"""Batching policies decide when a batch is closed. They are pure: the current time is passed in.
 
     FixedWindow      when it is full or its window is over, as in TorchServe
     Greedy           at once, with all jobs that are queued
-    FixedOrSingle    when it is full; if its window is over before, each job goes alone (OpenVINO)
+    FixedOrSingle    when it is full; if its window is over before, each job runs alone (OpenVINO)
     Adaptive         by deadlines and learnt costs (`adaptive`)
 
-A policy sees the queue and the state of the workers, and decides how many jobs leave now. It is
-asked after each event (a job came, a worker became idle, a window closed), never by polling.
+From the queue and the state of the workers, a policy decides how many jobs leave now, after each
+event (a job arrived, a worker became idle, a window closed). There is no polling.
 """
 
 import math
@@ -18,9 +18,10 @@ from typing import NamedTuple
 from marserve.frontend.batching.batches import Reason
 from marserve.frontend.batching.job_queue import JobQueue
 from marserve.frontend.batching.jobs import Priority
-from marserve.frontend.batching.learning.latency_model import Costs, LatencyModel
+from marserve.frontend.batching.learning.costs import Costs
+from marserve.frontend.batching.learning.latency_model import LatencyModel
 
-#: How much longer a job may wait than one of the next higher priority.
+#: How much longer than a job of the next higher priority a job may wait.
 AGING_SECONDS = 1.0
 
 
@@ -28,10 +29,10 @@ class Plan(NamedTuple):
     """What to do with the queue now.
 
     Attributes:
-        take: How many jobs leave now; 0 means wait.
+        take: How many jobs leave now; 0 for none.
         shed: How many jobs at the front are refused first, because they cannot be in time.
-        until: Moment to decide again, unless `full` jobs are there sooner.
-        full: Number of jobs that would make waiting pointless.
+        until: When to decide again, unless ``full`` jobs are queued before.
+        full: Number of queued jobs with which waiting ends.
     """
 
     take: int
@@ -46,9 +47,9 @@ class WorkerPoolState:
     """The state of the workers of a model version.
 
     Attributes:
-        idle: How many wait for a batch.
-        last_idle_at: When the latest of them became idle.
-        busy: For each batch in a worker, when it is expected to be done, and how many jobs it has.
+        idle: Number of workers that wait for a batch.
+        last_idle_at: When a worker last became idle.
+        busy: The expected end of each batch in a worker, and the number of its jobs.
     """
 
     idle: int = 0
@@ -62,11 +63,11 @@ class WorkerPoolState:
 
     @property
     def size(self) -> int:
-        """Number of workers; one with several batches counts once for each."""
+        """Number of workers; one with several batches counts for each of them."""
         return self.idle + len(self.busy)
 
     def seconds_until_idle(self, now: float) -> float:
-        """Expected seconds until a worker is idle."""
+        """Return the expected seconds until a worker is idle."""
         if self.idle or not self.busy:
             return 0.0
         return max(0.0, min(self.busy.values())[0] - now)
@@ -80,15 +81,14 @@ class BatchPolicy(ABC):
 
     Attributes:
         size: The largest batch.
-        max_shed: The most jobs that one decision may refuse. Where batches are not formed in the
-            order of the queue, only the first job is in the next one for sure.
+        max_shed: The most jobs that one plan may refuse.
     """
 
     size: int
     max_shed: int = field(default=sys.maxsize, init=False)
 
     def order(self, arrived: float, deadline: float, priority: Priority) -> float:
-        """The sort key of a job in the queue: smaller ones leave first."""
+        """Return the sort key of a job in the queue: smaller ones leave first."""
         del deadline
         return arrived + priority * AGING_SECONDS
 
@@ -100,34 +100,33 @@ class BatchPolicy(ABC):
         return None
 
     def hopeless(self, now: float, queue: JobQueue) -> int:
-        """How many jobs at the front of the queue will be refused when their turn comes."""
+        """Return how many jobs at the front of the queue will be refused in any case."""
         del now, queue
         return 0
 
-    def answered(self, now: float, jobs: int) -> None:  # noqa: B027 - most learn nothing from it
-        """Note that a worker has answered this many jobs and is idle."""
+    def answered(self, now: float, jobs: int) -> None:  # noqa: B027 - most policies ignore it
+        """Note that a worker has finished a batch of this many jobs."""
 
     @abstractmethod
     def plan(self, now: float, queue: JobQueue, workers: WorkerPoolState) -> Plan:
-        """Decide what an idle worker gets from a queue that is not empty."""
+        """Decide which jobs of a queue that is not empty an idle worker gets."""
 
 
 @dataclass
 class FixedWindow(BatchPolicy):
-    """A batch leaves when it is full or its window is over, as in TorchServe.
+    """Closes a batch when it is full or its window is over, as TorchServe does.
 
     The window starts with the arrival of the oldest job. In TorchServe it starts when a worker
-    begins to collect, so that jobs which had waited behind a busy worker wait again. A delay of 0
-    takes all queued jobs, up to the size; TorchServe's loop stops at two.
+    becomes idle, so that jobs which have waited behind a busy worker wait again. A delay of 0 takes
+    all queued jobs, up to the size; TorchServe's loop stops at two.
 
     Attributes:
         delay: The window in seconds.
-        num_requests: How many requests the clients keep in flight, if that is known; when all of
-            them are here, waiting ends. 0 for unknown.
-        costs: Used to close the window early for a job that would otherwise be late.
-        lists_close: Whether a list of a client closes the window. Its rows come all at once, so
-            that its last is there when the first is: nobody will add to it, and a window would
-            only delay its answer for the sake of strangers.
+        num_requests: How many requests the clients keep in flight; waiting ends when all of them
+            have arrived. 0 for unknown.
+        costs: Close the window early for a job that would be late otherwise.
+        lists_close: Whether a list of a client closes the window. All its rows are queued at once,
+            so waiting would only add rows of other requests, and delay its answer.
     """
 
     delay: float
@@ -136,7 +135,7 @@ class FixedWindow(BatchPolicy):
     lists_close: bool = False
 
     def plan(self, now: float, queue: JobQueue, workers: WorkerPoolState) -> Plan:
-        """See `BatchPolicy.plan`."""
+        """Take a full batch, or all jobs when the window is over."""
         queued = queue.sharing
         if queued >= self.size:
             return Plan(self.size, Reason.FULL)
@@ -157,16 +156,16 @@ class FixedWindow(BatchPolicy):
 
 @dataclass
 class FixedOrSingle(FixedWindow):
-    """Full batches; when the window is over, each job alone. The rule of OpenVINO's auto-batching.
+    """Forms full batches; when the window is over, each job runs alone, as in OpenVINO.
 
-    For models that run at one batch size and at 1 only.
+    For models that run only at one batch size and at 1.
     """
 
-    #: Jobs that arrived until then go alone: their window is over.
+    #: Jobs that arrived until then run alone: their window is over.
     _singles_until: float = field(default=-math.inf, init=False)
 
     def plan(self, now: float, queue: JobQueue, workers: WorkerPoolState) -> Plan:
-        """See `BatchPolicy.plan`."""
+        """Take a full batch, or one job when the window is over."""
         if queue.sharing < self.size and queue.oldest_arrival <= self._singles_until:
             return Plan(1, Reason.SINGLE)
         plan = super().plan(now, queue, workers)
@@ -178,10 +177,10 @@ class FixedOrSingle(FixedWindow):
 
 @dataclass
 class Greedy(BatchPolicy):
-    """Takes all queued jobs at once: a batch is what arrived while the previous one ran."""
+    """Takes all queued jobs at once: those that arrived while the previous batch ran."""
 
     def plan(self, now: float, queue: JobQueue, workers: WorkerPoolState) -> Plan:
-        """See `BatchPolicy.plan`."""
+        """Take all jobs, up to the size."""
         del now, workers
         queued = queue.sharing
         if queued >= self.size:

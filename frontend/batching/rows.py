@@ -1,8 +1,8 @@
-"""Rows of one request in tensors: a job each, which travel together where they follow each other.
+"""Rows of one request in tensors: each is a job, and adjacent rows are sent as one block.
 
-The queue, the policies, and the splitting of a failed batch know single rows. On the way to a
-worker neighbours of one request become one block, and its one answer (`backend.batch_run`) becomes
-the answers of as many jobs again: the first gets it, and the others `REST_OF_BLOCK`.
+The queue, the policies and the splitting of a failed batch treat each row as a job. On the way to a
+worker, adjacent rows of one request become one block. The worker answers a block once
+(`backend.batch_run`): the job of its first row gets the answer, the others `REST_OF_BLOCK`.
 """
 
 from collections.abc import Sequence
@@ -15,13 +15,16 @@ class Rows(Protocol):
     """The rows of a request."""
 
     def block(self, first: int, count: int) -> Input:
-        """The input of this many rows, as a worker gets it."""
+        """Return the input of ``count`` rows, for a worker."""
 
 
 class RowInput(Input):
-    """The input of one row; its parts are the bytes of its tensors, to be told from others by.
+    """The input of one row. Its parts, the bytes of its tensors, only identify its content.
 
-    ``length`` is what `input_length` would say of it if it were no row of many.
+    Attributes:
+        source: The rows of its request.
+        place: Its index among them.
+        length: The length that the request would have with this row alone (`lengths.input_length`).
     """
 
     __slots__ = ("length", "place", "source")
@@ -41,27 +44,25 @@ class RowInput(Input):
         self.length = length
 
 
-#: The answer to a row that is in the answer to a row before it.
+#: The answer to a row whose answer is in that of an earlier row.
 REST_OF_BLOCK = Prediction(b"")
 
 
 def in_blocks(inputs: Sequence[Input]) -> tuple[list[Input], Sequence[int]]:
-    """The inputs of a batch with neighbours as blocks, and how many rows each of them is.
+    """Join adjacent rows of the inputs of a batch into blocks.
 
-    No numbers where no rows of tensors are among them.
+    Returns:
+        The inputs and the number of rows of each; no numbers if there are no rows of tensors.
     """
     found: list[Input] = []
     rows: list[int] = []
     first: RowInput | None = None
     for each in inputs:
-        if type(each) is not RowInput:
-            first = None
-            found.append(each)
-            rows.append(1)
-        elif first and each.source is first.source and each.place == first.place + rows[-1]:
+        row = each if type(each) is RowInput else None
+        if row and first and row.source is first.source and row.place == first.place + rows[-1]:
             rows[-1] += 1
         else:
-            first = each
+            first = row
             found.append(each)
             rows.append(1)
     if not any(type(each) is RowInput for each in found):
@@ -73,7 +74,7 @@ def in_blocks(inputs: Sequence[Input]) -> tuple[list[Input], Sequence[int]]:
 
 
 def for_each_row(predictions: Sequence[Prediction], rows: Sequence[int]) -> list[Prediction]:
-    """A prediction for each row, of those for blocks of so many rows."""
+    """Return a prediction for each row, from predictions for blocks of ``rows`` rows."""
     found: list[Prediction] = []
     for prediction, count in zip(predictions, rows, strict=True):
         found.append(prediction)

@@ -171,7 +171,7 @@ class BatchingValues:
         "Whether requests of alike lengths share batches; `auto`: where costs depend on it.",
     )
     #: By position in `PRIORITIES`.
-    seats: Mapping[Any, int] = _archive(
+    capacities: Mapping[Any, int] = _archive(
         "priorityQueueSizes", numbers_of(*PRIORITIES), {}, "Places to wait, of single priorities."
     )
     isolates: bool = _archive(

@@ -111,7 +111,7 @@ def asked_model(model: ModelVersion) -> AskedModel:
     settings = model.settings
     if envelope or not (settings.batching.splits_lists or settings.stack_inputs):
         return asked
-    capacity = max(map(model.queue.free_seats, Priority))
+    capacity = max(map(model.queue.free_capacity, Priority))
     dims = settings.batching.batch_dims if settings.batching.splits_lists else None
     return replace(asked, takes_bytes=True, dims=dims, max_rows=capacity)
 

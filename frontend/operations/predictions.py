@@ -30,7 +30,7 @@ async def predict(model: ModelVersion, request: PredictRequest, run: Run) -> Pre
     """
     input_ = request.input
     if model.settings.batching.splits_lists:
-        capacity = model.queue.free_seats(request.options.priority)
+        capacity = model.queue.free_capacity(request.options.priority)
         client_list = await run(read_list(input_, model.manifest.envelope, capacity))
         if client_list is not None:
             return await predict_rows(model, request, client_list, run)

@@ -133,7 +133,7 @@ class Admission:
             raise self.refusal.with_traceback(None)
         priority, is_open = request.options.priority, self._workers.is_open
         has_tickets = not self.settings.use_job_ticket or self._has_job_tickets(jobs)
-        if not (is_open and has_tickets and self._queue.has_seat(priority, jobs)):
+        if not (is_open and has_tickets and self._queue.has_capacity(priority, jobs)):
             self._metrics.rejected("queue_full" if is_open else "no_worker")
             refusal = self._refusal_of(request, jobs)
             if is_open and jobs <= self._queue.capacity:
@@ -177,11 +177,11 @@ class Admission:
                 f'Model "{name}" has no worker to serve describe request. Please use scale '
                 f"workers API to add workers{self._why_no_worker() or '.'}"
             )
-        if jobs > 1 and self._workers.is_open and not self._queue.has_seat(priority, jobs):
+        if jobs > 1 and self._workers.is_open and not self._queue.has_capacity(priority, jobs):
+            free = self._queue.free_capacity(priority)
             return NoWorker(
-                f'The queue of model "{name}" has capacity for {self._queue.free_seats(priority)} '
-                "more requests, and the list has more items. Send fewer items, or set a larger "
-                "jobQueueSize."
+                f'The queue of model "{name}" has capacity for {free} more requests, and the list '
+                "has more items. Send fewer items, or set a larger jobQueueSize."
             )
         return self.no_worker(by_version=request.by_version)
 

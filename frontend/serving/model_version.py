@@ -104,7 +104,7 @@ class ModelVersion:
     @property
     def free_capacity(self) -> int:
         """Jobs of normal priority that the queue can still accept."""
-        return self.queue.free_seats(Priority.NORMAL)
+        return self.queue.free_capacity(Priority.NORMAL)
 
     @property
     def pending(self) -> int:

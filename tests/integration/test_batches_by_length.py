@@ -69,7 +69,7 @@ def test_alike_lengths_share_a_batch(server, background, make_gate, serve):
     assert (last["longest"], last["paddingShare"]) == (5001, 0.0)
     lengths = server.describe(name)["batching"]["lengths"]
     assert lengths["isActive"]
-    assert lengths["why"] == "the settings ask for it"
+    assert lengths["why"] == "batchBucketBy is length"
     assert "inputLength" not in lengths
     assert server.describe(name)["batchBucketBy"] == "length"
 
@@ -134,7 +134,7 @@ def test_no_request_is_lost_by_what_input_length_does(server, serve, nonsense):
         assert send(server, name, length).text == str(length)
     told = server.describe(name)["batching"]["lengths"]["inputLength"]
     assert told["failures"] == 1
-    assert told["why"] == "it has failed so far: see the model's log"
+    assert told["why"] == "input_length has failed so far; the model's log has its errors"
     server.wait_logged("model_log.log", "input_length")
     counted = server.metrics("marserve_failed_input_lengths_total")
     assert [count for series, count in counted.items() if name in series] == [1.0]

@@ -1,1 +1,1 @@
-"""Requests that fail do not fail those that share a batch with them."""
+"""Failing requests do not fail the others of their batch."""

@@ -1,10 +1,7 @@
-"""Remembers the contents of requests that failed alone, so that the same again runs alone.
+"""Remembers the contents of requests that failed alone, so that repetitions run alone.
 
-Clients repeat what failed, and a repetition in a batch of others would have to be isolated once
-more. Remembering is no verdict: the request runs all the same, only by itself, and its content is
-forgotten when it succeeds.
-
-Senders are not remembered: behind a proxy all requests come from one address.
+Clients repeat what failed, and a repetition in a batch would have to be isolated again. A content
+is forgotten when it succeeds. Clients are not remembered: behind a proxy all have one address.
 """
 
 import time
@@ -19,12 +16,12 @@ from marserve.frontend.batching.jobs import Job
 _CAPACITY = 1024
 _SECONDS = 600.0
 # Of a larger body only slices are hashed: 6 MB would take the event loop 6 ms. Contents that differ
-# between the slices are taken for equal, which costs one of them a run alone.
+# only between the slices count as equal, so that one of them runs alone unnecessarily.
 _HASHED_WHOLE = 64 * 1024
 _SLICES = 16
 _SLICE = _HASHED_WHOLE // _SLICES
-# How many bytes from the middle tell most contents of the same length apart without a hash.
-_GLANCE = 32
+# The number of bytes from the middle by which contents of one length mostly differ.
+_MIDDLE = 32
 
 _Outline = tuple[int, bytes]
 
@@ -37,9 +34,9 @@ class _Entry:
 
 
 class FailedContents:
-    """A bounded memory of contents, the least recently failed forgotten first.
+    """A bounded memory of contents; the least recently failed one is forgotten first.
 
-    Contents are hashed only if one of the same length and with the same middle is remembered.
+    A content is hashed only if one of the same length and with the same middle is remembered.
     """
 
     def __init__(
@@ -61,7 +58,7 @@ class FailedContents:
         return self._find(job) is not None
 
     def has_crashed(self, job: Job) -> bool:
-        """Whether this content ended a worker when it ran alone."""
+        """Return whether this content has ended a worker when it ran alone."""
         entry = self._find(job)
         return entry is not None and entry.crashes
 
@@ -82,7 +79,7 @@ class FailedContents:
             self._pop(_key_of(job))
 
     def forget_expired(self) -> None:
-        """Forget what has not failed for a while."""
+        """Forget contents that have not failed lately."""
         now = self._clock()
         while self._entries:
             key, entry = next(iter(self._entries.items()))
@@ -106,18 +103,18 @@ class FailedContents:
 
 
 def _outline_of(job: Job) -> _Outline:
-    """The length of all parts, and bytes from the middle of the longest."""
+    """Return the length of all parts, and bytes from the middle of the longest."""
     bodies = [part.body for part in job.input.parts]
     longest = max(bodies, key=len, default=b"")
-    start = max(0, (len(longest) - _GLANCE) // 2)
-    return sum(map(len, bodies)), bytes(memoryview(longest)[start : start + _GLANCE])
+    start = max(0, (len(longest) - _MIDDLE) // 2)
+    return sum(map(len, bodies)), bytes(memoryview(longest)[start : start + _MIDDLE])
 
 
 def _key_of(job: Job) -> bytes:
-    """A hash of the group and the parts; headers differ between requests that are alike."""
+    """Return a hash of the group and the parts; headers differ between equal requests."""
     found = blake2b(job.group.value.encode(), digest_size=16)
     for part in job.input.parts:
-        # Clients also send bytes that are no text.
+        # Names are text with surrogates where clients send other bytes.
         head = f"\n{part.name}\n{part.content_type}\n{len(part.body)}\n"
         found.update(head.encode("utf-8", "surrogatepass"))
         _hash_into(found.update, memoryview(part.body))

@@ -1,4 +1,4 @@
-"""What one model version learns from requests that fail; its batcher and its workers share it."""
+"""What a model version learns from requests that fail; its batcher and its workers share it."""
 
 import time
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from marserve.frontend.batching.isolation.failed_contents import FailedContents
 from marserve.frontend.batching.isolation.failure_rate import FailureRate, candidates, cheapest_size
 from marserve.frontend.batching.isolation.hints import Hints
 from marserve.frontend.batching.jobs import Group, Job
-from marserve.frontend.batching.learning.latency_model import Costs
+from marserve.frontend.batching.learning.costs import Costs
 from marserve.frontend.batching.options import Batching
 
 # Runs for these reasons do not count for the share of failing requests in ordinary batches.

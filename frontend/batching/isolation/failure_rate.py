@@ -1,28 +1,28 @@
 """The share of failing requests, and the batch size that is cheapest with it; pure.
 
-A failed batch is run again in parts (`splitting`), which costs the more, the larger the batch and
-the more of its requests fail. So sizes are chosen by the expected cost of a request, splitting
-included. Where a batch costs hardly more than a single request, even a tenth of failing requests is
-no reason for small batches; where the cost is proportional to the size, any of them is.
+A failed batch is run again in parts (`splitting`), which costs more the larger the batch and the
+more of its requests fail. So sizes are chosen by the expected cost of a request, splitting
+included. Where a batch costs hardly more than a single request, large batches are cheapest even if
+a tenth of the requests fail; where the cost is proportional to the size, small ones are.
 
-What an attacker gains is bounded by this: at worst, requests are served one by one. (With a cost
-that does not depend on the size, finding a tenth of bad requests among others takes 0.47 runs for
-each request, whatever is tried; halving takes 0.56, full batches without bad ones take 0.125 at
-size 8. Only who remembers contents or has hints can do better.)
+This bounds what an attacker gains: at worst, requests are served one by one. (With a cost that does
+not depend on the size, finding a tenth of bad requests takes at least 0.47 runs for each request.
+Halving takes 0.56, full batches without bad requests 0.125 at size 8. Only remembered contents and
+hints need fewer.)
 """
 
 from collections.abc import Iterable, Sequence
 
-from marserve.frontend.batching.learning.latency_model import Costs
+from marserve.frontend.batching.learning.costs import Costs
 
-# How much of the share is the newest request: a thousandth is left of it after 440 good ones.
+# The weight of the newest request in the share: a thousandth is left of it after 440 good ones.
 _STEP = 1 / 64
 _NEGLIGIBLE = 0.001
 # A larger size is preferred to one that costs up to this much less.
 _TOLERANCE = 1.05
-# The same for the cost of failed runs.
+# The weight of the newest run in the cost of failed runs.
 _COST_STEP = 1 / 16
-# After so many runs in a row without a success, all requests fail, and size is not the reason.
+# After this many runs without a success, all requests fail, for another reason than the size.
 _RUNS_IN_VAIN = 64
 
 
@@ -31,8 +31,8 @@ class FailureRate:
 
     Attributes:
         share: About the last 64 requests, weighted; 0 if it is negligible.
-        runs_in_vain: How many runs have failed since the last one that succeeded.
-        cost: What a failed run costs, as a share of one that succeeds: little where the handler
+        runs_in_vain: Number of runs that have failed since the last one that succeeded.
+        cost: The cost of a failed run, as a share of one that succeeds: little where the handler
             checks its rows first.
     """
 
@@ -43,12 +43,12 @@ class FailureRate:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether there were no failures lately."""
+        """Whether no request failed lately."""
         return not self.share and not self.runs_in_vain
 
     @property
     def fails_for_all(self) -> bool:
-        """Whether it is the model that fails, and not some requests."""
+        """Whether the model fails for all requests, and not for some of them."""
         return self.runs_in_vain >= _RUNS_IN_VAIN
 
     def succeeded(self, requests: int) -> None:
@@ -59,7 +59,7 @@ class FailureRate:
             self.share = 0.0
 
     def run_failed(self, cost: float = 1.0) -> None:
-        """Note a run that failed, and what it took as a share of one that succeeds."""
+        """Note a run that failed, and its cost as a share of one that succeeds."""
         self.runs_in_vain += 1
         self.cost += _COST_STEP * (min(cost, 1.0) - self.cost)
 
@@ -76,15 +76,15 @@ def cheapest_size(
     checked: float = 1.0,
     failed: float = 1.0,
 ) -> int:
-    """The largest of rising sizes whose expected cost per request is within 5 % of the least.
+    """Return the largest of rising sizes whose cost per request is within 5 % of the least.
 
     Args:
         sizes: At least one.
         share: The share of failing requests.
-        costs: What a run that succeeds costs, by size.
+        costs: The costs of runs that succeed, by size.
         hinted: The share of failed runs in which a hint names the failing request.
-        checked: The share of these requests that have a run of their own.
-        failed: What a failed run costs, as a share of one that succeeds.
+        checked: The share of these requests that run alone.
+        failed: The cost of a failed run, as a share of one that succeeds.
     """
     per_request = {
         size: expected_seconds(size, share, costs, hinted, checked, failed) / size for size in sizes
@@ -101,11 +101,11 @@ def expected_seconds(
     checked: float = 1.0,
     failed: float = 1.0,
 ) -> float:
-    """The mean seconds until all requests of a batch are answered; see `cheapest_size`."""
+    """Return the mean seconds until all requests of a batch are answered (`cheapest_size`)."""
     by_halves = _by_halves(size, 1.0 - share, costs, failed, {})
     if not hinted or size == 1:
         return by_halves
-    # Each bad request has failed a run of most of the others, and perhaps one of its own.
+    # Each bad request has failed a run of most of the others, and perhaps a run alone.
     found = size * share * failed * (costs.mean(size - 1) + checked * costs.mean(1))
     return (1.0 - hinted) * by_halves + hinted * (costs.mean(size) + found)
 
@@ -113,9 +113,9 @@ def expected_seconds(
 def _by_halves(
     size: int, good: float, costs: Costs, failed: float, known: dict[int, float]
 ) -> float:
-    """The mean seconds of a batch, and of its halves if it fails, and so on.
+    """Return the mean seconds of a batch, and of its halves if it fails, and so on.
 
-    A half is not run as a whole when the other one has succeeded: then it is known to fail.
+    When one half of a failed batch has succeeded, the other is not run as a whole: it would fail.
     """
     mean, all_good = costs.mean, good**size
     itself = mean(size) * (all_good + (1.0 - all_good) * failed)
@@ -133,6 +133,6 @@ def _by_halves(
 
 
 def candidates(largest: int, compiled: Iterable[int] = ()) -> list[int]:
-    """The rising sizes to choose from: the compiled ones, or powers of two and the largest."""
+    """Return the rising sizes to choose from: compiled ones, or powers of two and the largest."""
     allowed = [size for size in compiled if size <= largest]
     return allowed or [*(1 << power for power in range((largest - 1).bit_length())), largest]

@@ -1,20 +1,19 @@
-"""How far hints of tracebacks are believed: by the line that raised, and by its record.
+"""How reliable the hints of tracebacks are, by the line that raised.
 
 A hint names the request whose data a handler held when it raised (`backend.suspects`). It may be
-wrong: a variable of a loop that has ended still holds the last row. So it only says in which order
-a failed batch is run again, and what became of the named request is noted for the line.
+wrong: the variable of a loop that has ended still holds the last row. So a hint only sets the order
+in which a failed batch is run again, and the result for the named request is counted for the line.
 
-Where a line has named the cause each time, and alone the request has failed at the same line, this
-is believed without a run of its own, but for one in eight. Such a line raises because of the row
-that it handles. One that was wrong a single time is never believed so again; nor is any while most
-requests fail (`splitting`).
+The named request fails without a run alone if its line has named the cause every time, and the
+request has then failed at the same line alone; one in eight runs alone all the same. A line that
+was wrong once is not believed again, and none is while most requests fail (`splitting`).
 """
 
 from collections import OrderedDict
 from dataclasses import dataclass
 
 _CAPACITY = 64
-# A line's hints are followed while they are right so many times as often as wrong.
+# A line's hints are followed while they are right this many times as often as wrong.
 _RIGHT_PER_WRONG = 8
 _BELIEVED_AFTER = 16
 _CHECK_EVERY = 8
@@ -33,7 +32,7 @@ class Hints:
 
     Attributes:
         hinted: The share of failed runs whose hint was followed, of about the last 16.
-        checked: The share of named requests that have a run of their own.
+        checked: The share of named requests that run alone.
     """
 
     def __init__(self) -> None:
@@ -42,14 +41,14 @@ class Hints:
         self._records: OrderedDict[str, _Record] = OrderedDict()
 
     def follows(self, line: str) -> bool:
-        """Whether the hint of a failed run is followed; ``line`` is empty where there is none."""
+        """Return whether the hint of a failed run is followed; ``line`` is empty without one."""
         record = self._records.get(line)
         follows = bool(line) and (record is None or record.right >= _RIGHT_PER_WRONG * record.wrong)
         self.hinted += _STEP * (follows - self.hinted)
         return follows
 
     def believes(self, line: str) -> bool:
-        """Whether the request that is named needs no run of its own, this time."""
+        """Return whether the named request fails without a run alone, this time."""
         record = self._records.get(line)
         if record is None or record.wrong or record.right < _BELIEVED_AFTER:
             believes = False

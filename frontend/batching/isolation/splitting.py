@@ -1,4 +1,4 @@
-"""Splitting of failed batches, so that only the requests that cause the failure fail.
+"""Splits failed batches, so that only the requests that cause the failure fail.
 
 The halves of the batch are run, then the halves of a half that failed, and so on down to single
 requests, which get their own error. Where a hint names the failing request (`hints`), that one is
@@ -16,10 +16,10 @@ from marserve.frontend.batching.jobs import Job
 from marserve.frontend.errors import ServeError
 
 # How many runs may fail before the first success, as multiples of ⌈log2 n⌉; and where memory ran
-# out, which fewer rows help soon or never.
+# out, since fewer rows help soon or never.
 _MAX_RUNS_IN_VAIN = 4
 _MAX_HALVINGS_IN_VAIN = 2
-# Where more requests fail than this share, a line that names just any row is right by chance.
+# Where more requests fail than this share, a line that names any row would often be right.
 _MAX_SHARE_BELIEVED = 0.5
 # How many requests of a batch are tried alone while the model fails for all.
 _PROBES = 2
@@ -37,7 +37,7 @@ class Part:
     """Jobs of a failed batch that will be run again, and the error of that batch.
 
     Attributes:
-        twin: The other half of what failed, if there are no others.
+        twin: The other part, if the failed batch consisted of these two.
         fails: Whether it is known to fail as a whole.
     """
 
@@ -49,31 +49,29 @@ class Part:
 
 
 class BatchSplitting:
-    """Splits one failed batch down to the failing items; pure.
+    """Splits one failed batch down to the failing requests; pure.
 
-    Until a part has succeeded, the smallest part runs next: that shows soonest, with the fewest
-    rows, whether any can succeed. From then on the largest part runs next, because most of its jobs
-    are good and wait. If nothing succeeds, splitting ends after 4·⌈log2 n⌉ runs; and while the
-    model fails for all requests (`FailureRate.fails_for_all`), after two single requests.
+    Until a part has succeeded, the smallest part runs next: that shows soonest whether any can
+    succeed. From then on the largest part runs next, because most of its jobs are good. If nothing
+    succeeds, splitting ends after 4·⌈log2 n⌉ runs; while the model fails for all requests
+    (`FailureIsolation.fails_for_all`), after two single requests.
 
-    Parts that ran out of memory are halved for as long as that helps: those runs are the work
-    itself in pieces that fit, at most 2·n-2 of them; the next batch is no larger than what was
-    found to fit (`too_large`).
+    Parts that ran out of memory are halved as long as that helps, in at most 2·n-2 runs.
 
     Args:
         size: Number of jobs of the batch.
-        learnt: What is known of the model's failures, and learns from these.
+        isolation: What is learnt of the model's failures.
         isolates: If false, only parts that ran out of memory are run again, and all other jobs get
             the error of their batch.
 
     Attributes:
-        runs: How many parts were run so far.
+        runs: Number of parts that were run so far.
     """
 
-    def __init__(self, size: int, learnt: FailureIsolation, *, isolates: bool = True) -> None:
+    def __init__(self, size: int, isolation: FailureIsolation, *, isolates: bool = True) -> None:
         levels = (size - 1).bit_length()  # ⌈log2 size⌉
         self.runs = 0
-        self._learnt = learnt
+        self._isolation = isolation
         self._max_in_vain = _MAX_RUNS_IN_VAIN * levels
         self._max_halvings_in_vain = _MAX_HALVINGS_IN_VAIN * levels
         self._isolates = isolates
@@ -86,7 +84,7 @@ class BatchSplitting:
 
     @property
     def waiting(self) -> list[Job]:
-        """Jobs that are still to be run again."""
+        """Jobs that will be run again."""
         return [job for part in self._pending for job in part.jobs]
 
     @property
@@ -108,8 +106,8 @@ class BatchSplitting:
     ) -> None:
         """Note that the batch, or a part of it, failed.
 
-        A job that ran alone fails, and so does one whose answer has begun to stream. The others
-        will be run again, in two halves or as the hint says.
+        A job that ran alone fails, and so does one that has already streamed a piece of its answer.
+        The others will be run again, in two halves or by the hint.
         """
         if len(jobs) == 1:
             self._note_alone(jobs[0], reason, hint)
@@ -121,13 +119,13 @@ class BatchSplitting:
                 left.append(job)
             else:
                 job.fail(error)
-        if reason is Reason.ISOLATION and self._learnt.rate.fails_for_all:
+        if reason is Reason.ISOLATION and self._isolation.fails_for_all:
             left.sort(key=lambda job: hint is None or job is not hint.suspect)
-            for part in (left[:-_PROBES], *([job] for job in left[-_PROBES:])):
-                self._push(part, [], reason, error)
+            probes = ([job] for job in left[-_PROBES:])
+            self._push(reason, error, left[:-_PROBES], *probes)
         elif not self._follow(hint, left, reason, error):
-            # A job that was left out may have been the cause.
-            self._push_halves(left, reason, error, is_all=len(left) == len(jobs))
+            # They are all there is, unless a job that failed above was the cause.
+            self._push_halves(left, reason, error, are_all=len(left) == len(jobs))
 
     def succeeded(self) -> None:
         """Note that a part was answered."""
@@ -137,7 +135,7 @@ class BatchSplitting:
             return
         for job in part.jobs:
             if line := self._hinted.pop(job, ""):
-                self._learnt.hints.was_wrong(line)
+                self._isolation.hints.was_wrong(line)
         if part.twin is not None:
             part.twin.fails = True
 
@@ -169,57 +167,51 @@ class BatchSplitting:
             self._is_too_large_alone = True
         line = self._hinted.pop(job, "")
         if line and hint is not None and hint.line == line:
-            self._learnt.hints.was_right(line)
+            self._isolation.hints.was_right(line)
 
     def _follow(
         self, hint: Hint | None, left: list[Job], reason: Reason, error: ServeError
     ) -> bool:
-        """Take out the job that a hint names, if there is one; else return False.
+        """Separate the job that a hint names from the others; return False if there is none.
 
         The others run first: if the hint is right, they succeed.
         """
-        hints = self._learnt.hints
-        line = hint.line if hint is not None and hint.suspect in left and len(left) > 1 else ""
         if reason is not Reason.ISOLATION or len(left) < 2 or not self._isolates:
             return False
+        isolation, hints = self._isolation, self._isolation.hints
+        line = hint.line if hint is not None and hint.suspect in left else ""
         if not hints.follows(line) or hint is None:
             return False
         suspect = hint.suspect
         left.remove(suspect)
-        if self._learnt.rate.share <= _MAX_SHARE_BELIEVED and hints.believes(line):
-            self._learnt.request_failed(suspect, reason)
+        if isolation.share <= _MAX_SHARE_BELIEVED and hints.believes(line):
+            isolation.request_failed(suspect, reason)
             suspect.fail(error)
-            self._push([], left, reason, error)
+            self._push(reason, error, left)
         else:
             self._hinted[suspect] = line
-            self._push([suspect], left, reason, error)
+            self._push(reason, error, [suspect], left, are_all=True)
         return True
 
     def _push_halves(
-        self, jobs: Sequence[Job], reason: Reason, error: ServeError, *, is_all: bool = True
+        self, jobs: Sequence[Job], reason: Reason, error: ServeError, *, are_all: bool = True
     ) -> None:
         middle = len(jobs) // 2
-        self._push(jobs[middle:], jobs[:middle], reason, error, are_twins=is_all)
+        self._push(reason, error, jobs[middle:], jobs[:middle], are_all=are_all)
 
     def _push(
-        self,
-        later: Sequence[Job],
-        first: Sequence[Job],
-        reason: Reason,
-        error: ServeError,
-        *,
-        are_twins: bool = True,
+        self, reason: Reason, error: ServeError, *groups: Sequence[Job], are_all: bool = False
     ) -> None:
-        """Add two parts; of two equally large ones the one put in last runs first."""
-        parts = [Part(jobs, reason, error) for jobs in (later, first) if jobs]
+        """Add parts, the next to run last; two that are all of a failed batch are twins."""
+        parts = [Part(jobs, reason, error) for jobs in groups if jobs]
         self._pending += parts
-        if len(parts) > 1 and are_twins and reason is Reason.ISOLATION:
+        if are_all and len(parts) > 1 and reason is Reason.ISOLATION:
             parts[0].twin, parts[1].twin = parts[1], parts[0]
 
     def _pop(self) -> Part:
         pending = self._pending
         if not self._has_succeeded:
-            return pending.pop()  # the half of a half was put in last
+            return pending.pop()  # the half of a half was added last
         return pending.pop(max(range(len(pending)), key=lambda at: (len(pending[at].jobs), at)))
 
     def _is_worth_running(self, reason: Reason) -> bool:
@@ -227,5 +219,5 @@ class BatchSplitting:
             return self._has_succeeded or self.runs < self._max_halvings_in_vain
         if not self._isolates:
             return False
-        limit = _PROBES if self._learnt.rate.fails_for_all else self._max_in_vain
+        limit = _PROBES if self._isolation.fails_for_all else self._max_in_vain
         return self._has_succeeded or self.runs < limit

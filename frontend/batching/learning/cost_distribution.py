@@ -1,20 +1,17 @@
-"""The distribution of costs: how much batches depart from what they are expected to take.
-
-It is one for all sizes, of the ratio of real to expected seconds; the expected seconds are by size.
-"""
+"""The distribution of costs: the ratio of real to expected seconds of batches, for all sizes."""
 
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
 
-# The ratios of this many batches are kept: enough to see tails of a few percent, and few enough
+# The number of batches whose ratios are kept: enough for tails of a few percent, and few enough
 # that those of an hour ago do not count.
 _KEPT = 256
-# What is assumed before anything was seen: deviations of an eighth. Each batch replaces one.
+# Assumed before any batch: deviations of an eighth. Each batch replaces one of them.
 _ASSUMED = (
     *(0.79, 0.85, 0.88, 0.91, 0.93, 0.95, 0.97, 0.99),
     *(1.01, 1.03, 1.05, 1.07, 1.1, 1.13, 1.18, 1.26),
 )
-# So many batches at either end may be chance: a pause, a clock that stood still.
+# The number of batches at either end that may be chance: a pause, a clock that stood still.
 _EXTREMES = 2
 
 
@@ -35,10 +32,10 @@ class CostDistribution:
         insort(self._sorted, ratio)
 
     def chance(self, ratio: float) -> float:
-        """The share of batches with at most this ratio."""
+        """Return the share of batches with at most this ratio."""
         return bisect_right(self._sorted, ratio) / len(self._sorted)
 
     def quantile(self, share: float) -> float:
-        """The ratio that this share of batches does not exceed; not one of the most extreme."""
-        place = int(share * len(self._sorted))
-        return self._sorted[min(max(_EXTREMES, place), len(self._sorted) - 1 - _EXTREMES)]
+        """Return the ratio that this share of batches does not exceed, without the extremes."""
+        index = int(share * len(self._sorted))
+        return self._sorted[min(max(_EXTREMES, index), len(self._sorted) - 1 - _EXTREMES)]

@@ -1,21 +1,19 @@
-"""Exploration: under backlog, a few batches of other sizes, to learn what they cost.
+"""Exploration: under backlog, a few batches have other sizes, to learn their costs.
 
-Under backlog all batches have the largest size, so the costs of other sizes stay unknown, and with
-them the size of the best throughput. (A model whose cost rises steeply from some size on would run
-in batches above it for good, because its queue would stay long.) So while there are jobs enough, a
-batch now and then has another size:
+Under backlog all batches have the largest size, so the size of the best throughput stays unknown. A
+model whose cost rises steeply from some size on would stay above it, because its queue stays long.
+So while enough jobs are queued, some batches have another size:
 
-* Only sizes that may be better are tried. A size costs no less than smaller ones do; if it would be
+* Only sizes that may be better are tried. A size costs no less than smaller ones; if it would be
   the best at a cost half-way between that and a straight line, it may be better. Of several such
-  sizes between two that were seen the middle one is tried.
+  sizes between two that were seen, the middle one is tried.
 * A size is tried until its cost is known, or until it is worse than the best by more than noise.
 * The loss, compared with batches of the best size, is limited to a share of the workers' time.
-* After a while sizes near the present one are tried again, in case costs have changed, or have been
-  misjudged: one batch that compiled code first looks like one of a bad size.
+* Sizes near the present one are tried again later, in case costs have changed, or the first batch
+  of a size was slow because code was compiled.
 
-Sizes above all that were seen need no exploration: under backlog they come by themselves. (To
-approach them in steps, by factors of two or four, was worse in simulation: the steps take longer
-than one batch that is too large.)
+Sizes above all that were seen need no exploration: under backlog they occur anyway. (To approach
+them by factors of two or four was worse in simulation: it takes longer than one oversized batch.)
 """
 
 import math
@@ -26,33 +24,34 @@ from typing import NamedTuple
 
 from marserve.frontend.batching.batches import Batch, Reason
 from marserve.frontend.batching.job_queue import JobQueue
-from marserve.frontend.batching.learning.latency_model import LatencyModel, Point, bucket_of
+from marserve.frontend.batching.learning.buckets import Point, bucket_of
+from marserve.frontend.batching.learning.latency_model import LatencyModel
 from marserve.frontend.batching.options import Batching
 from marserve.frontend.batching.policies import Plan
 
-# The share of the workers' time that exploration may lose, and what it may lose at first, in
-# batches of the present size.
+# The share of the workers' time that exploration may lose, and how many batches of the present size
+# it may lose at first.
 _LOST_SHARE = 0.03
 _LOST_AT_FIRST = 3.0
 # A size that was not seen is tried if it may have this many times the best throughput.
 _MIN_GAIN = 1.05
-# A size may be better than what was seen of it by so many standard errors.
+# The number of standard errors by which a size may be better than its batches so far.
 _DOUBT = 2.0
-# The next size is chosen after so many batches; sooner while the batches of a size are its first.
+# The next size is chosen after this number of batches; sooner after the first batches of a size.
 _BATCHES_LOOKED_AT = 8
 _FIRST_BATCHES = 3
-# Sizes that differ from the present one by up to this factor are tried again after so many seconds
-# of the workers' time, twice as many each time, and not before so many batches.
+# Sizes that differ from the present one by up to this factor are tried again after these seconds of
+# the workers' time, twice as many each time, and after this number of batches.
 _NEAR = 2.0
 _AGAIN_SECONDS = 2.0
 _MAX_AGAIN_SECONDS = 60.0
 _AGAIN_BATCHES = 100
-# A batch of a size that is tried again costs less than before if it differs by this factor.
+# A size that is tried again has become cheaper if a batch differs by this factor.
 _CHEAPER = 1.25
 
 
 class _Candidate(NamedTuple):
-    """A size that may be better; ``below`` is the next smaller one that was seen, 0 for none."""
+    """A size that may be better; ``below`` is the next smaller size that was seen, 0 for none."""
 
     size: int
     throughput: float
@@ -60,7 +59,7 @@ class _Candidate(NamedTuple):
 
 
 class _Tried(NamedTuple):
-    """When a size was tried: seconds of the workers, number of batches; and seconds of pause."""
+    """The workers' seconds and the batches before a size was tried; the pause after it."""
 
     busy: float
     batches: int
@@ -71,7 +70,7 @@ _NEVER = _Tried(0.0, 0, _AGAIN_SECONDS)
 
 
 class Exploration:
-    """Decides which sizes are tried, by the learnt costs. Pure: times are passed in.
+    """Chooses the sizes that are tried, by the learnt costs. Pure: times are passed in.
 
     Attributes:
         size: The size that is tried under backlog; 0 for none.
@@ -82,16 +81,16 @@ class Exploration:
         self.size = 0
         self.lost = 0.0
         self._costs = costs
-        #: Seconds of the workers, number of batches, and the largest one.
+        #: Seconds of the workers, number of batches, and the size of the largest one.
         self._busy = 0.0
         self._batches = self._seen = 0
         self._tried: dict[int, _Tried] = {}
-        #: Of the size that is tried: when it was chosen, and the seconds of its fastest batch.
+        #: Number of batches when the present size was chosen; the seconds of its fastest batch.
         self._chosen_at = 0
         self._least = math.inf
 
     def reconfigure(self, batching: Batching) -> None:
-        """Apply new settings: other sizes may pay under them."""
+        """Apply new settings, under which other sizes may pay."""
         self._batching = batching
         self._sizes = batching.sizes_to_try
         self.size = 0
@@ -99,19 +98,19 @@ class Exploration:
         self._seen = max((bucket_of(round(each.size)) for each in self._costs.points), default=0)
 
     def limit(self, largest: int) -> None:
-        """Try no size above this one: it does not fit into memory, or too many requests fail."""
+        """Do not try sizes above this one."""
         if self.size > largest:
             self.size = 0
 
     def change(self, plan: Plan, now: float, queue: JobQueue, size: int) -> Plan:
-        """The plan with the size that is tried, if there are enough jobs; else the plan as it is.
+        """Return the plan with the size that is tried, if there are enough jobs; else the plan.
 
-        ``size`` is the largest batch at present. For a larger one, jobs may have to be refused that
-        cannot wait for it.
+        ``size`` is the largest batch at present. Jobs that a larger one would delay too much are
+        refused.
         """
         tried, shed = self.size, plan.shed
         # Clients that wait for their answers may take turns in two groups, so that no batch is
-        # full: what a smaller batch leaves behind is backlog enough.
+        # full: the jobs that a smaller batch leaves behind count as backlog.
         is_backlog = plan.take > tried or plan.take >= size or shed
         if not is_backlog or not min(tried, size) <= plan.take <= self._seen:
             return plan
@@ -123,9 +122,9 @@ class Exploration:
         return Plan(tried, Reason.EXPLORATION, shed) if shed <= last_shed else plan
 
     def learn(self, batch: Batch, seconds: float, size: int, largest: int) -> bool:
-        """Learn from a batch whose cost was observed; whether the largest size may change now.
+        """Learn from a batch whose cost was observed; return whether the largest size may change.
 
-        ``size`` is the largest batch at present, ``largest`` what it may be by all but costs.
+        ``size`` is the largest batch at present, ``largest`` its limit without costs.
         """
         if not self._batching.explores:
             return False
@@ -140,7 +139,7 @@ class Exploration:
                 return False
             self._note_tried(self.size)
         elif self.size and self._batches - self._chosen_at > _AGAIN_BATCHES:
-            self._note_tried(self.size)  # there were never jobs enough
+            self._note_tried(self.size)  # there were never enough jobs
         elif count > _FIRST_BATCHES and self._batches % _BATCHES_LOOKED_AT:
             return False
         chosen = self._choose(size, largest)
@@ -149,7 +148,7 @@ class Exploration:
         return is_trial or count <= _FIRST_BATCHES
 
     def _is_settled(self, batch: Batch, seconds: float) -> bool:
-        """Whether the size need not be tried again now: it is known, or not good enough."""
+        """Return whether the cost of the size is known, or the size not good enough."""
         costs, size = self._costs, self.size
         if size in self._tried and batch.predicted > _CHEAPER * seconds:
             costs.forget(size, seconds)
@@ -167,22 +166,22 @@ class Exploration:
         return max(point.size / point.seconds for point in self._costs.observed_points)
 
     def _doubt(self, batches: int = 1) -> float:
-        """By which factor the throughput of a size may be better than so many batches of it."""
+        """Return the factor by which a size may be better than these batches of it."""
         return 1.0 + _DOUBT * self._costs.deviation / math.sqrt(batches)
 
     # -- choosing ----------------------------------------------------------------------------------
 
     def _choose(self, size: int, largest: int) -> int:
-        """The next size to try; 0 for none."""
+        """Return the next size to try; 0 for none."""
         if self.lost > _LOST_AT_FIRST * self._costs.mean(size) + _LOST_SHARE * self._busy:
             return 0
-        # Those between the largest seen and the present one come by themselves, if the goal allows.
+        # Those between the largest seen and the present one occur anyway, if the goal allows.
         sizes = [each for each in self._sizes if each <= min(largest, _NEAR * size)]
         sizes = [each for each in sizes if each < self._seen or each > size]
         if not sizes:
             return 0
         if self._batching.is_automatic and not self._costs.knows(sizes[0]):
-            return sizes[0]  # what batching gains is compared with it
+            return sizes[0]  # the gain of batching is relative to it
         candidates = self._candidates(sizes)
         if not candidates:
             return self._choose_again(sizes, size)
@@ -193,7 +192,7 @@ class Exploration:
         return beside[(len(beside) - 1) // 2]
 
     def _candidates(self, sizes: Sequence[int]) -> list[_Candidate]:
-        """The sizes whose cost is not known, and which may be better than all that were seen."""
+        """Return the sizes of unknown cost that may be better than all that were seen."""
         points = self._costs.observed_points
         seen = {bucket_of(round(point.size)): point for point in points}
         best, candidates = self._best, []
@@ -212,7 +211,7 @@ class Exploration:
         return candidates
 
     def _choose_again(self, sizes: Sequence[int], size: int) -> int:
-        """A size near the present one that was not tried for long; 0 for none."""
+        """Return a size near the present one that was not tried lately; 0 for none."""
         for each in sizes:
             busy, batches, pause = self._tried.get(each, _NEVER)
             is_due = self._busy - busy > pause and self._batches - batches > _AGAIN_BATCHES
@@ -223,24 +222,23 @@ class Exploration:
 
 
 def _hopeful_cost(size: int, points: Sequence[Point]) -> tuple[float, float]:
-    """What a size that was not seen may cost, and the next smaller size that was seen.
+    """Return the possible cost of a size that was not seen, and the next smaller size seen.
 
-    A size costs no less than smaller ones do, and no more than larger ones. The result is the
-    geometric mean of the least that it can cost and the cost on a straight line between its
-    neighbours. Both are 0 if no smaller size was seen.
+    It is the geometric mean of the least possible cost, that of the smaller size, and the cost on a
+    straight line between the adjacent sizes. Both are 0 if no smaller size was seen.
     """
-    costs: list[tuple[float, float]] = []  # of the points, rising with the size
+    costs: list[tuple[float, float]] = []  # those of the points, made to rise with the size
     most = math.inf
     for point in reversed(points):
         most = min(most, point.seconds)
         costs.append((point.size, most))
     costs.reverse()
-    place = bisect_left(costs, (float(size), 0.0))
-    if not place:
+    index = bisect_left(costs, (float(size), 0.0))
+    if not index:
         return 0.0, 0.0
-    below, least = costs[place - 1]
-    if place == len(costs):
+    below, least = costs[index - 1]
+    if index == len(costs):
         return least, below
-    above, most = costs[place]
+    above, most = costs[index]
     straight = least + (most - least) * (size - below) / (above - below)
     return math.sqrt(least * straight), below

@@ -11,8 +11,10 @@ from operator import itemgetter
 from marserve.frontend.batching.batches import Batch
 from marserve.frontend.batching.compiled_sizes import up_to
 from marserve.frontend.batching.isolation.failure_isolation import FailureIsolation
+from marserve.frontend.batching.learning.buckets import bucket_of
+from marserve.frontend.batching.learning.costs import MIN_SECONDS
 from marserve.frontend.batching.learning.exploration import Exploration
-from marserve.frontend.batching.learning.latency_model import MIN_SECONDS, LatencyModel, bucket_of
+from marserve.frontend.batching.learning.latency_model import LatencyModel
 from marserve.frontend.batching.learning.sizes import Choice, MemoryCap, knee, largest_that_pays
 from marserve.frontend.batching.lengths.length_grouping import LengthGrouping
 from marserve.frontend.batching.options import Batching

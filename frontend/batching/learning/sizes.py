@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from marserve.frontend.batching.learning.latency_model import Costs
+from marserve.frontend.batching.learning.costs import Costs
 
 # The share of the best throughput that is enough.
 _ENOUGH = 0.95

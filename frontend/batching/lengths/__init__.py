@@ -1,1 +1,1 @@
-"""Batches of inputs of about one length."""
+"""Batches of inputs of similar lengths, so that little of them is padding."""

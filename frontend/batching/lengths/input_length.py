@@ -1,7 +1,7 @@
-"""The length of an input, as the server sees it: what it is for the handler, it can only estimate.
+"""The length of an input as the server sees it, an estimate of what counts for the handler.
 
-It is the number of bytes of all parts; of tensors that came as bytes, the number of elements of the
-largest, which goes up and down with whatever dimension varies.
+It is the number of bytes of all parts. Of tensors that came as bytes, it is the number of elements
+of the largest, which grows with any dimension.
 """
 
 import json
@@ -16,7 +16,7 @@ from marserve.frontend.batching.rows import RowInput
 
 
 def length_of(input_: Input) -> float:
-    """The length of an input."""
+    """Return the length of an input."""
     if type(input_) is RowInput:
         return float(input_.length)
     return float(sum(map(_length_of_part, input_.parts)))
@@ -30,7 +30,7 @@ def _length_of_part(part: Part) -> int:
 
 
 def _largest_tensor(part: Part) -> int:
-    """Elements of the largest tensor, of BYTES its bytes; 0 for what is no such part after all."""
+    """Return the elements of the largest tensor, of BYTES its bytes; 0 if there are none."""
     body = part.body if isinstance(part.body, bytes | bytearray) else bytes(part.body)
     try:
         head = json.loads(body[: body.find(b"\n") + 1])

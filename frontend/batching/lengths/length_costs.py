@@ -1,16 +1,16 @@
 """The cost of a batch by its size and the length of its longest item.
 
-Where inputs differ in length, shorter ones are padded to the longest of their batch, so that this
-one decides what all of them cost. The cost is learnt as
+Shorter items are padded to the longest of their batch, so that this one decides the cost of all.
+The cost is learnt as
 
     seconds = a + b·n + c·x + d·n·x + e·n·x²        n items, the longest of length x
 
-by least squares of relative errors, with weights that fade, and no coefficient negative: a batch
-never costs less for being longer. ``d`` is the padded work of most layers, ``e`` that of attention,
-and ``c`` the steps of recurrent or autoregressive models.
+by least squares of relative errors, with weights that fade, and no coefficient negative: a longer
+batch never costs less. ``d`` is the padded work of most layers, ``e`` that of attention, and ``c``
+the steps of recurrent or autoregressive models.
 
-The speed of the machine is left to the latency model: `CostsByLength` takes from here only by how
-much a length makes a batch of some size cheaper or more expensive than the reference length does.
+The speed of the machine is learnt by the latency model. `CostsByLength` takes from here only the
+cost of a length relative to that of the reference length.
 """
 
 import math
@@ -21,12 +21,12 @@ from marserve.frontend.batching.learning.latency_model import LatencyModel
 
 # A sample's weight fades by this with each later one: about the last 200 batches count.
 _FADING = 1 - 1 / 200
-# Before so many batches have run, a batch is taken to cost as much as the items it is padded to and
-# some more of typical length; only how much that is, is learnt.
+# Before this many batches, a batch is taken to cost as much as the items it is padded to and four
+# more of typical length; only the factor is learnt.
 _MIN_SAMPLES = 16
 _ASSUMED_OVERHEAD = 4.0
-# How much that counts later, by what the batches tell of the same: nearly nothing, but for what
-# they do not tell. If all have run alone, nobody knows what two would cost.
+# The weight of that assumption later, relative to batches: it decides only what these leave open,
+# such as the cost of two items if all have run alone.
 _ASSUMED_WEIGHT = 0.01
 # The coefficients are calculated again after this many batches, at first and later.
 _FIT_SAMPLES, _LATER_FIT_SAMPLES = 4, 16
@@ -35,7 +35,7 @@ _SWEEPS = 60
 _BY_SIZE = (0, 1)
 _BY_LENGTH = (0, 1, 2, 3, 4)
 _TYPICAL_STEP = 0.05
-# What an empty item costs, by that of typical length, at least.
+# The least cost of an empty item, relative to one of typical length.
 _MIN_FACTOR = 0.001
 
 #: Seconds of a batch of ``size`` whose longest item has length x: ``p + q·x + r·x²``.
@@ -43,7 +43,7 @@ Row = tuple[int, float, float, float]
 
 
 class LengthCosts:
-    """What batches cost by size and longest item, as far as learnt.
+    """The learnt cost of batches by size and longest item.
 
     Attributes:
         samples: Number of batches that were learnt from.
@@ -57,26 +57,26 @@ class LengthCosts:
         self.forget()
 
     def forget(self) -> None:
-        """Begin anew."""
+        """Forget all batches."""
         self.samples = 0
         self.typical = 0.0
         self.explained = self.spread = 0.0
         self._coefficients = [0.0] * 5
-        # The sums of the least squares: products of features, and of features and 1.
+        # The sums of the least squares: products of features, and features (the target is 1).
         self._products = [[0.0] * 5 for _ in range(5)]
         self._sums = [0.0] * 5
         self._weight = 0.0
 
     @property
     def is_known(self) -> bool:
-        """Whether enough batches were seen to tell whether lengths matter."""
+        """Whether there were enough batches to decide whether lengths matter."""
         return self.samples >= _MIN_SAMPLES
 
     def observe(self, size: int, longest: float, seconds: float) -> bool:
-        """Learn from a batch; returns whether the coefficients have changed."""
+        """Learn from a batch; return whether the coefficients have changed."""
         self.samples += 1
         self.typical += max(_TYPICAL_STEP, 1 / self.samples) * (longest - self.typical)
-        # Divided by the seconds, so that errors are relative: the target is always 1.
+        # Divided by the seconds, so that errors are relative.
         each = 1.0 / seconds
         features = [
             each,
@@ -85,9 +85,9 @@ class LengthCosts:
             each * size * longest,
             each * size * longest * longest,
         ]
-        for place, feature in enumerate(features):
-            self._sums[place] = self._sums[place] * _FADING + feature
-            row = self._products[place]
+        for index, feature in enumerate(features):
+            self._sums[index] = self._sums[index] * _FADING + feature
+            row = self._products[index]
             for other, value in enumerate(features):
                 row[other] = row[other] * _FADING + feature * value
         self._weight = self._weight * _FADING + 1.0
@@ -101,20 +101,20 @@ class LengthCosts:
         return True
 
     def seconds(self, size: int, longest: float) -> float:
-        """The mean cost of a batch; 0 while nothing is known."""
+        """Return the mean cost of a batch; 0 while nothing is known."""
         _, p, q, r = self.row(size)
         return p + q * longest + r * longest * longest
 
     def row(self, size: int, typical: float = 0.0) -> Row:
-        """The cost of batches of a size by length.
+        """Return the cost of batches of a size by length.
 
-        Before the first batch has run, only the proportions are right, if ``typical`` is.
+        Before the first batch, costs are only proportional, for jobs of the ``typical`` length.
         """
         a, b, c, d, e = self._coefficients if self.samples else _assumed(typical)
         return size, a + b * size, c + d * size, e * size
 
     def _assumption(self) -> list[float]:
-        """The coefficients, if batches cost what they are padded to."""
+        """Return the coefficients, if batches cost what they are padded to."""
         shape = _assumed(self.typical)
         scale = _dot(shape, self._sums) / sum(
             value * _dot(shape, row) for value, row in zip(shape, self._products, strict=True)
@@ -129,23 +129,23 @@ class LengthCosts:
         self.spread = (variance / self._weight) ** 0.5
 
     def _solved(self, start: list[float], features: Sequence[int], pull: float) -> list[float]:
-        """The best coefficients of these features that are not negative, by coordinate descent.
+        """Return the best coefficients of these features, not negative, by coordinate descent.
 
-        They are pulled towards those at the start, so much that what the batches do not tell stays.
+        ``pull`` is the weight by which they are drawn towards ``start``.
         """
         found = list(start)
         for _ in range(_SWEEPS):
-            for place in features:
-                row = self._products[place]
-                if not row[place]:
+            for index in features:
+                row = self._products[index]
+                if not row[index]:
                     continue
-                others = _dot(row, found) - row[place] * found[place]
-                own = self._sums[place] - others + pull * row[place] * start[place]
-                found[place] = max(0.0, own / ((1.0 + pull) * row[place]))
+                others = _dot(row, found) - row[index] * found[index]
+                own = self._sums[index] - others + pull * row[index] * start[index]
+                found[index] = max(0.0, own / ((1.0 + pull) * row[index]))
         return found
 
     def _error(self, coefficients: Sequence[float]) -> float:
-        """The weighted sum of squared relative errors."""
+        """Return the weighted sum of squared relative errors."""
         error = self._weight
         for coefficient, row, total in zip(coefficients, self._products, self._sums, strict=True):
             error += coefficient * (_dot(row, coefficients) - 2.0 * total)
@@ -161,9 +161,9 @@ def _dot(some: Sequence[float], others: Sequence[float]) -> float:
 
 
 class CostsByLength:
-    """`Costs` of batches whose lengths are told before: those of a batch, or of one job.
+    """`Costs` of a batch, or a job, whose length was set before.
 
-    The latency model behind it knows what batches of the reference length cost.
+    The latency model has the costs at the reference length.
     """
 
     def __init__(self, costs: LatencyModel, lengths: LengthCosts) -> None:
@@ -175,47 +175,47 @@ class CostsByLength:
 
     @property
     def is_known(self) -> bool:
-        """See `Costs.is_known`."""
+        """Whether any cost was learnt."""
         return self._costs.is_known
 
     def relearn(self) -> None:
-        """Make the typical length the reference, and take the costs of that from the lengths."""
+        """Make the typical length the reference, and learn the costs at that from the lengths."""
         self._reference = self._lengths.typical
         sizes = [round(point.size) for point in self._costs.points]
         self._costs.relearn((size, self._lengths.seconds(size, self._reference)) for size in sizes)
 
     def forget(self) -> None:
-        """Lengths have no influence from now on."""
+        """Use lengths no longer."""
         self._reference = 0.0
 
     def as_reference(self, size: int, longest: float, seconds: float) -> float:
-        """What a batch that took so long would have taken with the reference length."""
+        """Return what a batch of these seconds would have taken at the reference length."""
         return seconds / self._factor(size, longest)
 
-    def ask_about_job(self, length: float) -> None:
-        """Be asked about a job of this length, and about other batches of typical ones."""
+    def use_job(self, length: float) -> None:
+        """Return costs of a job of this length from now on, and of batches of typical lengths."""
         self._alone, self._longest, self._most = length, self._lengths.typical, None
 
-    def ask_about_batch(self, size: int, longest: float) -> None:
-        """Be asked about a batch of up to this size, and with this longest item."""
+    def use_batch(self, size: int, longest: float) -> None:
+        """Return costs of a batch of up to this size with this longest item from now on."""
         self._alone = self._longest = longest
         self._most = size
 
     def mean(self, size: float) -> float:
-        """See `Costs.mean`."""
-        longest = self._alone if size == 1 else self._longest
-        return self._costs.mean(size) * self._factor(size, longest)
+        """Return the mean seconds of a batch of this size."""
+        return self._costs.mean(size) * self._factor(size, self._longest_of(size))
 
     def bound(self, size: float) -> float:
-        """See `Costs.bound`."""
+        """Return a high estimate of its seconds."""
         size = size if self._most is None else min(size, self._most)
-        longest = self._alone if size == 1 else self._longest
-        return self._costs.bound(size) * self._factor(size, longest)
+        return self._costs.bound(size) * self._factor(size, self._longest_of(size))
 
     def chance(self, size: float, seconds: float) -> float:
-        """See `Costs.chance`."""
-        longest = self._alone if size == 1 else self._longest
-        return self._costs.chance(size, seconds / self._factor(size, longest))
+        """Return the chance that it ends within these seconds."""
+        return self._costs.chance(size, seconds / self._factor(size, self._longest_of(size)))
+
+    def _longest_of(self, size: float) -> float:
+        return self._alone if size == 1 else self._longest
 
     def _factor(self, size: float, longest: float) -> float:
         if not self._reference:

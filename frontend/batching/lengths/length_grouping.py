@@ -1,13 +1,13 @@
 """Batches by length (``batch_bucket_by``): which jobs share a batch where inputs differ in length.
 
-The policy decides as ever when a batch leaves, and how large it may be; the most urgent job is in
-it. Which others join it is decided here: the jobs that wait, the most urgent first, are cut into
-batches of alike lengths so that all of them together cost the least (`alike`), and the one with the
-most urgent job leaves. So nobody starves: a job leaves at the latest when it is the most urgent.
+The policy decides when a batch leaves and how large it may be; the most urgent job is in it. The
+other jobs follow from costs: the most urgent queued jobs are cut into batches of similar lengths
+that cost the least together (`cheapest_batches`), and the batch with the most urgent job leaves. So
+no job starves: it leaves at the latest when it is the most urgent.
 
-With ``length`` that is always so; until costs are known, a batch is taken to cost as much as what
-it is padded to, and some more (`length_costs`). With ``auto`` batches are formed in the order of
-the queue until their costs show that lengths matter, and again when they do not any more.
+With ``length`` that is always done; until costs are known, a batch is taken to cost as much as what
+it is padded to, and some more (`length_costs`). With ``auto`` it is done while costs show that
+lengths matter.
 """
 
 import math
@@ -21,22 +21,23 @@ from marserve.frontend.batching.batches import Batch
 from marserve.frontend.batching.job_queue import JobQueue
 from marserve.frontend.batching.jobs import Job
 from marserve.frontend.batching.learning.latency_model import LatencyModel
-from marserve.frontend.batching.lengths.alike import cheapest_batches
+from marserve.frontend.batching.lengths.cheapest_batches import cheapest_batches
 from marserve.frontend.batching.lengths.input_length import length_of
 from marserve.frontend.batching.lengths.length_costs import CostsByLength, LengthCosts, Row
 from marserve.frontend.batching.lengths.length_relation import LengthRelation
 from marserve.frontend.batching.options import Batching
 from marserve.frontend.configuration.model_schema import BY_LENGTH
 
-# How many of the most urgent jobs a batch is chosen from, in full batches and at least.
+# A batch is chosen from the most urgent jobs: as many as this number of full batches has, and at
+# least the second number.
 _BATCHES_LOOKED_AHEAD = 4
 _MIN_LOOKED_AHEAD = 32
-# With ``auto``: lengths matter from this share of the variance on that they explain, and until they
-# explain this one; and only if costs of one size vary by so much.
+# With ``auto``, lengths matter from this share of the variance on that they explain, and until they
+# explain the second one; and only if the costs of one size vary by the third.
 _EXPLAINS = 0.5
 _EXPLAINS_STILL = 0.25
 _MIN_SPREAD = 0.1
-# Where they have not mattered in so many batches, one in this time is looked at.
+# Where lengths have not mattered in this number of batches, one batch in these seconds is learnt.
 _MANY_SAMPLES = 100
 _WATCHING_SECONDS = 0.01
 # How much of the average padding is the newest batch's.
@@ -50,9 +51,9 @@ class LengthGrouping:
 
     Attributes:
         is_active: Whether it does so now.
-        costs: For policies, while it is active.
-        learnt: What lengths cost.
-        relation: What the handler says that lengths are.
+        costs: The costs for policies, while it is active.
+        learnt: The costs by length.
+        relation: The relation between the lengths that the handler reports and ours.
         padding: The share of padding in the last batches, 0 to 1.
     """
 
@@ -71,7 +72,7 @@ class LengthGrouping:
     def reconfigure(self, batching: Batching) -> None:
         """Apply new settings."""
         self._batching = batching
-        self._activate(batching.bucket_by == BY_LENGTH or self._is_worth_it())
+        self._activate(batching.bucket_by == BY_LENGTH or self._pays())
         self._rows = []
 
     @property
@@ -79,7 +80,7 @@ class LengthGrouping:
         """Why batches are formed by length now, or not, in a sentence."""
         learnt = self.learnt
         if self._batching.bucket_by == BY_LENGTH:
-            return "the settings ask for it"
+            return f"batchBucketBy is {BY_LENGTH}"
         if not learnt.is_known:
             return "learning"
         if learnt.spread < _MIN_SPREAD:
@@ -89,7 +90,7 @@ class LengthGrouping:
     # -- learning ----------------------------------------------------------------------------------
 
     def learn(self, batch: Batch, seconds: float) -> float:
-        """Learn from a batch; returns what it would have taken with the reference length.
+        """Learn from a batch; return what it would have taken with the reference length.
 
         May change `is_active`.
         """
@@ -107,23 +108,25 @@ class LengthGrouping:
         if learnt.observe(batch.run_as, longest, seconds):
             self._rows = []
             if self._batching.bucket_by != BY_LENGTH:
-                self._activate(self._is_worth_it())
+                self._activate(self._pays())
             elif is_first or learnt.is_known is not was_known:
                 costs.relearn()
         return costs.as_reference(batch.run_as, longest, seconds)
 
     def learn_lengths(self, batch: Batch, found: Iterable[Sequence[float]]) -> int:
-        """Learn what the handler says of inputs of a batch: pairs of place and length.
+        """Learn the lengths that the handler reports: pairs of the index in a batch and the length.
 
-        Returns how often it could not tell. Where its lengths are used from now on, or no more,
-        what lengths cost is learnt anew.
+        When its lengths are used from now on, or no longer, costs by length are learnt again.
+
+        Returns:
+            How many inputs it could not measure.
         """
         failures, is_changed = 0, False
-        for place, length in found:
+        for index, length in found:
             if length == FAILED:
                 failures += 1
-            elif 0 <= place < len(batch) and is_length(length):
-                seen = length_of(batch.jobs[int(place)].input)
+            elif 0 <= index < len(batch) and is_length(length):
+                seen = length_of(batch.jobs[int(index)].input)
                 is_changed |= self.relation.learn(seen, length)
         self.relation.failures += failures
         if is_changed:
@@ -139,7 +142,7 @@ class LengthGrouping:
         elif was_active and not is_active:
             self.costs.forget()
 
-    def _is_worth_it(self) -> bool:
+    def _pays(self) -> bool:
         enough = _EXPLAINS_STILL if self.is_active else _EXPLAINS
         learnt = self.learnt
         return learnt.is_known and learnt.explained >= enough and learnt.spread >= _MIN_SPREAD
@@ -151,24 +154,20 @@ class LengthGrouping:
         for job in jobs:
             job.length = self._length(job.input)
 
-    def consider(self, length: float) -> None:
-        """Have the costs for the policy be about a job of this length that may join the queue."""
-        self.costs.ask_about_job(length)
-
     def begin(self) -> None:
-        """Look at the queue anew: it has changed since it was looked at."""
+        """Cut the queue again at the next choice, because it has changed."""
         self._batches = {}
 
     def choose(self, queue: JobQueue, limit: int) -> Sequence[Job]:
-        """The up to ``limit`` jobs that should leave with the first of those that share batches.
+        """Return the jobs, up to ``limit``, that leave with the first of those that share batches.
 
-        The costs for the policy are then those of this batch.
+        `costs` are those of this batch from now on.
         """
         first = queue.first_sharing
         if limit != self._limit or first not in self._batches:
             self._cut(queue, limit)
         chosen = self._batches[first]
-        self.costs.ask_about_batch(self._batching.run_as(len(chosen)), chosen[-1].length)
+        self.costs.use_batch(self._batching.run_as(len(chosen)), chosen[-1].length)
         return chosen
 
     def refused(self, jobs: Iterable[Job]) -> None:
@@ -180,19 +179,16 @@ class LengthGrouping:
         count = max(_MIN_LOOKED_AHEAD, _BATCHES_LOOKED_AHEAD * limit)
         jobs = sorted(queue.of_first_group(count), key=_length_of)
         lengths = [job.length for job in jobs]
-        # Before the first batch, what is assumed depends on the jobs that wait.
+        # Before the first batch, the assumed costs depend on the queued jobs.
         if limit != self._limit or not self._rows or not self.learnt.samples:
             typical = math.expm1(fmean(map(math.log1p, lengths)))  # the geometric mean
-            self._limit, self._rows = limit, self._costs_up_to(limit, typical)
+            row, run_as = self.learnt.row, self._batching.run_as
+            self._rows = [(size, *row(run_as(size), typical)[1:]) for size in range(1, limit + 1)]
+            self._limit = limit
         self._batches = {}
-        for places in cheapest_batches(lengths, self._rows):
-            batch = jobs[places.start : places.stop]
+        for indices in cheapest_batches(lengths, self._rows):
+            batch = jobs[indices.start : indices.stop]
             self._batches.update(dict.fromkeys(batch, batch))
-
-    def _costs_up_to(self, limit: int, typical: float) -> list[Row]:
-        """What batches of each size cost; padded to compiled sizes."""
-        row, run_as = self.learnt.row, self._batching.run_as
-        return [(size, *row(run_as(size), typical)[1:]) for size in range(1, limit + 1)]
 
     def _length(self, input_: Input) -> float:
         return self.relation.length(length_of(input_))

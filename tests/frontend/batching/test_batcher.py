@@ -295,7 +295,7 @@ def test_a_low_class_is_served_while_a_high_one_keeps_coming(
     setup.put(priority=LOW)
     runner.finish(0.01)
     for _ in range(1000):
-        setup.put(setup.queue.free_seats(HIGH), priority=HIGH)
+        setup.put(setup.queue.free_capacity(HIGH), priority=HIGH)
         setup.wait(0.01)
         runner.finish(0.01)
         if setup.jobs[1].dispatched is not None:
@@ -314,10 +314,10 @@ def test_with_adaptive_the_earliest_deadline_goes_first(make_setup: MakeSetup) -
 
 
 def test_each_class_has_its_own_seats(make_setup: MakeSetup) -> None:
-    setup = make_setup(queue_size=2, seats={LOW: 1})
+    setup = make_setup(queue_size=2, capacities={LOW: 1})
     setup.put(2)
     setup.put(priority=LOW)
-    assert [setup.queue.has_seat(priority) for priority in Priority] == [True, False, False]
+    assert [setup.queue.has_capacity(priority) for priority in Priority] == [True, False, False]
 
 
 def test_more_seats_than_asked_for_are_no_reason_to_wait(make_setup: MakeSetup) -> None:
@@ -832,8 +832,8 @@ def test_who_came_before_a_change_leaves_before_those_who_came_after(
 def test_seats_change_too(make_setup: MakeSetup) -> None:
     setup = make_setup(queue_size=3)
     setup.put(3)
-    setup.batcher.reconfigure(replace(setup.batcher.batching, queue_size=2, seats={HIGH: 1}))
-    assert [setup.queue.free_seats(priority) for priority in Priority] == [1, 0, 2]
+    setup.batcher.reconfigure(replace(setup.batcher.batching, queue_size=2, capacities={HIGH: 1}))
+    assert [setup.queue.free_capacity(priority) for priority in Priority] == [1, 0, 2]
     assert len(setup.queue) == 3
 
 
@@ -843,16 +843,16 @@ def test_seats_change_too(make_setup: MakeSetup) -> None:
         ({"max_latency": 0.1}, 1000, 10_000),
         ({"max_latency": 0.1, "is_queue_bounded": True}, 5, 5),
         ({}, 5, 5),
-        ({"max_latency": 0.1, "seats": {NORMAL: 7}}, 7, 7),
+        ({"max_latency": 0.1, "capacities": {NORMAL: 7}}, 7, 7),
     ],
 )
 def test_once_costs_are_known_refusals_bound_the_queue_of_a_model_with_a_goal(
     make_setup: MakeSetup, settings: dict[str, Any], before: int, after: int
 ) -> None:
     setup = make_setup("adaptive", **{"queue_size": 5, "is_queue_bounded": False, **settings})
-    assert setup.queue.free_seats(NORMAL) == before
+    assert setup.queue.free_capacity(NORMAL) == before
     setup.batcher.seed([(1, 0.01)])
-    assert setup.queue.free_seats(NORMAL) == after
+    assert setup.queue.free_capacity(NORMAL) == after
     assert setup.batcher.size == 4
 
 
@@ -861,7 +861,7 @@ def test_the_first_batch_makes_costs_known(make_setup: MakeSetup) -> None:
     [runner] = setup.idle()
     setup.put()
     runner.finish(0.01)
-    assert setup.queue.free_seats(NORMAL) == 10_000
+    assert setup.queue.free_capacity(NORMAL) == 10_000
 
 
 def test_one_small_batch_makes_nobody_refused_who_may_be_in_time(make_setup: MakeSetup) -> None:

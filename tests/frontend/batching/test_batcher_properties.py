@@ -132,7 +132,7 @@ class Play:
             )
             job.future.add_done_callback(lambda _, job=job: self._answered(job))
             jobs.append(job)
-        if self.queue.has_seat(priority, count):
+        if self.queue.has_capacity(priority, count):
             with contextlib.suppress(Overloaded):
                 self.batcher.put(*jobs)
                 self.accepted += jobs
@@ -181,9 +181,11 @@ class Play:
     def check_the_end(self) -> None:
         """Each accepted job has had its one answer, and has left nothing behind."""
         assert len(self.queue) == 0
-        seats = self.batcher.batching.seats
+        capacities = self.batcher.batching.capacities
         for priority in Priority:
-            assert self.queue.free_seats(priority) == seats.get(priority, self.queue.capacity)
+            assert self.queue.free_capacity(priority) == capacities.get(
+                priority, self.queue.capacity
+            )
         for job in self.accepted:
             assert len(self.answers[job]) == 1
             assert job.dispatched is not None or job not in self.answered
@@ -278,7 +280,7 @@ def batchings(draw: st.DrawFn) -> Batching:
         compiled_sizes=sizes,
         queue_size=draw(st.sampled_from([1, 5, 100])),
         is_queue_bounded=draw(st.booleans()),
-        seats=draw(st.sampled_from([{}, {HIGH: 3, LOW: 1}])),
+        capacities=draw(st.sampled_from([{}, {HIGH: 3, LOW: 1}])),
         bucket_by=draw(st.sampled_from(BUCKETS)),
     ).check()
 

@@ -17,20 +17,20 @@ def fill(queue: JobQueue, *jobs: Job) -> None:
         queue.append(job)
 
 
-# -- seats -----------------------------------------------------------------------------------------
+# -- capacity --------------------------------------------------------------------------------------
 
 
 def test_a_seat_is_taken_until_its_job_leaves(make_job: Callable[..., Job]) -> None:
     queue = JobQueue(2)
     first, second = make_job(), make_job()
-    assert queue.has_seat(NORMAL, 2)
-    assert not queue.has_seat(NORMAL, 3)
+    assert queue.has_capacity(NORMAL, 2)
+    assert not queue.has_capacity(NORMAL, 3)
     fill(queue, first, second)
-    assert (queue.has_seat(NORMAL), queue.free_seats(NORMAL)) == (False, 0)
+    assert (queue.has_capacity(NORMAL), queue.free_capacity(NORMAL)) == (False, 0)
     queue.pop(1)
-    assert (queue.has_seat(NORMAL), queue.free_seats(NORMAL)) == (True, 1)
+    assert (queue.has_capacity(NORMAL), queue.free_capacity(NORMAL)) == (True, 1)
     queue.discard(second)
-    assert queue.free_seats(NORMAL) == 2
+    assert queue.free_capacity(NORMAL) == 2
 
 
 def test_a_flood_of_one_class_leaves_the_seats_of_the_others_free(
@@ -38,18 +38,18 @@ def test_a_flood_of_one_class_leaves_the_seats_of_the_others_free(
 ) -> None:
     queue = JobQueue(2, {HIGH: 1})
     fill(queue, make_job(priority=LOW), make_job(priority=LOW))
-    assert [queue.free_seats(job) for job in Priority] == [1, 2, 0]
+    assert [queue.free_capacity(job) for job in Priority] == [1, 2, 0]
 
 
 def test_fewer_seats_turn_nobody_out(make_job: Callable[..., Job]) -> None:
     queue = JobQueue(3)
     fill(queue, *(make_job() for _ in range(3)))
     queue.resize(1, {HIGH: 4})
-    assert (len(queue), queue.free_seats(NORMAL), queue.free_seats(HIGH)) == (3, 0, 4)
+    assert (len(queue), queue.free_capacity(NORMAL), queue.free_capacity(HIGH)) == (3, 0, 4)
     queue.pop(2)
-    assert not queue.has_seat(NORMAL)
+    assert not queue.has_capacity(NORMAL)
     queue.pop(1)
-    assert queue.has_seat(NORMAL)
+    assert queue.has_capacity(NORMAL)
 
 
 # -- the order -------------------------------------------------------------------------------------
@@ -153,7 +153,7 @@ def test_a_job_can_leave_the_queue_wherever_it_stands(
     queue.discard(make_job(order=2.0))
     left = sorted((job for job in jobs if job is not jobs[leaves]), key=lambda job: job.order)
     assert queue.pop(9) == left
-    assert queue.free_seats(NORMAL) == 9
+    assert queue.free_capacity(NORMAL) == 9
 
 
 def test_a_job_in_a_worker_has_no_place_to_give_up(make_job: Callable[..., Job]) -> None:
@@ -163,7 +163,7 @@ def test_a_job_in_a_worker_has_no_place_to_give_up(make_job: Callable[..., Job])
     queue.pop(1)
     job.dispatched = 1.0
     queue.discard(job)
-    assert queue.free_seats(NORMAL) == 1
+    assert queue.free_capacity(NORMAL) == 1
 
 
 def test_jobs_of_different_groups_never_share_a_batch(make_job: Callable[..., Job]) -> None:
@@ -187,7 +187,7 @@ def test_so_many_are_dropped_as_is_asked_whatever_they_are(make_job: Callable[..
     jobs[0].cancel()
     assert queue.drop(3) == jobs[1:3]
     assert queue.pop(9) == jobs[3:]
-    assert queue.free_seats(NORMAL) == 9
+    assert queue.free_capacity(NORMAL) == 9
 
 
 def test_who_was_in_a_crash_goes_first_and_alone(make_job: Callable[..., Job]) -> None:
@@ -216,7 +216,7 @@ def test_a_job_that_runs_alone_again_can_leave_the_queue_too(make_job: Callable[
     queue.requeue(retried)
     queue.discard(retried)
     queue.discard(retried)
-    assert (len(queue), queue.free_seats(NORMAL)) == (0, 9)
+    assert (len(queue), queue.free_capacity(NORMAL)) == (0, 9)
 
 
 def test_the_queue_can_be_cleared(make_job: Callable[..., Job]) -> None:
@@ -229,7 +229,7 @@ def test_the_queue_can_be_cleared(make_job: Callable[..., Job]) -> None:
     suspected.is_suspected = True
     queue.append(suspected)
     assert queue.clear() == [retried, suspected, *jobs]
-    assert (len(queue), queue.free_seats(NORMAL)) == (0, 9)
+    assert (len(queue), queue.free_capacity(NORMAL)) == (0, 9)
 
 
 def suspected(make_job: Callable[..., Job], order: float) -> Job:
@@ -249,7 +249,7 @@ def test_suspected_jobs_go_alone_in_their_turn_and_do_not_cut_the_batches_of_oth
     assert queue.pop(9) == jobs
     assert queue.first_runs_alone
     assert queue.pop(9) == [suspect]
-    assert (len(queue), queue.free_seats(NORMAL)) == (0, 9)
+    assert (len(queue), queue.free_capacity(NORMAL)) == (0, 9)
 
 
 def test_a_flood_of_suspected_jobs_gets_every_other_batch_and_half_of_the_seats(
@@ -258,7 +258,7 @@ def test_a_flood_of_suspected_jobs_gets_every_other_batch_and_half_of_the_seats(
     queue = JobQueue(9)
     suspects = [suspected(make_job, 0.0) for _ in range(4)]
     fill(queue, *suspects)
-    assert not queue.has_seat_for_suspected(1)
+    assert not queue.has_capacity_for_suspected(1)
     jobs = [make_job(order=1.0) for _ in range(4)]
     fill(queue, *jobs)
     left = [queue.pop(2) for _ in range(6)]
@@ -278,7 +278,7 @@ def test_a_suspected_job_can_leave_the_queue(make_job: Callable[..., Job]) -> No
     queue.append(suspect)
     queue.discard(suspect)
     queue.discard(suspect)
-    assert (len(queue), queue.free_seats(NORMAL)) == (0, 2)
+    assert (len(queue), queue.free_capacity(NORMAL)) == (0, 2)
 
 
 def test_a_job_that_is_not_the_cause_of_a_crash_returns_to_its_place(

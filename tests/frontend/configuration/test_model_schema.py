@@ -62,7 +62,7 @@ def test_no_two_settings_share_a_name() -> None:
         ("compiledBatchSizes", [1, 4, 8], {"compiled_sizes": (1, 4, 8)}),
         ("compiledBatchSizes", [], {"compiled_sizes": ()}),
         ("jobQueueSize", 1, {"queue_size": 1, "is_queue_bounded": True}),
-        ("priorityQueueSizes", {"high": 1, "low": 9}, {"seats": {0: 1, 2: 9}}),
+        ("priorityQueueSizes", {"high": 1, "low": 9}, {"capacities": {0: 1, 2: 9}}),
         ("isolateFailures", False, {"isolates": False}),
         ("retryOnWorkerDeath", True, {"retries": True}),
         ("dynamicBatchSize", True, {"splits_lists": True}),

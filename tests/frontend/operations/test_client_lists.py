@@ -212,7 +212,7 @@ def splitter(registry: ModelRegistry, make_model: Callable[..., Any]) -> Any:
     model = make_model("splitter")
     model.settings = SimpleNamespace(batching=Batching(splits_lists=True))
     model.manifest = SimpleNamespace(envelope="")
-    model.queue = SimpleNamespace(free_seats=lambda _priority: MANY)
+    model.queue = SimpleNamespace(free_capacity=lambda _priority: MANY)
     registry.add(model)
     return model
 

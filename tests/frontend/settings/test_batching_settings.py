@@ -221,8 +221,8 @@ def test_wrong_values_of_new_keys_refuse_the_archive(key: str) -> None:
 
 def test_seats_are_those_of_priorities() -> None:
     asked = {"priorityQueueSizes": {"high": 2, "low": 3}}
-    assert yaml_settings(asked)["seats"] == {Priority.HIGH: 2, Priority.LOW: 3}
-    assert models_settings(asked)["seats"] == {Priority.HIGH: 2, Priority.LOW: 3}
+    assert yaml_settings(asked)["capacities"] == {Priority.HIGH: 2, Priority.LOW: 3}
+    assert models_settings(asked)["capacities"] == {Priority.HIGH: 2, Priority.LOW: 3}
 
 
 def test_models_with_two_minds_about_a_size() -> None:

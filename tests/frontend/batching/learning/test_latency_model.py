@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marserve.frontend.batching.learning.latency_model import LatencyModel, bucket_of
+from marserve.frontend.batching.learning.buckets import bucket_of
+from marserve.frontend.batching.learning.latency_model import LatencyModel
 
 SIZES = (1, 2, 4, 8, 16, 32)
 

@@ -63,13 +63,13 @@ def test_the_costs_of_policies_are_those_of_the_batch_in_question() -> None:
     costs = CostsByLength(model, lengths)
     assert costs.mean(8) == model.mean(8)  # nothing is known of lengths yet
     costs.relearn()
-    costs.ask_about_batch(8, 50.0)
+    costs.use_batch(8, 50.0)
     short = costs.mean(8)
     assert short == pytest.approx(padded(8, 50.0), rel=0.2)
     assert costs.bound(32) == costs.bound(8)  # there is no larger one
-    costs.ask_about_batch(8, 400.0)
+    costs.use_batch(8, 400.0)
     assert costs.mean(8) == pytest.approx(padded(8, 400.0), rel=0.2)
-    costs.ask_about_job(400.0)
+    costs.use_job(400.0)
     assert costs.mean(1) == pytest.approx(padded(1, 400.0), rel=0.2)
     assert costs.mean(8) == pytest.approx(padded(8, lengths.typical), rel=0.2)
     assert costs.as_reference(8, lengths.typical, 0.03) == pytest.approx(0.03, rel=0.1)

@@ -226,7 +226,7 @@ def test_what_auto_has_learnt_is_used_when_somebody_asks_for_it(make: Make) -> N
     assert lengths is not None
     costs = []
     for longest in (100.0, 1000.0):
-        lengths.costs.ask_about_batch(4, longest)
+        lengths.costs.use_batch(4, longest)
         costs.append(lengths.costs.mean(4))
     assert costs == pytest.approx([padded(4, 100), padded(4, 1000)], rel=0.2)
     setup.batcher.reconfigure(Batching(policy="greedy", size=8, bucket_by="auto"))

@@ -1,25 +1,25 @@
-"""Which jobs of a queue form batches of about one length, so that little of them is padding."""
+"""Cuts queued jobs into batches of similar lengths at the least cost."""
 
 import math
 from collections.abc import Sequence
 
 from marserve.frontend.batching.lengths.length_costs import Row
 
-# All sizes are tried while that takes no more steps than this; else some of them.
+# All sizes are tried if that takes no more steps than this; else some of them.
 _MAX_STEPS = 1500
 _SOME_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96)
 
 
 def cheapest_batches(lengths: Sequence[float], rows: Sequence[Row]) -> list[range]:
-    """Cut rising lengths into batches, as ranges of places, so that all of them cost the least.
+    """Cut rising lengths into batches, as ranges of indices, so that their total cost is least.
 
-    Batches of jobs sorted by length are the best there are: exchanging items of two batches for
-    shorter ones in the batch of shorter items never makes either longer. The optimum is found step
-    by step: the best for the first n jobs is a last batch, and the best for those before it.
+    Batches of jobs sorted by length are optimal: exchanging items of two batches for shorter ones
+    in the batch of shorter items makes neither longer. Dynamic program: the best batches for the
+    first n jobs are a last batch, and the best ones for the jobs before it.
 
     Args:
-        lengths: Of the jobs, rising; not empty.
-        rows: What batches of each size cost, for 1 and all larger sizes, rising.
+        lengths: The lengths of the jobs, rising; not empty.
+        rows: The costs of batches of each size from 1 on, rising.
     """
     if len(lengths) * len(rows) > _MAX_STEPS:
         largest = rows[-1][0]

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marserve.frontend.batching.lengths.alike import cheapest_batches
+from marserve.frontend.batching.lengths.cheapest_batches import cheapest_batches
 from marserve.frontend.batching.lengths.length_costs import Row
 
 
