@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from marserve.backend.manifest import Manifest
-from marserve.frontend.archives.archive import make_helpers, make_opener
+from marserve.frontend.archives.archive import ArchiveOpener, make_helpers
 from marserve.frontend.configuration.config import Config
 from marserve.tools.archiver.archiver import (
     BUILT_IN_HANDLERS,
@@ -52,7 +52,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def opened(archive: Path, workdir: Path) -> dict[str, str]:
     """What the server finds in an archive."""
     config = Config(model_store=archive.absolute().parent)
-    opener = make_opener(config, workdir, make_helpers(config))
+    opener = ArchiveOpener(config, workdir, make_helpers(config))
     model = asyncio.run(opener.open(archive.name))
     return {
         path.relative_to(model.directory).as_posix(): path.read_text()

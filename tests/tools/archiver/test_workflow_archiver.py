@@ -13,7 +13,7 @@ import pytest
 from workflow_archiver.workflow_packaging import package_workflow
 from workflow_archiver.workflow_packaging_utils import WorkflowExportUtils
 
-from marserve.frontend.archives.archive import make_helpers, make_opener
+from marserve.frontend.archives.archive import ArchiveOpener, make_helpers
 from marserve.frontend.configuration.config import Config
 from marserve.tools.archiver.workflow_archiver import (
     WorkflowArchiverConfig,
@@ -63,7 +63,7 @@ def test_an_archive_has_the_manifest_and_the_files_in_its_root(
 def test_the_server_reads_what_was_packed(here: Path) -> None:
     main(ARGUMENTS)
     config = Config(model_store=here)
-    opener = make_opener(config, here / "work", make_helpers(config))
+    opener = ArchiveOpener(config, here / "work", make_helpers(config))
     archive, contents = asyncio.run(opener.open_workflow("wf.war"))
     assert (archive.directory / "h.py").is_file()
     contents.manifest.validate()
