@@ -1,17 +1,17 @@
-"""The backend: one model, one process, standard library only.
+"""The backend: one model in one process, with the standard library only.
 
-* ``worker``      the process: read a message, do it, answer; ``async_worker`` and ``pipeline`` are
-  its loops for coroutines and for overlapping stages, ``debugging`` for a handler being written;
-  ``calls`` are those of coroutines to other models, and ``model_answers`` what they get
-* ``service``     a loaded model: batch in, predictions out; ``conversion`` of one input or result
-* ``loader``      handler name to callable
-* ``context``     what a handler sees of its model and its batch; ``metrics`` what it reports
-* ``errors``      what a handler may raise, and what it means for its batch and its process
-* ``protocol``    the messages; ``framing`` turns them to bytes and back, also for the frontend;
-  ``connection`` sends and receives them
-* ``manifest``    MANIFEST.json, read and written by all three packages
-* ``processes``   how processes begin that are no children of the frontend
-* ``profiling``   batches that are run before the traffic comes
+* ``worker``      the process and its loop; ``async_worker`` is the loop for coroutines,
+  ``pipeline`` for overlapping stages, ``debugging`` for handlers that are debugged; ``calls`` and
+  ``model_answers`` are the calls of coroutines to other models
+* ``loader``      loads a model by the name of its handler
+* ``service``     a loaded model; ``batch_run`` is one call of its handler, ``conversion`` that of
+  inputs and results, ``tensors`` those of the Open Inference Protocol
+* ``context``     what a handler gets of its model and its batch; ``metrics`` what it reports
+* ``errors``      exceptions, and what they mean for a batch and a process
+* ``protocol``    the messages; ``framing`` encodes, ``connection`` sends and receives them
+* ``manifest``    MANIFEST.json
+* ``processes``   the start of the processes of a worker
+* ``profiling``   batches of samples, to warm up, to measure and to validate
 """
 
 if __name__ != "marserve.backend":

@@ -1,7 +1,7 @@
-"""The worker's loop for handlers that are coroutines: many requests at a time on one event loop.
+"""Serves handlers that are coroutines: many requests at a time on one event loop.
 
-The frontend sends each request alone and does not wait for earlier replies. Replies and pieces of
-them are sent in the order in which the handler finishes them.
+The frontend sends each request alone and does not wait for earlier replies. Replies and pieces are
+sent as the handler finishes them.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 def new_loop() -> asyncio.AbstractEventLoop:
-    """Make the event loop and set it, before the handler is initialised; it does not run yet."""
+    """Create the event loop and set it, before the handler is initialised; it does not run yet."""
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
     return loop
@@ -40,10 +40,13 @@ def new_loop() -> asyncio.AbstractEventLoop:
 def serve_concurrently(
     loop: asyncio.AbstractEventLoop, sock: socket.socket, service: Service, max_call_bytes: int
 ) -> int:
-    """Answer requests until the frontend closes the connection; returns the exit status.
+    """Answer requests until the frontend closes the connection; return the exit status.
 
-    ``loop`` is the one set while the handler was initialised; ``sock`` is between two messages.
-    For ``max_call_bytes`` see `Load`.
+    Args:
+        loop: The event loop that was set while the handler was initialised.
+        sock: The connection, between two messages.
+        service: The model.
+        max_call_bytes: The limit of the body of a call of another model.
     """
     sock.setblocking(False)
     return loop.run_until_complete(_serve(loop, sock, service, max_call_bytes))
@@ -63,8 +66,8 @@ async def _serve(
 class _Connection(asyncio.BufferedProtocol):
     """Starts a task for each request, and sends its reply.
 
-    ``closed`` becomes the exit status when the frontend closes the connection or breaks the
-    protocol.
+    Attributes:
+        closed: The exit status, when the frontend has closed the connection or broken the protocol.
     """
 
     def __init__(self, service: Service, max_call_bytes: int) -> None:
@@ -78,18 +81,18 @@ class _Connection(asyncio.BufferedProtocol):
         self._is_paused = False
         self._unsent: deque[bytes] = deque()
         self._calls = WorkerCalls(max_call_bytes, self._write)
-        #: Sequences that the handler is being told are over, by id.
+        #: By id of a sequence: the running call of the handler for its end.
         self._ending: dict[str, asyncio.Task[None]] = {}
 
     async def cancel_all(self) -> None:
-        """Cancel the running requests: there is no client left."""
+        """Cancel the running requests: their clients are gone."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _answer(self, message: Predict) -> None:
         send = functools.partial(self._send_numbered, message.number)
-        if self._ending:  # a new sequence begins when the handler is done with the old one
+        if self._ending:  # a new sequence starts when the handler has ended the old one
             sequence = message.inputs[0].headers.get(self._service.context.header_key_sequence_id)
             if ending := self._ending.get(sequence or ""):
                 await asyncio.wait({ending})  # no deadline: the frontend has one for its answer
@@ -101,7 +104,7 @@ class _Connection(asyncio.BufferedProtocol):
             calls.close()
 
     async def _reply_of(self, call: Coroutine[Any, Any, Reply]) -> Reply:
-        """What the handler replies; there always is a reply, or the frontend would wait for it."""
+        """Return the reply of the handler, in any case: the frontend waits for one."""
         try:
             return await call
         except (KeyboardInterrupt, SystemExit):  # these end the loop and the process
@@ -109,7 +112,7 @@ class _Connection(asyncio.BufferedProtocol):
         except BaseException:  # foreign code
             if self.closed.done():
                 raise
-            # For example a cancellation that is not ours, of something that the handler awaited.
+            # For example a cancellation by the handler, of something that it awaited.
             logger.warning("Invoking custom service failed.", exc_info=True)
             return Reply(503, "Prediction failed")
 
@@ -126,7 +129,7 @@ class _Connection(asyncio.BufferedProtocol):
         if self._transport is None or self._transport.is_closing():
             return
         if self._is_paused:
-            # Not to the transport: it appends to one buffer, and moves all of that again and again.
+            # Not to the transport, which would append to one buffer and move it at each write.
             self._unsent.append(frame)
         else:
             self._transport.write(frame)
@@ -174,22 +177,22 @@ class _Connection(asyncio.BufferedProtocol):
             ending.add_done_callback(self._tasks.discard)
             return
         if not isinstance(message, Predict) or len(message.inputs) != 1 or message.run_as > 1:
-            raise ProtocolError("a request of its own was expected")
+            raise ProtocolError("a single request was expected")
         task = self._loop.create_task(self._answer(message))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     def pause_writing(self) -> None:
-        """Keep frames back: the socket takes no more for now."""
+        """Keep frames: the socket accepts no more for now."""
         self._is_paused = True
 
     def resume_writing(self) -> None:
-        """Send what was kept back."""
+        """Send the kept frames."""
         self._is_paused = False
         while self._unsent and not self._is_paused:
             self._write(self._unsent.popleft())
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End: the frontend has closed the connection, or died."""
+        """Stop serving: the frontend has closed the connection, or died."""
         logger.info("Frontend disconnected.")
         self._close(0 if exc is None else 1)

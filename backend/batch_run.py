@@ -52,8 +52,8 @@ class BatchRun:
 
     Attributes:
         count: The number of rows without padding.
-        data: What the handler gets.
-        rows: The rows in the order of the inputs, whatever the handler does to its list.
+        data: The argument of the handler.
+        rows: The rows in the order of the inputs; the handler may change its list.
     """
 
     def __init__(

@@ -1,9 +1,8 @@
-"""The calls that handlers make to other models (`Context.infer`), on the worker's side.
+"""The calls of handlers to other models (`Context.infer`), in the worker.
 
-A call goes to the frontend as a `Call`, under a number of its own, and its reply comes with that
-number. It is made on behalf of a request: when that is answered, nobody waits for its calls any
-more, and the frontend cancels them. A handler that stops waiting for one (a timeout, a sibling in a
-task group that failed) tells the frontend by a `CancelCall`.
+A call is sent to the frontend as a numbered `Call`, and its reply has that number. It is made on
+behalf of a request: when that is answered, the frontend cancels its calls. When a handler stops
+waiting for a call (a timeout, a failed sibling in a task group), a `CancelCall` is sent.
 """
 
 import asyncio
@@ -18,14 +17,14 @@ from marserve.backend.model_answers import ModelAnswer, ModelCallFailed
 from marserve.backend.protocol import Buffer, Call, CallReply, CancelCall, Part
 from marserve.backend.tensors.arrays import is_tensor
 
-# Names and headers; the frontend's limit for what is no body is far above it.
+# Of names and headers; far below the frontend's limit.
 _MAX_META_BYTES = 1 << 20
 _FAILED = 400
 _MAX_QUOTED = 200
 
 
 class WorkerCalls:
-    """The calls of all requests of a worker; ``write`` sends the frame of a message."""
+    """The calls of all requests of a worker; ``write`` sends a frame."""
 
     def __init__(self, max_call_bytes: int, write: Callable[[bytes], None]) -> None:
         self._max_bytes = max_call_bytes
@@ -36,15 +35,15 @@ class WorkerCalls:
         self._replies: dict[int, asyncio.Future[CallReply]] = {}
 
     def replied(self, reply: CallReply) -> None:
-        """Pass on a reply, unless the handler does not wait for it any more."""
+        """Pass a reply to the handler, if it still waits for it."""
         waiting = self._replies.get(reply.number)
         if waiting is not None and not waiting.done():
             waiting.set_result(reply)
 
     async def make(self, call: Call, on_behalf: "set[asyncio.Future[CallReply]]") -> CallReply:
-        """Send a call and wait for its reply; until then its future is one ``on_behalf``.
+        """Send a call and wait for its reply, whose future is in ``on_behalf`` until then.
 
-        The deadline is the frontend's, which answers each call or is seen to have gone.
+        The deadline is the frontend's, which answers each call or closes the connection.
 
         Raises:
             ModelCallFailed: The call is too large.
@@ -81,7 +80,7 @@ class WorkerCalls:
 
 
 class RequestCalls:
-    """The calls made on behalf of one request, a `Caller`; ``batch`` is its number."""
+    """The calls on behalf of the request with the number ``batch``; a `Caller`."""
 
     def __init__(self, calls: WorkerCalls, batch: int) -> None:
         self._calls = calls
@@ -99,7 +98,7 @@ class RequestCalls:
         headers: Mapping[str, str] | None,
         timeout: float | None,
     ) -> ModelAnswer:
-        """See `Context.infer`."""
+        """Call a model, as `Context.infer` does."""
         if not self.is_open:
             raise RuntimeError(_ANSWERED)
         fields = headers_and_parts(data, parts, headers or {})
@@ -110,7 +109,7 @@ class RequestCalls:
         return _answer_of(model, reply)
 
     def close(self) -> None:
-        """End the calls: the request has been answered."""
+        """End the calls: the request is answered."""
         self.is_open = False
         for reply in self._waiting:
             if not reply.done():
@@ -126,11 +125,11 @@ _ANSWERED = (
 def headers_and_parts(
     data: Any, parts: Mapping[str, Any] | None, headers: Mapping[str, str]
 ) -> tuple[dict[str, str], list[Part]]:
-    """Make headers and parts of what a handler gave, as an HTTP client's would be.
+    """Return headers and parts as of an HTTP request with a handler's values.
 
     Raises:
-        TypeError: There is both a body and parts, or something cannot be encoded.
-        ValueError: Something cannot be encoded.
+        TypeError: There are both a body and parts, or a value cannot be encoded.
+        ValueError: A value cannot be encoded.
     """
     headers = {str(name): str(value) for name, value in headers.items()}
     if parts is not None:
@@ -149,7 +148,7 @@ def headers_and_parts(
 
 
 def _encoded(value: Any) -> tuple[str, Buffer]:
-    """The media type and the bytes of a value; as results of handlers are encoded."""
+    """Return the media type and the bytes of a value, encoded as a handler's result."""
     if isinstance(value, memoryview):
         return "", value.tobytes()
     body = encode_result(value)
@@ -160,20 +159,20 @@ def _encoded(value: Any) -> tuple[str, Buffer]:
 
 
 def _answer_of(model: str, reply: CallReply) -> ModelAnswer:
-    """The answer in a reply; raises ModelCallFailed for a failure."""
+    """Return the answer in a reply; raises ModelCallFailed for a failure."""
     prediction = reply.prediction
     if prediction is None:
         raise ModelCallFailed(model, reply.status, reply.message, reply.type, reply.retry_after)
     answer = ModelAnswer(bytes(prediction.body), prediction.status, prediction.headers)
     if prediction.status >= _FAILED:
         raise ModelCallFailed(
-            model, prediction.status, _said_by(answer) or prediction.reason, answer=answer
+            model, prediction.status, _error_text(answer) or prediction.reason, answer=answer
         )
     return answer
 
 
-def _said_by(answer: ModelAnswer) -> str:
-    """What an error body says, on one line: its message, or all of it; empty if it is no text."""
+def _error_text(answer: ModelAnswer) -> str:
+    """Return the message of an error body, or its text, on one line; empty if it is not UTF-8."""
     text = ""
     with contextlib.suppress(ValueError, RecursionError):
         text = answer.text

@@ -68,35 +68,35 @@ class FrontendConnection:
         No deadline: an idle worker has nothing else to do, and sees the frontend's end as EOF.
 
         Raises:
-            ProtocolError: The bytes are no message, or EOF came in the middle of one.
+            ProtocolError: The bytes are not a message, or end in the middle of one.
         """
         while not self._inbox:
             count = self._sock.recv_into(self._decoder.buffer)
             if count == 0:
                 if self._decoder.is_between_frames:
                     return None
-                raise ProtocolError("the frontend left in the middle of a message")
+                raise ProtocolError("the frontend closed the connection in the middle of a message")
             self._inbox = self._decoder.received(count)
         return self._inbox.pop(0)
 
     def receive_batch(self) -> Predict | None:
-        """Wait for the next batch, as `receive` does; anything else is a ProtocolError."""
+        """Wait for the next batch; ProtocolError for another message."""
         message = self.receive()
         if message is None or isinstance(message, Predict):
             return message
         raise ProtocolError(f"{type(message).__name__} is not expected now")
 
     def receive_work(self) -> Predict | EndSequence | Profile | SetThreads | None:
-        """Wait for the next thing to do between two batches; else it is a ProtocolError."""
+        """Wait for the next message between two batches; ProtocolError for one of another type."""
         message = self.receive()
         if message is None or isinstance(message, Predict | EndSequence | Profile | SetThreads):
             return message
         raise ProtocolError(f"{type(message).__name__} is not expected now")
 
     def send(self, message: Message) -> None:
-        """Write a whole message; see `encode_safely`."""
+        """Write a whole message, or an error if it cannot be encoded (`encode_safely`)."""
         if os.getpid() != self._owner:
-            os._exit(0)  # a child that the handler forked returned to here: not its socket
+            os._exit(0)  # a child that the handler forked: it must not use the socket
         buffers = encode_safely(message)
         with self._sending:
             if sum(map(len, buffers)) <= _JOINED_BYTES:  # one system call beats one copy

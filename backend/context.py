@@ -1,12 +1,11 @@
 """The context of a handler: its model and the requests of its batch, with TorchServe's API.
 
-One `Context` lives as long as the worker. For each batch the worker sets `Context.request_ids` and
-`Context.request_processor` and nothing else, so that a batch costs two assignments and one small
-object per request. Handlers hang attributes of their own on it, and find them at the next batch.
+A worker has one `Context`. For each batch it sets `Context.request_ids` and
+`Context.request_processor` only, so that a batch costs two assignments and one small object per
+request. Attributes that handlers set remain for the next batch.
 
-Until the first batch there are no requests: ids and headers are then None and a status is dropped,
-so that one piece of code can serve while the model loads and after. An index beyond the batch is a
-mistake of the handler and raises IndexError.
+Before the first batch ids and headers are None and a status is dropped, so that the same code can
+run while the model loads. An index beyond the batch is an error of the handler: IndexError.
 """
 
 import contextlib
@@ -22,8 +21,8 @@ from marserve.backend.model_answers import ModelAnswer
 
 _CONTAINERS = (dict, list, set)
 
-#: The request that the present task works for: a handler may have put its context where that of a
-#: later request takes its place.
+#: The calls of the request that the current task belongs to: a handler may have stored its context
+#: where that of a later request replaces it.
 current_caller: ContextVar["Caller | None"] = ContextVar("current_caller", default=None)
 
 OnIntermediate = Callable[[Sequence[Any], Mapping[int, str] | None, str, int], None]
@@ -33,10 +32,10 @@ class RunSamples(Protocol):
     """Runs a batch of samples through the handler, as if clients had sent them."""
 
     def __call__(self, rows: int = 1, file: str = "") -> None:
-        """Run ``rows`` copies of a file of the archive; by default, of the model's sample input.
+        """Run ``rows`` copies of a file of the archive, by default of the model's sample input.
 
         Raises:
-            WarmUpFailed: There is no sample, or the handler failed with it.
+            WarmUpFailed: There is no sample, or the handler failed.
         """
 
 
@@ -48,7 +47,7 @@ class Caller(Protocol):
 
     @property
     def is_open(self) -> bool:
-        """Whether the request is not answered yet."""
+        """Whether the request is still unanswered."""
 
     def infer(
         self,
@@ -60,14 +59,14 @@ class Caller(Protocol):
         headers: Mapping[str, str] | None,
         timeout: float | None,
     ) -> Coroutine[Any, Any, ModelAnswer]:
-        """See `Context.infer`."""
+        """Call a model, as `Context.infer` does."""
 
 
 class RequestProcessor:
-    """One request of a batch: its headers, and what the handler has to say about its answer.
+    """One request of a batch: its headers, and status and headers of its answer.
 
-    Header names are in the client's spelling. Values are str, but for the entries named after a
-    part of the input: those are ``{"content-type": …}``.
+    Header names are in the client's spelling. Values are str, except that of an entry named after a
+    part of the input: ``{"content-type": …}``.
     """
 
     __slots__ = ("_reason_phrase", "_request_header", "_response_header", "_status_code")
@@ -87,24 +86,24 @@ class RequestProcessor:
         return self._request_header
 
     def report_status(self, code: int, reason_phrase: str | None = None) -> None:
-        """Choose the status line of the answer."""
+        """Set the status line of the answer."""
         self._status_code = code
         self._reason_phrase = reason_phrase
 
     def get_response_status_code(self) -> int:
-        """Return the status of the answer, 200 unless the handler chose another."""
+        """Return the status of the answer, 200 by default."""
         return self._status_code
 
     def get_response_status_phrase(self) -> str | None:
-        """Return the reason phrase of the answer, None for the usual one of its status."""
+        """Return the reason phrase of the answer, None for that of its status."""
         return self._reason_phrase
 
     def add_response_property(self, key: str, value: str) -> None:
         """Set a response header; the last value of a key wins.
 
         Raises:
-            TypeError: The key or the value is not a str. Said here, where the traceback shows the
-                line that is wrong; TorchServe's worker died of it after the handler was done.
+            TypeError: The key or the value is not a str. Raised here, where the traceback contains
+                the wrong line; TorchServe's worker died after the handler had returned.
         """
         if not isinstance(key, str) or not isinstance(value, str):
             raise TypeError(
@@ -123,34 +122,34 @@ class RequestProcessor:
 
 
 class Context:
-    """A handler's view of its model and, while it predicts, of its batch.
+    """The model of a handler and, while it predicts, its batch.
 
     Args:
-        model_name: The name the model is registered under.
+        model_name: The name under which the model is registered.
         model_dir: Directory of the unpacked archive.
-        manifest: MANIFEST.json as it stands in the archive, None without one.
-        batch_size: The most requests a batch will hold.
+        manifest: MANIFEST.json of the archive, None without one.
+        batch_size: The maximum number of requests in a batch.
         gpu: Ordinal of the worker's accelerator, None on the CPU.
         mms_version: The server's version.
         limit_max_image_pixels: Whether images beyond PIL's size limit are refused.
-        metrics: A `MetricsStore` in a worker, anything in a handler's test; gets each batch's ids.
-        model_yaml_config: The parsed model-config.yaml; an absent or empty one is ``{}``.
+        metrics: A `MetricsStore` in a worker, any object in a handler's test.
+        model_yaml_config: The parsed model-config.yaml; ``{}`` if it is absent or empty.
 
     Attributes:
-        request_processor: One per request of the batch, None before the first. A handler that puts
-            others in their place answers with what is said to those.
-        stopping_criteria: Set by handlers that answer in steps, anew in each: one callable per
-            request, or None for one that does not say. Called with the request's result, True
-            means that its answer is complete. None again when the next batch begins.
-        warm_ups: Added to while the handler is initialised, and run before the worker takes
-            requests. What one raises is why the model does not load.
-        describe_compiled: Says in JSON values what of the model was compiled before the first
-            request, for its description; None where nothing was to be.
-        on_intermediate: Takes what `send_intermediate` is given; set by the worker for each batch.
+        request_processor: One per request of the batch, None before the first batch. A handler may
+            replace them.
+        stopping_criteria: Set by handlers that answer in steps, in each step: one callable per
+            request, or None. Called with the request's result; True means that its answer is
+            complete. None again at the next batch.
+        warm_ups: Functions that the handler appends while it is initialised. They are called before
+            the worker receives requests; an exception fails the load.
+        describe_compiled: Returns JSON values about what was compiled before the first request, for
+            the description of the model; None if nothing was.
+        on_intermediate: Called by `send_intermediate`; set by the worker for each batch.
         caller: Calls models (`infer`); set by the worker for each request of a coroutine.
-        header_key_sequence_id, header_key_sequence_start: Request headers that name the sequence a
-            request belongs to, and mark its first one.
-        header_key_sequence_end: Response header that lists the sequences that are over.
+        header_key_sequence_id, header_key_sequence_start: Request headers with the id of the
+            request's sequence, and for its first request.
+        header_key_sequence_end: Response header with the sequences that have ended.
     """
 
     def __init__(
@@ -198,45 +197,45 @@ class Context:
     __hash__ = None  # type: ignore[assignment]
 
     def for_batch(self) -> "Context":
-        """Make a context for a batch that is under way beside others.
+        """Return a context for a batch that runs beside others.
 
-        Its requests are its own. Whatever else is set on it is set on this one, so that handlers
-        find at the next batch what they hung on the context at an earlier one.
+        Its requests are separate. All other attributes are set on this context, so that handlers
+        find them at the next batch.
         """
         return _BatchContext(self)
 
     def for_request(self) -> "Context":
-        """Make a context for a request that is under way beside others.
+        """Return a context for a request that runs beside others.
 
-        What is assigned to it, or put into its lists and dicts, stays with it; the values are
-        shared, so that it costs a few microseconds whatever the handler has hung on the context.
+        Its attributes, lists, dicts and sets are separate, and the values in them shared, so that
+        it takes a few microseconds for any attributes of the handler.
         """
         context = copy.copy(self)
         for name, value in vars(self).items():
             if type(value) in _CONTAINERS:
                 setattr(context, name, value.copy())
-        store = self.metrics  # a handler may have put something else in its place
+        store = self.metrics  # a handler may have replaced it
         context.metrics = store.for_batch() if isinstance(store, MetricsStore) else store
         context.request_ids = context.request_processor = context.stopping_criteria = None
         return context
 
     @property
     def request_ids(self) -> dict[int, str] | None:
-        """Place in the batch to request id; None while there is no batch."""
+        """The request ids by place in the batch; None without a batch."""
         return self._request_ids
 
     @request_ids.setter
     def request_ids(self, ids: dict[int, str] | None) -> None:
         self._request_ids = ids
-        # None, or somebody's own that takes none and says so in its own way.
+        # None, or an object of the handler that may refuse it.
         with contextlib.suppress(AttributeError, TypeError, ValueError):
             self.metrics.request_ids = ids
 
-    # TorchServe kept things under these names, and code in the wild goes to them.
+    # Names of TorchServe that handlers use.
 
     @property
     def cl_socket(self) -> Any:
-        """Where `create_predict_response` is sent, with ``sendall``; None without a batch."""
+        """Has ``sendall`` for what `create_predict_response` returns; None without a batch."""
         if self._cl_socket is None and self.on_intermediate is not None:
             return _Clients(self)
         return self._cl_socket
@@ -276,16 +275,16 @@ class Context:
         self.set_response_header(idx, "content-type", value)
 
     def get_response_content_type(self, idx: int) -> str | None:
-        """Return the content type chosen for a request's answer, None if none was."""
+        """Return the content type set for a request's answer, None if none is."""
         return self._request(idx).get_response_header("content-type")
 
     def set_response_status(self, code: int = 200, phrase: str = "", idx: int = 0) -> None:
-        """Choose the status line of one request's answer."""
+        """Set the status line of one request's answer."""
         if self.request_processor is not None:
             self._request(idx).report_status(code, phrase)
 
     def set_all_response_status(self, code: int = 200, phrase: str = "") -> None:
-        """Choose the status line of every answer of the batch."""
+        """Set the status line of every answer of the batch."""
         for request in self.request_processor or ():
             request.report_status(code, phrase)
 
@@ -299,11 +298,11 @@ class Context:
         self._request(idx).add_response_property(key, value)
 
     def get_response_headers(self, idx: int) -> dict[str, str]:
-        """Return the headers set on a request's answer."""
+        """Return the headers set for a request's answer."""
         return self._request(idx).get_response_headers()
 
     def get_sequence_id(self, idx: int) -> Any:
-        """Return the id of the sequence a request belongs to, None if it is in none."""
+        """Return the id of the sequence of a request, None if it has none."""
         return self.get_request_header(idx, self.header_key_sequence_id)
 
     def send_intermediate(
@@ -313,20 +312,20 @@ class Context:
         message: str = "",
         code: int = 200,
     ) -> None:
-        """Send what is there so far of the answers; what the handler returns is their last piece.
+        """Send pieces of the answers; the handler's return value is the last piece.
 
         Args:
             results: One per request, of any type that a handler may return.
-            request_ids: The requests they belong to, as in `request_ids`; by default all.
-            message: The clients' sentence if ``code`` is not 200.
-            code: Anything but 200 ends the answers of the batch with a failure.
+            request_ids: Their requests, as in `request_ids`; by default all.
+            message: The message for clients if ``code`` is not 200.
+            code: A code other than 200 ends the answers of the batch with a failure.
 
         Raises:
-            RuntimeError: There is no batch, or it has been answered.
+            RuntimeError: There is no batch, or it is answered.
             ValueError: The results do not fit the requests.
         """
         if self.on_intermediate is None:
-            raise RuntimeError("There is no batch whose clients could be sent anything")
+            raise RuntimeError("There is no batch to whose clients results could be sent")
         self.on_intermediate(results, request_ids, message, code)
 
     def infer(
@@ -342,20 +341,20 @@ class Context:
         """Call another model of the server, as a client would, and await its answer.
 
         For asynchronous handlers, while they answer a request. The call has the priority of the
-        request and no more time than the request has left. It is cancelled when nobody waits for
-        the request any more. Not part of TorchServe.
+        request and at most the time that it has left, and is cancelled with it. Not part of
+        TorchServe.
 
         Args:
             model: The name of the model.
-            data: The body: bytes, text, a tensor, or what JSON can hold.
+            data: The body: bytes, text, a tensor, or a value for JSON.
             version: The version of the model; by default, its default version.
-            parts: Several named values in the place of ``data``, as a form has.
-            headers: Headers that the model's handler sees.
-            timeout: The most seconds that the call may take.
+            parts: Several named values instead of ``data``, as in a form.
+            headers: Headers for the model's handler.
+            timeout: The maximum seconds of the call.
 
         Raises:
-            RuntimeError: There is no request, or it has been answered.
-            ModelCallFailed: When it is awaited: the model did not answer, or with a failure.
+            RuntimeError: There is no request, or it is answered.
+            ModelCallFailed: When awaited: the model did not answer, or with a failure.
         """
         caller = current_caller.get() or self.caller
         if caller is not None and not caller.is_open:
@@ -364,7 +363,7 @@ class Context:
             raise RuntimeError(
                 "context.infer() calls a model on behalf of a request of an asynchronous handler "
                 "(async def handle, with asyncCommunication: true in model-config.yaml), in a "
-                "server. There is none here"
+                "server; there is no such request"
             )
         return caller.infer(
             model, data, version=version, parts=parts, headers=headers, timeout=timeout
@@ -372,9 +371,9 @@ class Context:
 
     @contextmanager
     def limited_to(self, indices: Sequence[int]) -> Iterator[None]:
-        """Show only some requests of the batch, counted from 0 again, during a ``with`` block.
+        """Limit the context to some requests of the batch, counted from 0, during a ``with`` block.
 
-        What is said about their answers stays with them. Not part of TorchServe.
+        What is set for their answers remains. Not part of TorchServe.
         """
         ids, processors = self.request_ids, self.request_processor
         if ids is not None:
@@ -395,23 +394,23 @@ class Context:
 
 
 class _Clients:
-    """See `Context.cl_socket`."""
+    """The value of `Context.cl_socket`."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
 
     def sendall(self, message: Any) -> None:
-        """Send what `create_predict_response` made; None, as on other ranks than 0, is nothing."""
+        """Send a result of `create_predict_response`, which is None on other ranks than 0."""
         if message is None:
             return
         arguments = getattr(message, "arguments", None)
         if arguments is None:
-            raise TypeError("context.cl_socket sends what create_predict_response makes, only")
+            raise TypeError("context.cl_socket only sends results of create_predict_response")
         self._context.send_intermediate(*arguments)
 
 
 class _BatchContext(Context):
-    """See `Context.for_batch`; ``shared`` has everything that is not of one batch alone."""
+    """The context of one batch; ``shared`` has the attributes that are not of one batch."""
 
     _OWN = frozenset(
         (
@@ -427,13 +426,13 @@ class _BatchContext(Context):
 
     def __init__(self, shared: Context) -> None:
         object.__setattr__(self, "_shared", shared)
-        store = shared.metrics  # a handler may have put something else in its place
+        store = shared.metrics  # a handler may have replaced it
         self.metrics = store.for_batch() if isinstance(store, MetricsStore) else store
         self.request_ids = self.request_processor = None
         self.stopping_criteria = self.on_intermediate = None
 
-    def __getattr__(self, name: str) -> Any:  # what is not found here
-        if name == "_shared":  # half made, as copies are for a moment
+    def __getattr__(self, name: str) -> Any:
+        if name == "_shared":  # a copy that is not complete
             raise AttributeError(name)
         return getattr(self._shared, name)
 

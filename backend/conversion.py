@@ -32,9 +32,10 @@ _PHRASES = {400: "Bad Request", 500: "Internal Server Error", 503: "Service Unav
 class Conversion:
     """Converts the inputs and results of one model.
 
-    With ``decode_input`` the handler gets JSON and text parts decoded, else as bytearray.
-    ``max_response_bytes`` limits the body of one prediction, of a block by its rows. ``dims`` are
-    the dimensions that have the rows, of inputs and of outputs.
+    Args:
+        decode_input: Whether the handler gets JSON and text parts decoded, not as bytearray.
+        max_response_bytes: The limit of the body of a prediction, for each row.
+        dims: The dimensions that count rows, of inputs and of outputs.
     """
 
     def __init__(
@@ -45,23 +46,23 @@ class Conversion:
         self.dims = dims
 
     def row(self, request: Input) -> dict[str, Any]:
-        """The dict of one request for the handler: part names and decoded values."""
+        """Return the dict of one request for the handler: part names and decoded values."""
         if not self._decode_input:
             return {part.name: _undecoded(part) for part in request.parts}
         return {part.name: _decoded(part) for part in request.parts}
 
     def rows(self, request: Input, count: int) -> list[dict[str, Any]]:
-        """The dicts of the rows that an input is: more than one if it is a block."""
+        """Return the dicts of the rows of an input, which are several if it is a block."""
         if count == 1:
             return [self.row(request)]
         (part,) = request.parts
         lists = not self._decode_input
         documents = documents_of(part.body, count, self.dims[0], as_lists=lists)
-        part.content_type = _JSON_TYPE  # as the handler is to see it
+        part.content_type = _JSON_TYPE  # for the handler
         return [{part.name: _as_json(each) if lists else each} for each in documents]
 
     def prediction(self, place: int, result: Any, processor: RequestProcessor) -> Prediction:
-        """Make the answer from one result and the status and headers that the handler set."""
+        """Return the answer with one result, and the status and headers that the handler set."""
         return self._prediction(place, result, processor, encode_result)
 
     def tensors(
@@ -72,7 +73,7 @@ class Conversion:
         encode: Callable[[Any], tuple[bytes, int]],
         rows: int = 1,
     ) -> Prediction:
-        """Make the answer to a request with tensors; an error of the handler's is sent as it is.
+        """Return the answer to a request with tensors; an error of the handler is sent as it is.
 
         ``encode`` returns the body, and the number of its bytes that are JSON.
         """
@@ -106,7 +107,7 @@ class Conversion:
             logger.warning("The result of request %d cannot be sent: %s", place, error)
             return tensor_error(503, f"The handler's answer cannot be sent: {error}.")
         except Exception as error:  # serialising may run foreign code
-            if poison_of(error):  # errors of a GPU may come up only when results are fetched
+            if poison_of(error):  # errors of a GPU may be raised when results are fetched
                 raise
             logger.warning("The result of request %d cannot be sent.", place, exc_info=True)
             why = describe_unsendable(result)
@@ -123,7 +124,7 @@ class Conversion:
         reason: Any = processor.get_response_status_phrase() or ""
         headers: Any = processor.get_response_headers()
         if not isinstance(reason, str) or not _is_text_mapping(headers):
-            return _error(503, "The handler set a reason phrase or a header that is no text.")
+            return _error(503, "The handler set a reason phrase or a header that is not text.")
         size = len(reason) + sum(len(key) + len(value) for key, value in headers.items())
         if size > _MAX_HEAD_CHARACTERS or len(headers) > _MAX_HEADERS:
             what = (
@@ -136,7 +137,7 @@ class Conversion:
 
 
 def headers_of(request: Input) -> dict[str, Any]:
-    """The headers for the handler: one entry for each part, overridden by those of the request."""
+    """Return the headers for the handler: an entry for each part, and those of the request."""
     headers: dict[str, Any] = {
         part.name: {"content-type": part.content_type} for part in request.parts
     }
@@ -145,7 +146,7 @@ def headers_of(request: Input) -> dict[str, Any]:
 
 
 def tensor_error(status: int, message: str, kind: str = _FAILURE) -> Prediction:
-    """An error with the member that clients of the Open Inference Protocol read, too."""
+    """Return an error that also has the member that clients of the protocol read."""
     return _error(status, message, kind, error=message)
 
 
@@ -172,7 +173,7 @@ def _decoded(part: Part) -> Any:
         if media_type == TENSORS_TYPE:
             return _document(part)
     except (ValueError, RecursionError):
-        logger.warning("Part %r is not the %s it says; passed on as bytes.", part.name, media_type)
+        logger.warning("Part %r is not %s; it is passed on as bytes.", part.name, media_type)
     return part.body
 
 
@@ -192,7 +193,7 @@ def _as_json(document: dict[str, Any]) -> bytearray:
 
 def _document(part: Part, *, as_lists: bool = False) -> dict[str, Any]:
     document = document_of(part.body, as_lists=as_lists)
-    part.content_type = _JSON_TYPE  # as the handler is to see it
+    part.content_type = _JSON_TYPE  # for the handler
     return document
 
 
@@ -210,12 +211,12 @@ def encode_result(result: Any) -> Buffer:
     In JSON, numpy's scalars are numbers, its arrays lists, and tensors of one element numbers.
 
     Raises:
-        TypeError, ValueError: The result is none of these; see `describe_unsendable`.
+        TypeError, ValueError: The result cannot be encoded (`describe_unsendable`).
     """
     if isinstance(result, bytes | bytearray):
         return result
     if isinstance(result, str):
-        return str.encode(result)  # str's own: a subclass may have another
+        return str.encode(result)  # a subclass may override the method
     if is_tensor(result):
         file = io.BytesIO()
         sys.modules["torch"].save(result, file)
@@ -224,21 +225,21 @@ def encode_result(result: Any) -> Buffer:
 
 
 def describe_unsendable(result: Any) -> str:
-    """Say in a sentence why a result cannot be encoded: the place in it, and the type there.
+    """Return the reason why a result cannot be encoded: the place in it, and its type.
 
-    ``prediction[0]["mask"] is a torch.Tensor of 3 dimensions.`` Empty if no reason is found.
+    For example ``prediction[0]["mask"] is a torch.Tensor of 3 dimensions.``; empty if unknown.
     """
     try:
         found = _unsendable(result, "prediction", ())
     except RecursionError:
         return "The prediction is nested too deeply."
-    except Exception:  # noqa: BLE001 - foreign objects, which have failed once already
+    except Exception:  # noqa: BLE001 - foreign objects
         return ""
     return f"{found}." if found else ""
 
 
 def _plain(value: Any) -> Any:
-    """Convert a value to one that JSON can hold; raises TypeError if that is impossible."""
+    """Convert a value of numpy or torch to a JSON value; raises TypeError if it has none."""
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, numpy.generic | numpy.ndarray):
         plain = value.tolist()
@@ -250,7 +251,7 @@ def _plain(value: Any) -> Any:
 
 
 def _unsendable(value: Any, place: str, above: tuple[int, ...]) -> str:
-    """The first place that JSON cannot hold, and why; empty if there is none."""
+    """Describe the first place in a value that is not JSON; empty if there is none."""
     if isinstance(value, str):
         return "" if above or _is_utf_8(value) else f"{place} is text that UTF-8 cannot encode"
     if value is None or isinstance(value, int | float):
@@ -261,7 +262,7 @@ def _unsendable(value: Any, place: str, above: tuple[int, ...]) -> str:
         return _unsendable_member(value, place, (*above, id(value)))
     try:
         plain = _plain(value)
-    except Exception:  # noqa: BLE001 - a tensor without data, say
+    except Exception:  # noqa: BLE001 - for example of a tensor without data
         return f"{place} is {_kind(value)}"
     return _unsendable(plain, place, (*above, id(value)))
 
@@ -296,7 +297,7 @@ def _shortened(place: str) -> str:
 
 
 def _kind(value: Any) -> str:
-    """The type of a value, with its article."""
+    """Return the type of a value, with an article."""
     kind = type(value)
     if is_tensor(value):
         count = value.dim()

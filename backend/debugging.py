@@ -1,13 +1,12 @@
-"""The worker of a handler that is debugged: it has the terminal, and reloads changed files.
+"""Serves a handler that is debugged: it has the terminal, and changed files are loaded again.
 
-``breakpoint()`` reads from the terminal of the server, for this process stays in its session and in
-its group, where other workers found their own. So Ctrl-C reaches both, and the server leaves it to
-the worker, which alone knows what goes on: at a prompt it clears the line, elsewhere it interrupts
-the handler, and between two requests the worker has the server stop.
+``breakpoint()`` reads from the terminal of the server, because this process stays in the session
+and the group of the server. Ctrl-C therefore reaches both, and the server leaves it to the worker:
+at a prompt it clears the line, in the handler it raises KeyboardInterrupt, and between two requests
+the worker stops the server.
 
-Before each request, if a file that the model was loaded from has changed, the model's modules are
-forgotten and it is loaded anew, in this process. What cannot be loaded is no reason to end:
-requests are answered with the traceback until somebody has mended it.
+Before each request, if a file of the model has changed, the modules of the model are removed and it
+is loaded again, in this process. If that fails, requests are answered with the traceback.
 """
 
 import asyncio
@@ -64,19 +63,19 @@ def take_terminal() -> None:
     for descriptor in range(3):
         os.dup2(terminal, descriptor)
     os.close(terminal)
-    sys.dont_write_bytecode = True  # it knows an edited file by its size and second
-    # For the life of the process, as it had one before.
+    sys.dont_write_bytecode = True  # it identifies an edited file by size and second only
+    # Not closed, like the one before.
     sys.stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
 
 
 def serve_debugged(connection: FrontendConnection, load: Load, server: int) -> None:
-    """Answer batches, one after the other, until the frontend leaves.
+    """Answer batches, one after the other, until the frontend closes the connection.
 
     ``server`` is the process id of the server. Raises as `FrontendConnection.receive`.
     """
     model = DebuggedModel(load, lambda _number, _frame: os.kill(server, signal.SIGTERM))
     model.refresh()
-    # Its handler may come to want to know which sequences are over.
+    # The handler may get an end_sequence later.
     connection.send(Loaded(ends_sequences=bool(load.sequence_headers)))
     print(_instructions(load), file=sys.stderr)  # noqa: T201 - to the author
     while (message := connection.receive_work()) is not None:
@@ -93,7 +92,7 @@ def serve_debugged(connection: FrontendConnection, load: Load, server: int) -> N
 
 
 class DebuggedModel:
-    """A model that is loaded anew when its files have changed.
+    """A model that is loaded again when its files have changed.
 
     Ctrl-C calls ``on_interrupt`` while the handler does not run.
     """
@@ -110,20 +109,20 @@ class DebuggedModel:
         self._loop = new_loop() if load.asynchronous else None
 
     def refresh(self) -> None:
-        """Load the model if it is not loaded, or not as its files are now."""
+        """Load the model if it is not loaded, or its files have changed."""
         changed = [path for path, stamp in self._files.items() if _stamp(path) != stamp]
         if self._service is not None and not changed:
             return
         if changed:
-            logger.info("Changed: %s. The model is loaded anew.", ", ".join(map(str, changed)))
-        self._forget()
-        self._load_anew()
+            logger.info("Changed: %s. The model is loaded again.", ", ".join(map(str, changed)))
+        self._unload()
+        self._load_model()
         self._note_modules()
 
     def predict(self, batch: Predict, send: Send) -> Reply:
-        """Run the handler; a failure is an answer that holds the traceback.
+        """Run the handler; a failure is an answer with the traceback.
 
-        The frontend would take a batch that failed apart, and meet the breakpoint once more.
+        The frontend would split a failed batch, and reach the breakpoint again.
         """
         service = self._service
         if service is None:
@@ -148,7 +147,7 @@ class DebuggedModel:
         )
 
     def end_sequence(self, end: EndSequence) -> Reply:
-        """Tell the handler that a sequence is over."""
+        """Call the handler's hook for the end of a sequence."""
         service = self._service
         if service is None:
             return Reply()
@@ -160,7 +159,7 @@ class DebuggedModel:
             except (KeyboardInterrupt, SystemExit) as error:
                 return failure_reply(error, service.context)
 
-    def _load_anew(self) -> None:
+    def _load_model(self) -> None:
         run = self._loop.run_until_complete if self._loop else None
         with self._interruptible():
             try:
@@ -170,33 +169,33 @@ class DebuggedModel:
                 what = f"The model cannot be loaded: {sentence_of(error)}"
                 self._refusal = self._handler_log.answer(503, what)
 
-    def _forget(self) -> None:
-        """Let go of the model, and of the modules that came with it."""
+    def _unload(self) -> None:
+        """Drop the model and the modules that were loaded with it."""
         self._service = self._refusal = None
         self._files.clear()
         for name in self._own_modules():
             del sys.modules[name]
-        gc.collect()  # before the next one is loaded beside it
+        gc.collect()  # the next model needs the memory
         importlib.invalidate_caches()
         linecache.checkcache()
-        for folder in self._folders:  # as they are before anybody reads them
+        for folder in self._folders:  # before they are read
             self._note(folder.glob("*.py"))
         for pattern in _SETTINGS:
             self._note(Path(self._load.model_dir).glob(pattern))
 
     def _note_modules(self) -> None:
-        """Remember how the sources are of modules that have been imported by now."""
+        """Note the sources of the modules that are imported."""
         self._note(Path(str(sys.modules[name].__file__)) for name in self._own_modules())
 
     def _note(self, paths: Iterable[Path]) -> None:
-        for path in map(Path.resolve, paths):  # by one name, however it was reached
+        for path in map(Path.resolve, paths):
             if path not in self._files:
                 self._files[path] = _stamp(path)
 
     def _own_modules(self) -> list[str]:
         return [
             name
-            for name, module in list(sys.modules.items())  # a thread may import meanwhile
+            for name, module in list(sys.modules.items())  # another thread may import
             if name not in self._others
             and name.partition(".")[0] not in _OWN_PACKAGES
             and isinstance(file := getattr(module, "__dict__", {}).get("__file__"), str)
@@ -205,7 +204,7 @@ class DebuggedModel:
 
     @contextmanager
     def _interruptible(self) -> Iterator[None]:
-        """Let Ctrl-C raise KeyboardInterrupt, and remember what is said against the handler."""
+        """Let Ctrl-C raise KeyboardInterrupt, and collect the log of the handler."""
         with self._handler_log.collected():
             signal.signal(signal.SIGINT, signal.default_int_handler)
             try:
@@ -215,22 +214,21 @@ class DebuggedModel:
 
 
 class _HandlerLog(logging.Handler):
-    """What the service logs of a batch: tracebacks, and what is wrong with results."""
+    """Collects what the service logs of a batch: tracebacks, and failures of results."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self._lines: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Called by logging."""
+        """Add a record, or its traceback only."""
         error = record.exc_info and record.exc_info[1]
-        # A traceback needs no sentence before it.
         text = _traceback_of(error) if error else record.getMessage()
         self._lines += text.splitlines()
 
     @contextmanager
     def collected(self) -> Iterator[None]:
-        """Collect anew during a ``with`` block."""
+        """Collect the records of a ``with`` block."""
         self._lines = []
         _handler_logger.addHandler(self)
         try:
@@ -239,7 +237,7 @@ class _HandlerLog(logging.Handler):
             _handler_logger.removeHandler(self)
 
     def answer(self, code: int, message: str) -> Prediction:
-        """The answer to a request whose batch failed."""
+        """Return the answer to a request whose batch failed."""
         document = {
             "code": code,
             "type": "InternalServerException",
@@ -252,14 +250,14 @@ class _HandlerLog(logging.Handler):
 
 
 def _traceback_of(error: BaseException) -> str:
-    """The traceback, without our own frames that led to the author's; else from the handler on."""
+    """Return the traceback from the handler's frames on, or from the import of its module on."""
     frames = error.__traceback__
     begin = _behind(_FRAMES_BEFORE_HANDLER, frames) or _behind(_FRAMES_BEFORE_MODULE, frames)
     return "".join(traceback.format_exception(type(error), error, begin))
 
 
 def _behind(modules: tuple[str, ...], frames: TracebackType | None) -> TracebackType | None:
-    """What follows on the first frames that are of these modules."""
+    """Return the frames after the first ones that are of these modules."""
     while frames and frames.tb_frame.f_globals.get("__name__", "").startswith(modules):
         frames = frames.tb_next
     return frames
@@ -268,19 +266,19 @@ def _behind(modules: tuple[str, ...], frames: TracebackType | None) -> Traceback
 def _finished(
     loop: asyncio.AbstractEventLoop, service: Service, request: Input, send: Send
 ) -> Reply:
-    """Run a handler that is a coroutine to its end; interrupted, it is cancelled."""
+    """Run a handler that is a coroutine; if interrupted, cancel it."""
     task = loop.create_task(service.predict_request(request, send))
     try:
         return loop.run_until_complete(task)
     except BaseException:
-        if task.cancel():  # else it has ended, by an exception that a loop does not stop at
+        if task.cancel():  # else it has ended
             with suppress(BaseException):
                 loop.run_until_complete(task)
         raise
 
 
 def _folders(load: Load) -> tuple[Path, ...]:
-    """Where the author's files lie: with the model, and with the handler if that is elsewhere."""
+    """Return the directories of the author's files: of the model and of the handler."""
     model_dir = Path(load.model_dir).resolve()
     handler = Path(model_dir, load.handler.partition(":")[0]).resolve()
     return tuple(dict.fromkeys((model_dir, handler.parent)))
@@ -288,16 +286,16 @@ def _folders(load: Load) -> tuple[Path, ...]:
 
 @functools.cache
 def _is_own(file: str, folders: tuple[Path, ...]) -> bool:
-    """Whether a module's file is a source in these folders, and not of an installed package."""
+    """Whether a module's file is a source in these directories, and not in an installed package."""
     path = Path(file)
-    if path.suffix != ".py" or not path.is_absolute():  # torch.ops says that it is "_ops.py"
+    if path.suffix != ".py" or not path.is_absolute():  # that of torch.ops is "_ops.py"
         return False
     path = path.resolve()
     return not _INSTALLED & set(path.parts) and any(map(path.is_relative_to, folders))
 
 
 def _stamp(path: Path) -> Stamp | None:
-    """What tells a file from what it was before; None when it has gone."""
+    """Return modification time and size of a file; None if it does not exist."""
     try:
         found = path.stat()
     except OSError:
@@ -310,6 +308,6 @@ def _instructions(load: Load) -> str:
     copy = "" if Path(load.model_dir).is_symlink() else " (the archive's are an unpacked copy)"
     return (
         f"Debugging {load.model_name}: breakpoint() opens the debugger here. Files in {where}{copy}"
-        " are loaded anew when they have changed. Ctrl-C interrupts a request, and stops the "
-        "server while there is none; torchserve --stop, elsewhere, stops it at any time."
+        " are loaded again when they change. Ctrl-C interrupts a request, and stops the server "
+        "between requests; torchserve --stop, in another terminal, stops it at any time."
     )

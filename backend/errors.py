@@ -1,35 +1,35 @@
-"""What a handler may raise, what may be raised at its author, and what either means.
+"""Exceptions for handlers and their authors, and what an exception means for batch and process.
 
-A handler's exception is its batch's, and the next batch may be well. Not so after some errors of a
-GPU: CUDA's documentation says of them that the process is left in an inconsistent state, in which
-any further work returns the same error, and that it has to be ended and started anew. Such an error
-*poisons* the process: the batch is answered, and the frontend replaces the worker.
+An exception of a handler fails its batch only. But after some errors of a GPU, according to CUDA's
+documentation, the process is in an inconsistent state in which any further work returns the same
+error, and must be restarted. Such an error *poisons* the process: the batch is answered, and the
+frontend replaces the worker.
 
-Exceptions are known by what they say, because torch raises a plain RuntimeError for most of them,
-and a worker must not import torch to look. Exceptions that speak of values (ValueError, KeyError)
-are left out: they quote what clients send.
+Exceptions are classified by their text, because torch raises RuntimeError for most of them, and a
+worker does not import torch. Exceptions about values (ValueError, KeyError) are ignored: they quote
+what clients send.
 """
 
 import re
 from collections.abc import Iterator
 from typing import Any
 
-#: The logger of what goes wrong in handlers' code.
+#: The logger for failures in handlers' code.
 HANDLER_LOG = "marserve.backend.handler"
 
-# How exceptions speak that are about memory. TorchServe knew the first only, which speaks of every
-# mishap on an NVIDIA GPU; the others are torch's on AMD's GPUs and on the CPU.
+# Texts of exceptions for lack of memory. TorchServe checks for "CUDA" only, which is in the text of
+# every failure on an NVIDIA GPU; the others are torch's on AMD's GPUs and on the CPU.
 _OUT_OF_MEMORY = ("out of memory", "not enough memory", "can't allocate memory")
 _NO_MEMORY = ("CUDA", *_OUT_OF_MEMORY)
-# What speaks of CUDA, and is about a GPU that is not there or a build that is for others: free
-# memory helps none of it.
+# Texts about CUDA that more free memory does not help: the GPU does not exist, or torch was built
+# for others.
 _UNFIT_GPU = re.compile(
     r"Attempting to deserialize object on|No CUDA GPUs|NVIDIA driver|CUDA driver"
     r"|no kernel image|invalid device ordinal"
 )
 
-# The errors after which a CUDA context is of no use: in the words of cudaGetErrorString, and by the
-# names that the runtime, the driver and HIP have for them.
+# Errors after which a CUDA context is unusable: texts of cudaGetErrorString, and names of the
+# runtime, the driver and HIP.
 _STICKY = re.compile(
     r"device-side assert"
     r"|illegal memory access"
@@ -49,22 +49,19 @@ _STICKY = re.compile(
     r"|LAUNCH_TIMEOUT|HARDWARE_STACK_ERROR|INVALID_PC|INVALID_ADDRESS_SPACE|ECC_UNCORRECTABLE"
     r"|NVLINK_UNCORRECTABLE|CONTEXT_IS_DESTROYED)"
 )
-# torch's class for errors of an accelerator's runtime, since 2.8; and what it is also raised for
-# that concerns one call only.
+# torch's class for errors of an accelerator's runtime, since 2.8, and the texts of those that
+# concern one call only.
 _ACCELERATOR_ERROR = "AcceleratorError"
 _OF_ONE_CALL = re.compile(
     r"out of memory|invalid (argument|configuration argument|device ordinal|resource handle)"
     r"|no kernel image|operation not (supported|permitted)|too many resources requested"
 )
 _ABOUT_VALUES = (LookupError, TypeError, UnicodeError, ValueError)
-_POISONED = "Prediction failed: the worker's GPU is of no use any more, and the worker is replaced"
+_POISONED = "Prediction failed: the worker's GPU has failed, and the worker is replaced"
 
 
 class PredictionException(Exception):
-    """Raised by a handler to answer every request of its batch with one status and one sentence.
-
-    ``message`` is what the clients are told, ``error_code`` the HTTP status of the answers.
-    """
+    """Raised by a handler to answer its batch with this message and HTTP status."""
 
     def __init__(self, message: str, error_code: int = 500) -> None:
         super().__init__(message, error_code)
@@ -76,34 +73,33 @@ class PredictionException(Exception):
 
 
 class HandlerUnusable(ValueError):
-    """The module holds nothing that can be called as a handler, or more than one such thing."""
+    """The module contains no handler, or more than one."""
 
 
 class OptionRefused(HandlerUnusable):
-    """model-config.yaml asks a handler for what it does not know or cannot do; the text says."""
+    """model-config.yaml contains an option that the handler does not have or cannot apply."""
 
 
-# A metric was reported in a way that cannot be counted. The names are TorchServe's, because
-# handlers catch them.
+# The names of the following are TorchServe's, because handlers catch them.
 
 
 class MetricsCacheTypeError(TypeError):
-    """A metric's name, value or type is of the wrong kind."""
+    """A metric's name, value or type has a wrong type."""
 
 
 class MetricsCacheValueError(ValueError):
-    """A unit that does not measure what the call reports."""
+    """A unit does not fit the method that reports the metric."""
 
 
 class MetricsCacheKeyError(KeyError):
-    """No metric of that name and type."""
+    """There is no metric of that name and type."""
 
     def __str__(self) -> str:
         return str(self.args[0])  # KeyError would show the sentence in quotes
 
 
 def text_of(error: BaseException) -> str:
-    """What an exception says; empty if it cannot even do that."""
+    """Return the text of an exception; empty if ``str`` fails."""
     try:
         return str(error)
     except Exception:  # noqa: BLE001 - an exception class of the author's
@@ -111,14 +107,14 @@ def text_of(error: BaseException) -> str:
 
 
 def sentence_of(error: BaseException) -> str:
-    """The type of an exception and what it says, if it says anything."""
+    """Return the type of an exception, and its text if it has one."""
     return f"{type(error).__name__}: {text_of(error)}".removesuffix(": ")
 
 
 def failure_of(error: BaseException) -> tuple[int, str]:
-    """Status and sentence that TorchServe's clients get for an exception of a handler.
+    """Return the status and the message for clients; as in TorchServe.
 
-    A group of exceptions, as `asyncio.TaskGroup` raises it, counts as the first of them.
+    A group of exceptions (of `asyncio.TaskGroup`) counts as the first of them.
     """
     if isinstance(error, BaseExceptionGroup):
         return failure_of(error.exceptions[0])
@@ -132,17 +128,16 @@ def failure_of(error: BaseException) -> tuple[int, str]:
 
 
 def batch_status(code: Any) -> int:
-    """The status of a batch that failed: 413 becomes 507; what says success or nothing, 500."""
+    """Return the status of a failed batch: 507 for 413, 500 for success and invalid codes."""
     if not isinstance(code, int) or not 200 < code <= 999:
         return 500
     return 507 if code == 413 else int(code)
 
 
 def load_status(error: Exception) -> int:
-    """The status of a load that failed: 507 where memory ran out, else 500.
+    """Return the status of a failed load: 507 for lack of memory, else 500.
 
-    It may have run out in what the handler caught before it raised another exception: SageMaker's
-    makes its own of whatever torch raises.
+    Causes count as well: SageMaker's handler raises its own exception for those of torch.
     """
     if poison_of(error):
         return 500
@@ -152,10 +147,7 @@ def load_status(error: Exception) -> int:
 
 
 def poison_of(error: BaseException) -> str:
-    """The error that has poisoned this process, a sentence; empty where none has.
-
-    It may be one that the handler caught before it raised another.
-    """
+    """Return the error that has poisoned this process, or a cause of it; empty if none has."""
     for each in _with_causes(error):
         if not isinstance(each, _ABOUT_VALUES) and _is_sticky(each):
             return sentence_of(each).partition("\n")[0]

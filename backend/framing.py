@@ -18,8 +18,10 @@ Frames that break these rules raise `ProtocolError`; the connection cannot be us
 import json
 import struct
 from collections.abc import Callable, Iterable
-from dataclasses import asdict
-from typing import Any
+from dataclasses import asdict, fields, is_dataclass
+from functools import partial
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 from marserve.backend.protocol import (
     BatchCost,
@@ -45,7 +47,6 @@ from marserve.backend.protocol import (
     Reply,
     SetThreads,
     ThreadsSet,
-    Trials,
 )
 
 VERSION = 5
@@ -56,7 +57,7 @@ _AFTER_LENGTH = struct.Struct("!BBI")
 AFTER_LENGTH_BYTES = _AFTER_LENGTH.size
 
 _NOTHING = memoryview(b"")
-# A longer frame is received in a buffer of its own size.
+# A longer frame does not share the receive buffer.
 _SCRATCH_BYTES = 64 * 1024
 # Of the first large body, as of memory that was allocated: arrays are views of it.
 _ALIGNMENT = 16
@@ -144,8 +145,10 @@ def _encode_call_reply(reply: CallReply) -> Encoded:
 class _Bodies:
     """Reads the bodies of a frame in order, and checks their lengths.
 
-    ``frame`` is without its length field, and the first body begins at ``start``. ``store`` is the
-    buffer of a frame that has one of its own, and ends where the frame ends; else None.
+    Args:
+        frame: Without its length field.
+        start: Where the first body begins.
+        store: The buffer of a frame that does not share it, which ends where the frame ends.
     """
 
     def __init__(self, frame: memoryview, start: int, store: bytearray | None = None) -> None:
@@ -165,8 +168,8 @@ class _Bodies:
     def take_own(self, length: int) -> bytearray:
         """Take a body that the receiver may keep and change.
 
-        It is a copy. But if the last body is most of a frame with a buffer of its own, it is that
-        buffer with the bytes before the body removed, which moves no memory.
+        It is a copy, unless the last body is most of a frame that does not share its buffer: it is
+        then the buffer without the bytes before the body, which moves no memory.
         """
         store = self._store
         if store is None or length <= self._length // 2 or self._at + length != self._length:
@@ -177,7 +180,7 @@ class _Bodies:
         self._frame = _NOTHING  # only empty bodies can follow
         try:
             del store[:front]
-        except BufferError:  # the receiving code still has a view of it: it cannot be resized
+        except BufferError:  # the receiving code has a view of it: it cannot be resized
             return store[front:]
         return store
 
@@ -237,47 +240,30 @@ def _predictions(described: Any, bodies: _Bodies) -> list[Prediction]:
     return [Prediction(bytes(take(n)), int(s), str(r), dict(h)) for n, s, r, h in described]
 
 
-def _decode_load(meta: Any, _bodies: _Bodies) -> Load:
-    return Load(**{**meta, "trials": Trials(**meta["trials"])})
+def _reader_of(hint: Any) -> Callable[[Any], Any]:
+    """Return a function that makes a value of this type from JSON, or raises an error."""
+    kind, items = get_origin(hint), get_args(hint)
+    if is_dataclass(hint):
+        return _record_reader(hint)
+    if kind is list:
+        read = _reader_of(items[0])
+        return lambda values: [read(value) for value in values]
+    if kind is UnionType:  # with None
+        read = _reader_of(items[0])
+        return lambda value: None if value is None else read(value)
+    if hint is BatchCost:
+        return lambda values: BatchCost(int(values[0]), float(values[1]), int(values[2]))
+    return (lambda value: value) if hint is Any else (kind or hint)
 
 
-def _decode_loaded(meta: Any, _bodies: _Bodies) -> Loaded:
-    return Loaded(
-        list(meta["metrics"]),
-        int(meta["overlaps"]),
-        bool(meta["ends_sequences"]),
-        dict(meta["tensors"]),
-        dict(meta["compiled"]),
-        int(meta["threads"]),
-        str(meta["threads_why"]),
-        _profiled(**meta["profiled"]),
-        dict(meta["validation"]),
-    )
+def _decode_record(read: Callable[[Any], Message], meta: Any, _bodies: _Bodies) -> Message:
+    return read(meta)
 
 
-def _profiled(costs: Any, note: Any, too_large: Any, poisoned: Any, number: Any) -> Profiled:
-    return Profiled(
-        [BatchCost(int(size), float(seconds), int(peak)) for size, seconds, peak in costs],
-        str(note),
-        int(too_large),
-        str(poisoned),
-        int(number),
-    )
-
-
-def _decode_load_failure(meta: Any, _bodies: _Bodies) -> LoadFailure:
-    code, message, permanent = meta
-    return LoadFailure(int(code), str(message), bool(permanent))
-
-
-def _decode_end_sequence(meta: Any, _bodies: _Bodies) -> EndSequence:
-    sequence_id, reason, number = meta
-    return EndSequence(str(sequence_id), str(reason), int(number))
-
-
-def _decode_profile(meta: Any, _bodies: _Bodies) -> Profile:
-    sizes, seconds, longest, number = meta
-    return Profile([int(size) for size in sizes], float(seconds), float(longest), int(number))
+def _record_reader(record: Any) -> Callable[[Any], Any]:
+    hints = get_type_hints(record)
+    readers = {each.name: _reader_of(hints[each.name]) for each in fields(record)}
+    return lambda meta: record(**{name: read(meta[name]) for name, read in readers.items()})
 
 
 def _decode_call(meta: Any, bodies: _Bodies) -> Call:
@@ -322,7 +308,7 @@ def _json_writer() -> Callable[[Any], str]:
 
 
 def _from_json(text: str) -> Any:
-    """Read JSON with nothing in front of it, as `_to_json` writes it: no search for white space."""
+    """Read JSON that begins at once, which saves a search for white space."""
     value, end = _read_json(text)
     if end != len(text) and text[end:].strip(" "):
         raise ValueError(f"{len(text) - end} characters behind the JSON")
@@ -332,53 +318,49 @@ def _from_json(text: str) -> Any:
 _to_json = _json_writer()
 _read_json = json.JSONDecoder().raw_decode
 
+# Messages without bodies, which are sent so rarely that their fields are sent by name.
+_RECORDS = (
+    Load,
+    LoadStarted,
+    Loaded,
+    LoadFailure,
+    EndSequence,
+    Profile,
+    Profiled,
+    SetThreads,
+    ThreadsSet,
+)
+_FIRST_RECORD = 10
 _ENCODERS: dict[type, tuple[int, Callable[[Any], Encoded]]] = {
-    Load: (1, lambda load: (asdict(load), ())),
-    LoadStarted: (2, lambda _started: ((), ())),
-    Loaded: (3, lambda loaded: (asdict(loaded), ())),
-    LoadFailure: (4, lambda failure: ((failure.code, failure.message, failure.permanent), ())),
-    Predict: (5, _encode_predict),
-    Reply: (6, _encode_reply),
-    Piece: (7, _encode_piece),
-    NextBatch: (8, lambda request: (request.number, ())),
-    EndSequence: (9, lambda end: ((end.sequence_id, end.reason, end.number), ())),
-    Profile: (
-        10,
-        lambda profile: ((profile.sizes, profile.seconds, profile.longest, profile.number), ()),
-    ),
-    Profiled: (11, lambda profiled: (asdict(profiled), ())),
-    SetThreads: (12, lambda change: ((change.before, change.count, change.number), ())),
-    ThreadsSet: (13, lambda threads: ((threads.count, threads.number), ())),
-    Call: (14, _encode_call),
-    CallReply: (15, _encode_call_reply),
-    CancelCall: (16, lambda cancelled: (cancelled.number, ())),
+    Predict: (1, _encode_predict),
+    Reply: (2, _encode_reply),
+    Piece: (3, _encode_piece),
+    NextBatch: (4, lambda request: (request.number, ())),
+    Call: (5, _encode_call),
+    CallReply: (6, _encode_call_reply),
+    CancelCall: (7, lambda cancelled: (cancelled.number, ())),
+    **{
+        record: (kind, lambda message: (asdict(message), ()))
+        for kind, record in enumerate(_RECORDS, _FIRST_RECORD)
+    },
 }
 _DECODERS: dict[int, Callable[[Any, _Bodies], Message]] = {
-    1: _decode_load,
-    2: lambda meta, _bodies: LoadStarted(*meta),
-    3: _decode_loaded,
-    4: _decode_load_failure,
-    5: _decode_predict,
-    6: _decode_reply,
-    7: _decode_piece,
-    8: lambda number, _bodies: NextBatch(int(number)),
-    9: _decode_end_sequence,
-    10: _decode_profile,
-    11: lambda meta, _bodies: _profiled(**meta),
-    12: lambda meta, _bodies: SetThreads(*map(int, meta)),
-    13: lambda meta, _bodies: ThreadsSet(*map(int, meta)),
-    14: _decode_call,
-    15: _decode_call_reply,
-    16: lambda number, _bodies: CancelCall(int(number)),
+    1: _decode_predict,
+    2: _decode_reply,
+    3: _decode_piece,
+    4: lambda number, _bodies: NextBatch(int(number)),
+    5: _decode_call,
+    6: _decode_call_reply,
+    7: lambda number, _bodies: CancelCall(int(number)),
 }
+for _kind, _record in enumerate(_RECORDS, _FIRST_RECORD):
+    _DECODERS[_kind] = partial(_decode_record, _record_reader(_record))
 
-
-# All exceptions that invalid JSON may cause in the decoders (int of Infinity: OverflowError).
 _UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError)
 
 
 def decode(frame: memoryview, store: bytearray | None = None) -> Message:
-    """Decode one whole frame (without its length field); for ``store`` see `_Bodies`."""
+    """Decode a frame without its length field; ``store`` is its buffer if it does not share it."""
     version, kind, meta_length = _AFTER_LENGTH.unpack_from(frame)
     if version != VERSION:
         raise ProtocolError(f"protocol version {version}, expected {VERSION}")
@@ -398,12 +380,14 @@ def decode(frame: memoryview, store: bytearray | None = None) -> Message:
 
 
 class Decoder:
-    """Decodes messages from a stream of bytes that comes in pieces of any size.
+    """Decodes messages from a stream of bytes in pieces of any size.
 
     The caller fills `buffer` from its front and calls `received` with the count: the worker reads
-    into it from a blocking socket, the frontend through `asyncio.BufferedProtocol`. A frame longer
-    than the shared buffer gets one of its own size, so that a large body is received in place.
-    ``max_frame_bytes`` limits what the peer may send, and may be raised later.
+    from a blocking socket, the frontend through `asyncio.BufferedProtocol`. A frame longer than the
+    shared buffer gets a buffer of its size, so that a large body is received in place.
+
+    Attributes:
+        max_frame_bytes: The limit of the length of a frame; may be raised later.
     """
 
     def __init__(self, max_frame_bytes: int) -> None:
@@ -413,7 +397,7 @@ class Decoder:
 
     @property
     def is_between_frames(self) -> bool:
-        """Whether no message is received in part."""
+        """Whether no message has been received in part."""
         return not self._filled
 
     @property
@@ -440,7 +424,7 @@ class Decoder:
         return messages
 
     def _received_large(self) -> list[Message]:
-        """Return the message that has a buffer of its own, if it is complete."""
+        """Return the message whose buffer is not shared, if it is complete."""
         store = self._store
         if self._filled < len(store):
             return []
@@ -453,15 +437,15 @@ class Decoder:
         messages = []
         remaining = memoryview(data)
         while remaining:
-            room = self.buffer
-            count = min(len(room), len(remaining))
-            room[:count] = remaining[:count]
+            free = self.buffer
+            count = min(len(free), len(remaining))
+            free[:count] = remaining[:count]
             remaining = remaining[count:]
             messages += self.received(count)
         return messages
 
     def _end_of_frame(self, view: memoryview, start: int) -> int | None:
-        """The end of the frame that begins at ``start``; None before its length was received."""
+        """Return the end of the frame at ``start``; None before its length is received."""
         if self._filled - start < LENGTH_BYTES:
             return None
         length = int.from_bytes(view[start : start + LENGTH_BYTES], "big")

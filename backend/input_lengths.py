@@ -1,12 +1,12 @@
-"""Asks a handler how long its inputs are (``input_length``), now and then, and without any harm.
+"""Calls a handler's ``input_length`` for some rows, without effect on the batch.
 
-The frontend forms batches of alike lengths by the bytes of requests, because it can neither import
-a handler nor wait for one. What the handler says of some of them shows it what lengths bytes mean.
-So only a few rows of a batch are asked about, and only as long as that takes little of the time.
+The frontend forms batches of similar lengths by the bytes of requests, because it can neither
+import a handler nor wait for one. Samples of the lengths that the handler calculates show it how
+they depend on bytes. Only a few rows of some batches are measured, in a small share of the time.
 
-Whatever the handler's method does, the batch is not affected: rows are copies, what it raises is
-logged, and it is interrupted when it takes too long (in C code that does not return only the
-response timeout helps). After a failure it is left alone for a while.
+Rows are copies, exceptions are logged, and a call that takes too long is interrupted (C code that
+does not return ends with the response timeout). After a failure the method is not called for a
+while.
 """
 
 import logging
@@ -22,31 +22,28 @@ from marserve.backend.errors import HANDLER_LOG
 
 logger = logging.getLogger(HANDLER_LOG)
 
-#: In the place of a length: the handler could not tell it.
+#: Instead of a length that the handler could not calculate.
 FAILED = -1.0
-#: Lengths other than 0 are within these; costs are calculated by their fourth powers.
+#: The limits of lengths other than 0; costs are calculated with their fourth powers.
 LEAST_LENGTH, LARGEST_LENGTH = 1e-9, 1e15
 
-# At most so many rows of a batch, this share of the time, and one batch in these seconds.
-_ROWS = 4
-_SHARE = 0.02
-_PERIOD = 0.01
-# A row may take this long.
-_SECONDS = 1.0
-# Nothing is asked for so long after a failure.
-_PAUSE_SECONDS = 60.0
+_ROWS = 4  # of a batch
+_SHARE = 0.02  # of the time
+_PERIOD = 0.01  # seconds between two batches
+_SECONDS = 1.0  # for a row
+_PAUSE_SECONDS = 60.0  # after a failure
 
 
 class _TookTooLong(BaseException):
-    """Not to be caught by what it interrupts."""
+    """A row took too long. Not an Exception, so that the handler does not catch it."""
 
 
 class InputLengths:
-    """Asks a handler for the lengths of rows.
+    """Calls a handler's ``input_length(row)``.
 
     Args:
-        hook: Finds the handler's ``input_length(row)``; None if it has none.
-        clock: Seconds.
+        hook: Returns that method; None if the handler has none.
+        clock: Returns seconds.
     """
 
     def __init__(
@@ -59,7 +56,7 @@ class InputLengths:
         self._next = -math.inf
 
     def of(self, rows: Sequence[Mapping[str, Any]]) -> list[tuple[int, float]]:
-        """Pairs of place and length of some rows; `FAILED` for a length that is not known."""
+        """Return pairs of place and length of some rows; `FAILED` for an unknown length."""
         measure = self._hook()
         if measure is None or not rows or (began := self._clock()) < self._next:
             return []
@@ -81,13 +78,13 @@ class InputLengths:
                 return _checked(measure(dict(row)))
         except _TookTooLong:
             logger.warning("input_length took more than %g s; it was interrupted.", _SECONDS)
-        except BaseException:  # foreign code, which may raise KeyboardInterrupt, too
+        except BaseException:  # foreign code, which may also raise KeyboardInterrupt
             logger.warning("input_length failed.", exc_info=True)
         return FAILED
 
 
 def _checked(length: Any) -> float:
-    """A length as a number; raises TypeError or ValueError for what is none."""
+    """Return a length as a number; raises TypeError or ValueError if it is none."""
     if isinstance(length, bool | str | bytes | bytearray):
         raise TypeError(f"input_length returned {type(length).__name__}, not a number.")
     number = float(length)  # numpy's and torch's, too
@@ -100,15 +97,15 @@ def _checked(length: Any) -> float:
 
 
 def is_length(number: float) -> bool:
-    """Whether costs can be learnt by this number."""
+    """Whether a number is within the limits of lengths."""
     return number == 0 or LEAST_LENGTH <= number <= LARGEST_LENGTH
 
 
 @contextmanager
 def _limit(seconds: float) -> Iterator[None]:
-    """Interrupt what runs inside by `_TookTooLong`; only in the main thread, the others cannot be.
+    """Raise `_TookTooLong` in the block after some seconds.
 
-    Timers of the handler's own are left alone.
+    Only in the main thread, since others cannot be interrupted, and if the handler has no timer.
     """
     is_free = threading.current_thread() is threading.main_thread() and not any(
         signal.getitimer(signal.ITIMER_REAL)

@@ -1,13 +1,13 @@
-"""Loads a model by the name of its handler, from the archive or marserve's own handlers.
+"""Loads a model by the name of its handler, from the archive or the built-in handlers.
 
 A name is ``module`` or ``module:function`` with or without ``.py``. A module with the function
 (else ``handle``) at its top level is a function handler, initialised by the call ``function(None,
 context)``. Otherwise exactly one class must be defined in it, whose ``initialize(context)`` and
-``handle`` are used, also where a function was named: SageMaker's archives say
-``handler_service.py:handle`` of a file with a class. ``module:ClassName`` selects that class.
+``handle`` are used, even if a function is named: SageMaker's archives name
+``handler_service.py:handle`` for a file with a class. ``module:ClassName`` selects that class.
 
-TorchServe took every ImportError for "not in the archive" and went on to its own handlers. Here the
-file is looked for first; an error inside it is the author's, and reported as itself.
+TorchServe tries its own handlers after any ImportError. Here the file is searched for first, and an
+error inside it is reported as it is.
 """
 
 import importlib
@@ -43,23 +43,30 @@ _NEEDS_LOOP = "The handler is a coroutine; model-config.yaml needs asyncCommunic
 
 
 class Handler(NamedTuple):
-    """How a handler is initialised, called and asked for a sample; its object, if it has one."""
+    """The functions of a handler.
+
+    Attributes:
+        instance: The object of a class handler; else None.
+        owner: The object or module with ``end_sequence``, ``input_length`` and ``open_inference``.
+    """
 
     initialize: Callable[[Context], Any]
     entry_point: EntryPoint
     sample_input: Callable[[], Any]
     instance: Any
-    #: What may have ``end_sequence``, ``input_length`` and ``open_inference``: the object, or the
-    #: module of a function.
     owner: Any
 
 
 def load_service(load: Load, run: Run | None = None) -> Service:
-    """Import the handler, initialise it, wrap it as a service, and run what it wants warmed up.
+    """Import the handler, initialise it, and run its warm-ups.
 
-    ``run`` runs a coroutine to its end; it is None where handlers cannot be coroutines. Raises
-    whatever the handler does; ImportError, ValueError or AttributeError, with a sentence that says
-    why, where it cannot be used as one.
+    Args:
+        load: The model.
+        run: Runs a coroutine; None if handlers cannot be coroutines.
+
+    Raises:
+        ImportError, HandlerUnusable, AttributeError: The handler is missing or unusable.
+        Exception: Any exception of the handler.
     """
     _check_own_name()
     context = _make_context(load)
@@ -102,7 +109,7 @@ def load_service(load: Load, run: Run | None = None) -> Service:
 
 
 def find_handler(name: str) -> Handler:
-    """Resolve a handler's name to what it can be called for.
+    """Return the handler with a name.
 
     Raises:
         ImportError: No such module, or an import inside it failed.
@@ -117,7 +124,7 @@ def find_handler(name: str) -> Handler:
     if inspect.isclass(entry):
         return _of_class(entry)
     if callable(entry):
-        # A bound method at the top level is how modules without a function share one object.
+        # Modules may share one object by a bound method at the top level.
         owner = entry.__self__ if inspect.ismethod(entry) else None
         sample = partial(_sample_of, owner)
         return Handler(lambda context: entry(None, context), entry, sample, None, owner or module)
@@ -140,7 +147,7 @@ def find_handler(name: str) -> Handler:
 
 
 def find_envelope(name: str) -> Callable[[EntryPoint], Any]:
-    """Find the class of a request envelope: the first, by name, of its module."""
+    """Return the class of a request envelope: the first, by name, of its module."""
     full_name = f"{_ENVELOPES}.{name}"
     try:
         module = importlib.import_module(full_name)
@@ -155,11 +162,11 @@ def find_envelope(name: str) -> Callable[[EntryPoint], Any]:
 
 
 def wrap(entry_point: EntryPoint, envelope: Callable[[EntryPoint], Any]) -> EntryPoint:
-    """Put an envelope around a handler's entry point, but not around its initialisation."""
+    """Return a handler's entry point inside an envelope."""
     around = envelope(entry_point)
 
     def enter(data: Any, context: Context) -> Any:
-        if context.get_request_header(0, "describe") == "True":  # carries nothing to unwrap
+        if context.get_request_header(0, "describe") == "True":  # it has no envelope
             return entry_point(data, context)
         return around.handle(data, context)
 
@@ -167,7 +174,7 @@ def wrap(entry_point: EntryPoint, envelope: Callable[[EntryPoint], Any]) -> Entr
 
 
 def _overlapping(instance: Any, load: Load) -> Stages:
-    """The handler as one whose stages overlap; HandlerUnusable says why they cannot."""
+    """Return the handler as `Stages`; HandlerUnusable if they cannot overlap."""
     if load.asynchronous:
         obstacle = "the handler is a coroutine"
     elif load.envelope:
@@ -175,7 +182,7 @@ def _overlapping(instance: Any, load: Load) -> Stages:
     elif instance is None:
         obstacle = "the handler is a function"
     elif not hasattr(instance, "overlap_obstacle"):
-        obstacle = f"{type(instance).__name__} is no BaseHandler"
+        obstacle = f"{type(instance).__name__} is not a BaseHandler"
     else:
         obstacle = instance.overlap_obstacle()
     if obstacle:
@@ -185,7 +192,7 @@ def _overlapping(instance: Any, load: Load) -> Stages:
 
 
 def _check_own_name() -> None:
-    """Refuse to run handlers on somebody else's ``ts``: its classes would not be ours."""
+    """Raise ImportError if ``ts`` is another package, whose classes are not ours."""
     package = importlib.import_module(_OWN_NAME)
     if getattr(package, "PROVIDED_BY", None) != "marserve":
         raise ImportError(
@@ -222,7 +229,7 @@ def _of_class(handler: type) -> Handler:
     instance = handler()
     if not callable(getattr(instance, "handle", None)):
         raise HandlerUnusable(f"Expect handle method in class {handler.__name__}")
-    # Looked up at each call: handlers replace self.handle while they initialise.
+    # Looked up at each call: handlers may replace self.handle in initialize.
     return Handler(
         instance.initialize,
         lambda data, context: instance.handle(data, context),
@@ -233,19 +240,19 @@ def _of_class(handler: type) -> Handler:
 
 
 def _sample_of(instance: Any) -> Any:
-    """The handler's own sample input; None where it has none to give."""
+    """Return the handler's sample input; None if it has none."""
     ask = _hook_of(instance, "sample_input")
     return None if ask is None else ask()
 
 
 def _hook_of(owner: Any, name: str) -> Callable[..., Any] | None:
-    """A hook of the handler's, looked up at each call; None where it has none of that name."""
+    """Return a hook of the handler; None if it has none of that name."""
     hook = getattr(owner, name, None)
     return hook if callable(hook) else None
 
 
 def _declared_tensors(owner: Any) -> dict[str, Any]:
-    """The tensors that the handler declares, by an attribute or a method; none if it does not."""
+    """Return the tensors that the handler declares by an attribute or a method; may be empty."""
     declared = getattr(owner, "open_inference", None)
     if inspect.isroutine(declared):
         declared = declared()
@@ -258,7 +265,7 @@ def _declared_tensors(owner: Any) -> dict[str, Any]:
 
 
 def _declared_in(context: Context) -> dict[str, Any]:
-    """The tensors that model-config.yaml declares; none if it does not."""
+    """Return the tensors that model-config.yaml declares; may be empty."""
     yaml: Any = context.model_yaml_config
     declared: Any = yaml.get("openInference") if isinstance(yaml, dict) else None
     tensors: dict[str, Any] = declared if is_declaration(declared) else {}
@@ -266,7 +273,7 @@ def _declared_in(context: Context) -> dict[str, Any]:
 
 
 def _stacking(load: Load, tensors: dict[str, Any]) -> Stacking | None:
-    """How the handler's rows are stacked; None if it does not ask for that."""
+    """Return how the handler's rows are stacked; None if they are not."""
     if not load.stack_inputs:
         return None
     try:
@@ -295,16 +302,16 @@ def _make_context(load: Load) -> Context:
             context.header_key_sequence_start,
             context.header_key_sequence_end,
         ) = load.sequence_headers
-    metrics.request_ids = str(uuid.uuid4())  # what is reported until the first batch is of the load
-    if load.compiled_sizes:  # else handlers see what TorchServe shows them, and nothing more
+    metrics.request_ids = str(uuid.uuid4())  # of the load, until the first batch
+    if load.compiled_sizes:  # else as in TorchServe
         context.system_properties["compiled_batch_sizes"] = load.compiled_sizes
     return context
 
 
 def _model_yaml(load: Load, manifest: Manifest | None) -> Any:
-    """The parsed model-config.yaml; an empty mapping where the manifest names none."""
+    """Return the parsed model-config.yaml; {} if the manifest names none."""
     if manifest is None or not manifest.config_file:
         return {}
-    # By name: YAML is not in the standard library, and handlers/ stands above this floor.
+    # By name: YAML is not in the standard library, and backend/ does not import handlers/.
     utils = importlib.import_module("marserve.handlers.utils")
     return utils.get_yaml_config(str(Path(load.model_dir, manifest.config_file)))

@@ -1,13 +1,10 @@
-"""MANIFEST.json: what an archive says about itself, read and written by all three packages.
+"""MANIFEST.json of an archive: `Manifest` of a model, `WorkflowManifest` of a workflow.
 
-There are two kinds: `Manifest` of a model, `WorkflowManifest` of a workflow.
+Missing fields are accepted by reading, because a registration may supply a name, a runtime or a
+handler; `Manifest.registered_as` checks them afterwards. Fields of a wrong type are refused.
 
-Reading is lenient about what is missing and strict about what is wrong. A registration may still
-supply a name, a runtime or a handler, so their absence is judged only by `Manifest.registered_as`,
-after the overrides; a list where a text belongs can never become right and is refused at once.
-
-Numbers in text fields are taken by their literal (``"modelVersion": 1.10`` means ``"1.10"``):
-TorchServe's JSON reader did so, and manifests edited by hand rely on it.
+Numbers in text fields are read as their literals (``"modelVersion": 1.10`` means ``"1.10"``), as
+TorchServe does: manifests edited by hand depend on it.
 """
 
 import json
@@ -21,9 +18,9 @@ WORKFLOW_MANIFEST_PATH = "WAR-INF/MANIFEST.json"
 RUNTIMES = ("python", "python3", "LSP")
 DEFAULT_VERSION = "1.0"
 
-_MAX_BYTES = 1 << 20  # a manifest is a page of text; whoever sends more wants our memory
-_MAX_SEGMENT_BYTES = 255  # as of the name of a file
-_UNREADABLE = "Failed to parse signature.json."  # TorchServe's sentence, old file name included
+_MAX_BYTES = 1 << 20  # of a file that is a page of text
+_MAX_SEGMENT_BYTES = 255  # the limit of a file's name
+_UNREADABLE = "Failed to parse signature.json."  # TorchServe's message, with the old file name
 
 # Field to JSON key, in the order in which the archiver writes them.
 _MODEL_KEYS = {
@@ -51,23 +48,23 @@ _TOP_KEYS = {
 
 
 class ManifestError(ValueError):
-    """A manifest that cannot be used; the message is one sentence for the client."""
+    """A manifest is unusable; the message is one sentence for the client."""
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """One model's manifest; a text that is not given is empty.
+    """The manifest of a model; missing texts are empty.
 
     Attributes:
         handler: Built-in name, ``file.py``, ``file`` or either with ``:function``.
-        runtime: As written; `validate` says whether it is one of `RUNTIMES`.
-        serialized_file: Weights, relative to the model directory, as are the other files.
+        runtime: One of `RUNTIMES`, if valid.
+        serialized_file: Weights; paths of files are relative to the model directory.
         model_file: Python file with the model's class.
         config_file: YAML for frontend and handler.
         source_vocab: Vocabulary of text models (legacy).
-        extensions: Free members of the archiver's caller.
+        extensions: Members that the archiver's caller added.
         created_on: Local time, day/month/year.
-        raw: The whole JSON object as read, unknown keys included; empty when nothing was read.
+        raw: The whole JSON object with unknown keys; empty if nothing was read.
     """
 
     model_name: str = ""
@@ -87,7 +84,7 @@ class Manifest:
 
     @classmethod
     def parse(cls, text: str) -> "Manifest":
-        """Read a manifest from its JSON text; ManifestError says what is wrong with it."""
+        """Parse the JSON text of a manifest; raises ManifestError."""
         raw, literal = _load_object(text)
         model = literal.get("model")
         if model is None:
@@ -105,13 +102,13 @@ class Manifest:
 
     @classmethod
     def read(cls, model_dir: Path) -> "Manifest | None":
-        """Read the manifest of a model directory, None where there is none; raises as `parse`."""
+        """Read the manifest of a model directory, None if there is none; raises ManifestError."""
         text = _read_text(model_dir / MANIFEST_PATH)
         return None if text is None else cls.parse(text)
 
     @classmethod
     def implied(cls, name: str, handler: str) -> "Manifest":
-        """What stands in for the manifest of an archive that has none."""
+        """Return the manifest for an archive without one."""
         return cls(
             model_name=name, model_version=DEFAULT_VERSION, handler=handler, runtime="python"
         )
@@ -126,11 +123,11 @@ class Manifest:
         fallback_handler: str = "",
         envelope: str = "",
     ) -> "Manifest":
-        """The manifest under which a model is registered.
+        """Return the manifest with which a model is registered.
 
-        ``name``, ``runtime`` and ``handler`` override the manifest's, the fallbacks stand in for
-        what it lacks, and ``envelope``, the server's ``service_envelope``, replaces the manifest's
-        even by nothing. Raises as `validate`; no runtime at all means Python.
+        ``name``, ``runtime`` and ``handler`` override the manifest's; the fallbacks replace missing
+        ones. ``envelope``, the server's ``service_envelope``, replaces the manifest's even if it is
+        empty. The default runtime is Python. Raises ManifestError.
         """
         registered = replace(
             self,
@@ -144,7 +141,7 @@ class Manifest:
         return registered
 
     def validate(self) -> None:
-        """Raise ManifestError if name, version or runtime is missing or cannot be served."""
+        """Raise ManifestError if name, version or runtime is missing or unusable."""
         if not self.model_name:
             raise ManifestError("Model name is not defined.")
         if not self.model_version:
@@ -158,7 +155,7 @@ class Manifest:
             raise ManifestError("Runtime is not defined or invalid.")
 
     def to_json(self) -> str:
-        """The manifest as the archiver writes it: indented, in order, without empty fields."""
+        """Return the manifest as indented JSON, in order, without empty fields."""
         model = {key: getattr(self, name) for name, key in _MODEL_KEYS.items()}
         document = {
             "createdOn": self.created_on,
@@ -172,11 +169,11 @@ class Manifest:
 
 @dataclass(frozen=True)
 class WorkflowManifest:
-    """One workflow's manifest; a text that is not given is empty.
+    """The manifest of a workflow; missing texts are empty.
 
     Attributes:
-        specification_file: YAML with the nodes and how they depend on each other.
-        handler: Python file with the functions among the nodes.
+        specification_file: YAML with the nodes and their dependencies.
+        handler: Python file with the functions of nodes.
         created_on: Local time, day/month/year.
     """
 
@@ -188,13 +185,13 @@ class WorkflowManifest:
 
     @classmethod
     def read(cls, directory: Path) -> "WorkflowManifest":
-        """Read the manifest of a workflow's directory; ManifestError says what is wrong."""
+        """Read the manifest of a workflow's directory; raises ManifestError."""
         text = _read_text(directory / WORKFLOW_MANIFEST_PATH)
         return cls.parse("{}" if text is None else text)
 
     @classmethod
     def parse(cls, text: str) -> "WorkflowManifest":
-        """Read a manifest from its JSON text; raises as `read`."""
+        """Parse the JSON text of a manifest; raises ManifestError."""
         _, literal = _load_object(text)
         workflow = literal.get("workflow")
         if workflow is None:
@@ -208,7 +205,7 @@ class WorkflowManifest:
         return cls(**of_workflow, **{name: _text(literal, key, key) for name, key in keys.items()})
 
     def validate(self) -> None:
-        """Raise ManifestError if something is missing, or the name cannot be that of a workflow."""
+        """Raise ManifestError if a field is missing, or the name is unusable."""
         if not self.workflow_name:
             raise ManifestError("Workflow name is not defined.")
         if not self.archiver_version:
@@ -222,7 +219,7 @@ class WorkflowManifest:
         check_addressable("Workflow name", self.workflow_name)
 
     def to_json(self) -> str:
-        """The manifest as the archiver writes it: indented, in order, without empty fields."""
+        """Return the manifest as indented JSON, in order, without empty fields."""
         workflow = {key: getattr(self, name) for name, key in _WORKFLOW_KEYS.items()}
         document = {
             "createdOn": self.created_on,
@@ -233,21 +230,17 @@ class WorkflowManifest:
 
 
 def check_addressable(what: str, text: str) -> None:
-    """Raise ManifestError where no request could lead to a model's or a workflow's name or version.
-
-    Both are segments of a path, whose head has no room for long ones; they are labels of metrics
-    and stand in the log, too.
-    """
+    """Raise ManifestError if a name or version cannot be a segment of a request's path."""
     if "/" in text:
         raise ManifestError(f"{what} must not contain a slash.")
-    if text in (".", ".."):  # clients and proxies take these out of a path
+    if text in (".", ".."):  # clients and proxies remove these from a path
         raise ManifestError(f"{what} must not be {text!r}.")
     if len(text.encode()) > _MAX_SEGMENT_BYTES:
         raise ManifestError(f"{what} must not be longer than {_MAX_SEGMENT_BYTES} bytes.")
 
 
 def _read_text(path: Path) -> str | None:
-    """The text of a manifest, None where there is none; raises ManifestError."""
+    """Return the text of a manifest, None if there is none; raises ManifestError."""
     if not path.is_file():
         return None
     with path.open("rb") as file:
@@ -261,7 +254,7 @@ def _read_text(path: Path) -> str | None:
 
 
 def _load_object(text: str) -> tuple[dict[str, Any], dict[str, object]]:
-    """The JSON object twice: as it is, and with every number as the text it was written in."""
+    """Return the JSON object twice: as it is, and with every number as its literal."""
     try:
         raw = json.loads(text)
         literal = json.loads(text, parse_int=str, parse_float=str)
@@ -278,7 +271,7 @@ def _text(members: Mapping[str, object], key: str, label: str) -> str:
         return ""
     if not isinstance(value, str):
         raise ManifestError(f"Manifest field {label} must be a text.")
-    # JSON can spell half a surrogate pair, which cannot leave the process as UTF-8.
+    # JSON can contain half a surrogate pair, which cannot be encoded as UTF-8.
     if "\0" in value or any("\ud800" <= each <= "\udfff" for each in value):
-        raise ManifestError(f"Manifest field {label} holds characters that are no text.")
+        raise ManifestError(f"Manifest field {label} contains characters that are not text.")
     return value

@@ -1,20 +1,20 @@
-"""What a handler reports: collected here, shipped to the frontend inside the reply to its batch.
+"""Metrics of handlers: collected here, and sent to the frontend in the reply to the batch.
 
-TorchServe printed every sample as a log line that the frontend parsed back. Here a sample becomes a
-row of plain JSON values, and nothing is printed or summed up in the worker::
+TorchServe prints every sample as a log line that its frontend parses. Here a sample is a row of
+JSON values, and nothing is printed or summed up in the worker::
 
     [type, name, unit, value, [[dimension, value], …], [request id, …]]
 
 ``type`` is ``counter`` (whose value is the increment), ``gauge`` or ``histogram``. ``unit`` is
-spelled out (``Milliseconds`` for ``ms``), as TorchServe's worker did: it names metrics that
-metrics.yaml does not declare; the unit of a declared one is the file's. What the file declares
-comes with the `Load`, so that `MetricsStore.get_metric` finds it from the first call on.
+written in full (``Milliseconds`` for ``ms``), as by TorchServe's worker, for metrics that
+metrics.yaml does not declare. The declared metrics are in the `Load`.
 
-A value that no counter or gauge can take (negative increment, NaN) is logged and dropped, because
-a metric is no reason to fail a batch. A wrong *type* is a defect in the handler and raises
-`MetricsCacheTypeError`, a unit that does not fit `MetricsCacheValueError`.
+Invalid values (a negative increment, NaN) are logged and dropped, and do not fail a batch. A wrong
+*type* is a defect of the handler and raises `MetricsCacheTypeError`, a wrong unit
+`MetricsCacheValueError`.
 """
 
+import contextlib
 import copy
 import enum
 import logging
@@ -47,20 +47,19 @@ _UNITS: dict[str | None, str] = {
     "": "unit",
     None: "unit",
 }
-#: Samples of `emit_metrics`, which does not know the store they belong to. A worker process has one
-#: model and one store, so whichever store is drained next is the right one.
+#: Samples of `emit_metrics`, which has no store; drained with the only store of the worker.
 EMITTED: list[Row] = []
 
 
 class Units:
-    """The units that have a short form, and what metrics are named by."""
+    """The units with a short form, and their names in metrics."""
 
     def __init__(self) -> None:
         self.units = dict(_UNITS)
 
 
 class MetricTypes(enum.Enum):
-    """How the samples of a metric add up."""
+    """The types of metrics: how their samples are combined."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
@@ -69,7 +68,7 @@ class MetricTypes(enum.Enum):
 
 @dataclass(frozen=True)
 class Dimension:
-    """A name and a value that set one series of a metric apart from its others."""
+    """A name and a value that identify a series of a metric."""
 
     name: str
     value: Any
@@ -78,7 +77,7 @@ class Dimension:
         return f"{self.name}:{self.value}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it the way TorchServe's JSON layout wrote it."""
+        """Return the dimension as in TorchServe's JSON layout."""
         return {"Name": self.name, "Value": self.value}
 
 
@@ -86,10 +85,10 @@ Dimensions = Sequence[Dimension] | None
 
 
 class CachingMetric:
-    """A named metric; each update is a sample on its way to the frontend.
+    """A named metric; each update is a sample for the frontend.
 
-    ``unit`` is a short one (``ms``) or any text; samples go to ``rows``, by default to those of
-    `emit_metrics`.
+    ``unit`` is a short one (``ms``) or any text. Samples are appended to ``rows``, by default to
+    those of `emit_metrics`.
     """
 
     def __init__(
@@ -113,9 +112,9 @@ class CachingMetric:
     def add_or_update(
         self, value: float, dimension_values: Sequence[Any] | None = (), request_id: str = ""
     ) -> None:
-        """Report a sample with one value per dimension name; a wrong number of them drops it.
+        """Report a sample with one value per dimension name; dropped if their number is wrong.
 
-        ``request_id`` holds the ids of the requests measured, joined by commas.
+        ``request_id`` contains the ids of the measured requests, separated by commas.
         """
         values = dimension_values or ()
         if len(values) != len(self.dimension_names):
@@ -130,7 +129,7 @@ class CachingMetric:
         self._report(value, [[name, str(item)] for name, item in pairs], request_id)
 
     def update(self, value: float, request_id: str = "", dimensions: Dimensions = ()) -> None:
-        """Report a sample with dimensions of its own, whatever the metric's dimension names."""
+        """Report a sample with other dimensions than those of the metric."""
         self._report(value, [[each.name, str(each.value)] for each in dimensions or ()], request_id)
 
     def _report(self, value: float, pairs: list[list[str]], request_id: str) -> None:
@@ -148,10 +147,10 @@ class CachingMetric:
 
 
 class Metric:
-    """A measurement on its own, as handlers of TorchServe's first years wrote them.
+    """A single measurement, as handlers for early versions of TorchServe make them.
 
-    With the ``metric_method`` ``counter`` its updates add up; else the last one stands.
-    ``is_reported`` is whether it was taken out of a store, which reports it without `emit_metrics`.
+    With the ``metric_method`` ``counter`` its updates are added; else the last one counts.
+    ``is_reported`` is whether it is from a store, which reports it without `emit_metrics`.
     """
 
     def __init__(
@@ -173,15 +172,15 @@ class Metric:
 
     @property
     def metric_type(self) -> MetricTypes:
-        """How its samples add up."""
+        """The type of the metric."""
         return MetricTypes.COUNTER if self.metric_method == "counter" else MetricTypes.GAUGE
 
     def update(self, value: float) -> None:
-        """Add to a counter, replace the value of anything else."""
+        """Add to a counter, or replace the value of another type."""
         self.value = self.value + value if self.metric_type is MetricTypes.COUNTER else value
 
     def reset(self) -> None:
-        """Start again from zero."""
+        """Set the value to 0."""
         self.value = 0
 
     def __str__(self) -> str:
@@ -193,7 +192,7 @@ class Metric:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it the way TorchServe's JSON layout wrote it; the timestamp is in seconds."""
+        """Return the measurement as in TorchServe's JSON layout; the timestamp is in seconds."""
         return {
             "MetricName": self.name,
             "Value": self.value,
@@ -207,10 +206,8 @@ class Metric:
 
 def _number(name: str, value: Any) -> float:
     if not isinstance(value, str | bytes):
-        try:
+        with contextlib.suppress(TypeError, ValueError):
             return float(value)
-        except (TypeError, ValueError):
-            pass  # told below, like any other value that is no number
     raise MetricsCacheTypeError(f"Metric {name} takes a number, not {value!r}")
 
 
@@ -219,17 +216,21 @@ _SIZE_UNITS = ("MB", "kB", "GB", "B")
 
 
 class MetricsStore:
-    """What a handler finds as ``context.metrics``.
+    """The metrics of a handler, ``context.metrics``.
 
-    ``dimensions`` may be given to every call; ``ModelName`` and ``Level`` are added to them where
-    the handler does not set these itself, and the list it passes is left as it was. ``idx`` is the
-    place in the batch of the request that was measured; without it, or where there is no such
-    place, the sample is about them all.
+    Methods take ``dimensions``, to which ``ModelName`` and ``Level`` are added unless they are
+    among them, and ``idx``, the place in the batch of the measured request; without it, or if there
+    is no such place, the sample is about all requests.
 
-    ``request_ids`` are by place in the batch; the context sets them for every batch. Anything else
-    that is not None is the one id of whatever is reported, as of a load or of a test. ``declared``
-    are the metrics of metrics.yaml, as rows ``[type, name, unit, [dimension, …]]``, and ``cache``
-    all that there are, by type and by name.
+    Args:
+        request_ids: By place in the batch, set by the context for every batch; or one id for all
+            samples, as of a load or a test.
+        model_name: The value of ``ModelName``.
+        declared: The metrics of metrics.yaml, as rows ``[type, name, unit, [dimension, …]]``.
+        rows: Where samples are collected.
+
+    Attributes:
+        cache: All metrics, by type and name.
     """
 
     def __init__(
@@ -248,9 +249,9 @@ class MetricsStore:
 
     @property
     def store(self) -> list[Metric]:
-        """What was reported and not handed over yet, one measurement for each series.
+        """The samples that are not drained, one measurement for each series.
 
-        For the tests of handlers: passing it to `emit_metrics` reports nothing a second time.
+        For tests of handlers; `emit_metrics` does not report them again.
         """
         series: dict[str, Metric] = {}
         for kind, name, unit, value, pairs, ids in self._rows:
@@ -269,13 +270,13 @@ class MetricsStore:
         self.request_ids = request_ids
 
     def for_batch(self) -> "MetricsStore":
-        """Make a store for a batch beside others: ids of its own, the same metrics and samples."""
+        """Return a store for a batch beside others: separate ids, the same metrics and samples."""
         store = copy.copy(self)
         store.request_ids = None
         return store
 
     def __deepcopy__(self, _memo: dict[int, Any]) -> "MetricsStore":
-        """Copied with the context of a request beside others: handlers keep metrics of this one."""
+        """Return `for_batch`: handlers keep metrics of this store."""
         return self.for_batch()
 
     def add_metric(
@@ -351,11 +352,11 @@ class MetricsStore:
         dimension_names: Sequence[str] | None = (),
         metric_type: MetricTypes = MetricTypes.COUNTER,
     ) -> CachingMetric:
-        """Make a metric to be updated through its own methods; replaces one of the same name."""
+        """Return a new metric; replaces one of the same name and type."""
         metric = CachingMetric(metric_name, unit, dimension_names, metric_type, self._rows)
         known = self.cache.setdefault(metric_type, {})
         if metric_name in known:
-            logger.warning("Metric %s is there already and will be replaced.", metric_name)
+            logger.warning("Metric %s exists and is replaced.", metric_name)
         known[metric_name] = metric
         return metric
 
@@ -365,7 +366,7 @@ class MetricsStore:
         """Return a metric that metrics.yaml declares, or that was added or reported before.
 
         Raises:
-            MetricsCacheKeyError: There is none of that name and type.
+            MetricsCacheKeyError: There is no metric of that name and type.
         """
         try:
             return self.cache[metric_type][metric_name]
@@ -375,11 +376,11 @@ class MetricsStore:
             ) from None
 
     def drain(self) -> list[Row]:
-        """Hand over the samples collected since the last call, oldest first."""
+        """Return and remove the collected samples, oldest first."""
         return _take_all(self._rows) + _take_all(EMITTED)
 
     def put_back(self, rows: list[Row]) -> None:
-        """Take back samples that were handed over too early; they are the oldest again."""
+        """Insert samples again that were drained too early, as the oldest."""
         self._rows[:0] = rows
 
     def _metric(self, name: str, unit: str, metric_type: MetricTypes) -> CachingMetric:
@@ -392,8 +393,7 @@ class MetricsStore:
             return ""
         if not isinstance(ids, dict):
             return str(ids)
-        # Handlers in the wild pass a unit where the index belongs, and TorchServe took whatever is
-        # no index of the batch for none.
+        # Handlers pass a unit instead of the index, and TorchServe ignores an invalid index.
         if idx in ids:
             return str(ids[idx])
         return ",".join(map(str, dict.fromkeys(ids.values())))
@@ -406,7 +406,7 @@ class MetricsStore:
 
 
 def emit_metrics(metrics: Iterable[Metric] | Mapping[str, Metric] | None) -> None:
-    """Report measurements that were made without a context; what is no `Metric` is only logged."""
+    """Report measurements made without a context; values of other types are only logged."""
     measured: Iterable[Any] = metrics.values() if isinstance(metrics, Mapping) else metrics or ()
     for each in measured:
         if not isinstance(each, Metric):
@@ -417,7 +417,7 @@ def emit_metrics(metrics: Iterable[Metric] | Mapping[str, Metric] | None) -> Non
 
 
 def _take_all(rows: list[Row]) -> list[Row]:
-    """Empty the list in place, losing nothing that a thread of the handler adds meanwhile."""
+    """Empty the list in place; rows that another thread appends meanwhile are kept."""
     taken = rows[:]
     del rows[: len(taken)]
     return taken

@@ -1,4 +1,4 @@
-"""What a handler gets of a model that it calls with `Context.infer`: an answer, or an exception."""
+"""The answers and failures of models that a handler calls with `Context.infer`."""
 
 import json
 from dataclasses import dataclass, field
@@ -6,8 +6,8 @@ from typing import Any
 
 from marserve.backend.errors import PredictionException
 
-# The statuses that a client can act upon, whichever of the models caused them: try again, later,
-# with more time, or with less data.
+# A client can act upon these, whichever model caused them: try again, later, with more time, or
+# with less data.
 _PASSED_ON = (503, 504, 507)
 _FAILED = 400
 _SERVERS_FAULT = 500
@@ -15,12 +15,12 @@ _SERVERS_FAULT = 500
 
 @dataclass(frozen=True, slots=True)
 class ModelAnswer:
-    """The answer of a model; an answer in pieces is whole here.
+    """The whole answer of a model.
 
     Attributes:
-        body: As a client would get it.
-        status: 200, unless the model's handler chose another one below 400.
-        headers: Those that the model's handler has set, in its spelling.
+        body: The body that a client would get.
+        status: 200, or another one below 400 that the model's handler set.
+        headers: The headers that the model's handler set, in its spelling.
     """
 
     body: bytes
@@ -29,27 +29,27 @@ class ModelAnswer:
 
     @property
     def text(self) -> str:
-        """The body as text in UTF-8."""
+        """The body as text."""
         return self.body.decode()
 
     def json(self) -> Any:
-        """The body as JSON; raises ValueError if it is none."""
+        """Parse the body as JSON; raises ValueError if it is not JSON."""
         return json.loads(self.body)
 
 
 class ModelCallFailed(PredictionException):
     """A model that a handler called did not answer, or answered with a status of 400 or more.
 
-    A handler that does not catch it fails: its client gets the status if that is 503, 504 or 507,
-    or one below 500 that the model's handler chose; else 500.
+    If the handler does not catch it, its client gets the status if that is 503, 504 or 507, or one
+    below 500 that the model's handler set; else 500.
 
     Attributes:
         model: The name of the model.
-        status: What a client who had asked for that model would have got.
-        reason: The sentence for it.
-        type: TorchServe's word for it, such as ``ModelNotFoundException``.
-        retry_after: Seconds after which another try may succeed; None where nothing is known.
-        answer: What the model's handler answered; None if it did not.
+        status: The status that a client of that model would have got.
+        reason: The error message.
+        type: TorchServe's type of the error, such as ``ModelNotFoundException``.
+        retry_after: Seconds after which another try may succeed; None if unknown.
+        answer: The answer of the model's handler; None if it gave none.
     """
 
     def __init__(
@@ -61,8 +61,8 @@ class ModelCallFailed(PredictionException):
         retry_after: int | None = None,
         answer: ModelAnswer | None = None,
     ) -> None:
-        is_clients = answer is not None and _FAILED <= status < _SERVERS_FAULT
-        code = status if is_clients or status in _PASSED_ON else _SERVERS_FAULT
+        is_client_error = answer is not None and _FAILED <= status < _SERVERS_FAULT
+        code = status if is_client_error or status in _PASSED_ON else _SERVERS_FAULT
         super().__init__(f'The call of model "{model}" failed with {status}: {reason}', code)
         self.model = model
         self.status = status

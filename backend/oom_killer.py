@@ -1,8 +1,7 @@
 """Makes a worker that loads its model the kernel's first choice when memory runs out.
 
-The kernel would end the largest process of the container, which mostly is another model's worker
-that serves. Nobody needs a privilege to raise the score of a process, nor to lower it again to
-where it was.
+Otherwise the kernel would kill the largest process of the container, mostly a worker of another
+model that serves. A process needs no privilege to raise its score and to restore it.
 """
 
 import contextlib
@@ -16,7 +15,7 @@ _MORE, _MOST = 500, 1000
 
 @contextlib.contextmanager
 def as_first_choice(score: Path = _SCORE) -> Iterator[None]:
-    """Be ended before the others if memory runs out within the block."""
+    """Raise the score of this process during the block, so that it is killed first."""
     try:
         before = score.read_text()
         score.write_text(str(min(int(before) + _MORE, _MOST)))

@@ -289,7 +289,7 @@ class Reply:
         rows: The number of rows that each prediction is for, as of `Predict`; empty for one each. A
             block has one prediction for all its rows, or one for each.
         lengths: Pairs of place and length of some rows (`backend.input_lengths`).
-        length_seconds: How long the handler took to measure them, which is no cost of the batch.
+        length_seconds: How long that took, which is not a cost of the batch.
     """
 
     code: int = 200
@@ -355,7 +355,7 @@ class CancelCall:
 
 @dataclass(slots=True)
 class CallReply:
-    """The answer to a `Call`, or the error if there is no prediction.
+    """The answer to a `Call`: a prediction or an error.
 
     ``type`` is the error's type in bodies of HTTP responses; ``retry_after`` is in seconds, None if
     unknown.

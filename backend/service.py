@@ -1,8 +1,8 @@
 """The service of a loaded model: calls the handler with batches, and returns replies.
 
-The handler is foreign code, so `Any` and blind excepts are allowed here. Whatever it does, short of
-ending the process, becomes a reply: a status and a sentence for the clients, and a traceback in the
-model log.
+The handler is foreign code, so `Any` and blind excepts are allowed here. Its exceptions, except
+those that end the process, become replies: a status and a message for clients, and a traceback in
+the model log.
 
 A handler that is a coroutine is called with one request and its own context each time, because
 several calls run at once.

@@ -1,12 +1,11 @@
-"""Names the input that a handler was busy with when it raised, by the frames of the traceback.
+"""Finds the input that a handler was processing when it raised, by the frames of the traceback.
 
-A handler mostly takes its rows one by one, and raises in the frame that holds the bad one, or in a
-function called with it. So from the innermost frame outwards, the first whose local variables hold
-exactly one row, or a value of exactly one, names the suspect. It is a hint and not a proof: the
-variable of a loop that has ended still holds the last row.
+Most handlers process rows one by one, and raise in a frame that holds the bad row, or in a function
+called with it. The suspect is the row in the innermost frame whose local variables hold exactly one
+row, or a value of exactly one. It is a hint: the variable of a loop that has ended holds the last
+row.
 
-Objects are compared by identity only: their own ``__eq__`` is foreign code. Nothing is kept of the
-frames.
+Objects are compared by identity, because ``__eq__`` is foreign code. No frame is kept.
 """
 
 import inspect
@@ -14,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from types import FrameType, TracebackType
 from typing import Any
 
-# Bounds for what a deep recursion or generated code would cost.
+# Limits for deep recursions and generated code.
 _MAX_FRAMES = 64
 _MAX_LOCALS = 256
 _MAX_CHARACTERS = 200
@@ -40,7 +39,7 @@ def suspect_of(
 
 
 def _innermost(traceback: TracebackType | None) -> list[tuple[FrameType, int]]:
-    """The last frames of a traceback but its first, which is ours, and their lines."""
+    """Return the last frames of a traceback, without the first, which is ours, and their lines."""
     frames = []
     while traceback is not None and (traceback := traceback.tb_next) is not None:
         frames.append((traceback.tb_frame, traceback.tb_lineno))
@@ -48,7 +47,7 @@ def _innermost(traceback: TracebackType | None) -> list[tuple[FrameType, int]]:
 
 
 def _places(rows: Sequence[Mapping[str, Any]], count: int) -> dict[int, int]:
-    """The places of rows and of their values, by identity; -1 for what several rows share."""
+    """Return the places of rows and of their values, by identity; -1 if several rows share one."""
     place_of: dict[int, int] = {}
     for number, row in enumerate(rows):
         place = min(number, count - 1)
@@ -59,7 +58,7 @@ def _places(rows: Sequence[Mapping[str, Any]], count: int) -> dict[int, int]:
 
 
 def _only_place(frame: FrameType, place_of: Mapping[int, int]) -> int | None:
-    """The place of the only row that the frame's local variables hold; None if there are others."""
+    """Return the place of the only row in the frame's local variables; None if there are others."""
     if not frame.f_code.co_flags & inspect.CO_OPTIMIZED:
         return None  # of a class or of exec(), whose mapping may be foreign code
     values = frame.f_locals

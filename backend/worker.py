@@ -1,13 +1,13 @@
 """The worker process: loads a model, then answers batches until the frontend closes the connection.
 
-One process serves one model with one batch at a time, with blocking I/O and in one thread, as far
-as this file goes. Handlers that are coroutines are served by `backend.async_worker`, and those
-whose stages overlap by `backend.pipeline`. The frontend sees the worker's end as EOF, whatever the
-reason. Exit status 0 means that the frontend closed the connection, 1 that the model did not load
-or the connection broke; any other is caused by the handler (``sys.exit``, a signal, a segfault).
+This file serves one batch at a time, with blocking I/O in one thread; `backend.async_worker` serves
+handlers that are coroutines, and `backend.pipeline` those whose stages overlap. The frontend sees
+any end of the worker as EOF. Exit status 0 means that the frontend closed the connection, 1 that
+the model did not load or the connection broke; others are caused by the handler (``sys.exit``, a
+signal, a segfault).
 
-It starts in `backend.processes.fork_server` or, in an interpreter of its own, in
-`backend.processes.bootstrap`; both call `run`. What it is to know comes as frames.
+The process starts in `backend.processes.fork_server`, or with its interpreter in
+`backend.processes.bootstrap`; both call `run`.
 """
 
 import faulthandler
@@ -39,10 +39,10 @@ from marserve.backend.torch_threads import change_threads, set_threads
 
 logger = logging.getLogger(__name__)
 
-# Mistakes in the author's code: the next try would fail alike.
+# Mistakes in the author's code: another try would fail in the same way.
 _PERMANENT = (ImportError, SyntaxError, HandlerUnusable)
 _STDERR = 2
-_UNFIT = 400  # the model loads, and is not what its settings say
+_UNFIT = 400  # the model loads, but does not fit its settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,11 +50,11 @@ class WorkerPlace:
     """Directory, import path and threads of a worker, however its process was started.
 
     Attributes:
-        python_path: Put in front of ``sys.path``, in this order.
-        model_dir: Working directory.
-        threads: Intra-op threads for torch and OpenMP; 0 leaves them as they are.
-        stacks: File for the stacks of a crash (`record_stacks`).
-        terminal_of: When its handler is debugged, the process id of the server whose terminal it
+        python_path: The first entries of ``sys.path``, in this order.
+        model_dir: The working directory.
+        threads: Intra-op threads for torch and OpenMP; 0 does not change them.
+        stacks: The file for the stacks of a crash (`record_stacks`).
+        terminal_of: If its handler is debugged, the process id of the server whose terminal it
             shares; else 0.
     """
 
@@ -100,12 +100,12 @@ def enter_model(place: WorkerPlace) -> None:
 
 
 def _line_buffered(fd: int) -> TextIO:
-    """Open a descriptor line-buffered: pipes are block-buffered by default, too late for a log."""
+    """Open a descriptor line-buffered; pipes are block-buffered by default, which delays logs."""
     return open(fd, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
 
 
 def _serve(connection: FrontendConnection, terminal_of: int = 0) -> int:
-    """Load the model and answer batches until the connection closes; returns the exit status."""
+    """Load the model and answer batches until the connection closes; return the exit status."""
     try:
         load = connection.receive()
         if isinstance(load, Load):
@@ -126,7 +126,7 @@ def _serve(connection: FrontendConnection, terminal_of: int = 0) -> int:
         elif service.stages is None:
             _predict(connection, service, load)
         else:
-            from marserve.backend.pipeline import serve_in_stages  # no other worker needs threads
+            from marserve.backend.pipeline import serve_in_stages  # other workers need no threads
 
             logger.info("The stages of successive batches overlap.")
             serve_in_stages(connection, service, connection.reply)
@@ -155,7 +155,7 @@ def _predict(connection: FrontendConnection, service: Service, load: Load) -> No
 
 
 def _serve_concurrently(connection: FrontendConnection, load: Load) -> int:
-    # Imported here, because no other worker needs asyncio.
+    # Imported here, because other workers do not need asyncio.
     from marserve.backend.async_worker import new_loop, serve_concurrently
 
     loop = new_loop()
@@ -199,12 +199,11 @@ def _load(connection: FrontendConnection, load: Load, run: Run | None = None) ->
 def record_stacks(path: str) -> None:
     """Append the stacks of all threads to a file on a fatal signal and on SIGQUIT.
 
-    It is a file of its own, because standard error also has the handler's output. The frontend
-    keeps it in memory and passes its path, which works alike for a child, a command and the ranks
-    of a runner. After SIGQUIT the process goes on, as Java's virtual machines do.
+    The frontend creates the file in memory and passes its path, which a child, a command and the
+    ranks of a runner can open. After SIGQUIT the process continues, as Java's virtual machines do.
 
-    Stacks go to standard error if there is no path or it cannot be opened, and in children that a
-    handler forks.
+    Stacks are written to standard error, which also has the handler's output, without a path or if
+    it cannot be opened, and in children that a handler forks.
     """
     descriptor = _STDERR
     if path:
@@ -217,7 +216,7 @@ def record_stacks(path: str) -> None:
 
 
 def _write_stacks_to(descriptor: int) -> None:
-    # Python 3.14 adds the stack of C, which would push Python's out of what is kept.
+    # Python 3.14 adds the stack of C, which would displace Python's in the file.
     only_python = {"c_stack": False} if sys.version_info >= (3, 14) else {}
     faulthandler.enable(descriptor, **only_python)
     faulthandler.register(signal.SIGQUIT, descriptor)

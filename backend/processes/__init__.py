@@ -1,7 +1,7 @@
-"""How the processes of a worker begin.
+"""The start of a worker's processes.
 
-* ``bootstrap``   the entry of an interpreter that was started by a command line
+* ``bootstrap``   the entry point of an interpreter that was started by a command line
 * ``fork_server`` the process that forks workers
-* ``runner``      the process of torchrun, which starts those of one worker and gives them sockets
-* ``ranks``       how a batch gets to all of them
+* ``runner``      the process of torchrun, which starts the processes of one worker
+* ``ranks``       the connections of these processes
 """

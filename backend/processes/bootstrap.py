@@ -2,16 +2,15 @@
 
 Three kinds of processes start here:
 
-* a worker by itself, in another interpreter than the frontend's: it inherits its socket;
+* a worker in another interpreter than the frontend's, which inherits its socket;
 * a *runner*: torchrun, or torch's launcher for CPUs. Such a program starts the processes of one
-  worker in its own way and lets none of them inherit anything, so their sockets wait at an address
-  (`backend.processes.runner`) that they are told;
+  worker without inheritance, so they fetch their sockets at an address (`backend.processes.runner`)
+  in their arguments;
 * a process that a runner started.
 
-The frontend's `WorkerConfig` comes as an argument: it is small, holds no secrets, and ``ps`` shows
-it. Nothing of the model is imported before the worker has become one, or its ``json.py`` would be
-ours: not from the working directory, which ``-c`` would put first on ``sys.path``, nor by
-PYTHONPATH, which is set afterwards.
+The `WorkerConfig` is an argument: it is small, contains no secrets, and is shown by ``ps``. No
+module of the model must be imported too early (its ``json.py`` instead of the library's): the
+working directory, which ``-c`` puts first on ``sys.path``, is removed, and PYTHONPATH set later.
 """
 
 import json
@@ -33,7 +32,7 @@ from marserve.backend.processes.runner import (
 )
 from marserve.backend.worker import WorkerPlace, run
 
-#: Stands before the code of ``python -c``: nothing is imported from the working directory.
+#: Prefix of the code of ``python -c``: nothing is imported from the working directory.
 NOTHING_FROM_HERE = "import sys; sys.path[:1] == [''] and sys.path.pop(0); "
 
 
@@ -42,12 +41,12 @@ class Runner:
     """A module that, run as a program, starts the processes of one worker.
 
     Attributes:
-        module: Its name; it takes ``--no-python`` and then the command of a process.
-        processes: How many it starts; they find their number in ``LOCAL_RANK``.
-        to_all: Whether all of them take part in each batch, and not only the first.
+        module: Its name; its arguments end with ``--no-python`` and the command of a process.
+        processes: How many it starts; ``LOCAL_RANK`` is the number of each.
+        to_all: Whether all of them take part in each batch, or the first only.
         meets_itself: Whether it is torchrun without partners on other machines. Its rendezvous is
-            then a file in memory that nobody else can open: what lies there is unpickled, and the
-            store it would use otherwise listens on all interfaces and asks nobody who they are.
+            then a file in memory that other processes cannot open: the content is unpickled, and
+            the store used otherwise listens on all interfaces without authentication.
     """
 
     module: str
@@ -59,12 +58,12 @@ class Runner:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerConfig(WorkerPlace):
-    """The configuration that a new process gets on its command line.
+    """The configuration of a new process, an argument of its command line.
 
     Attributes:
-        sock: Descriptor of its end of the socket pair; -1 where it has to be fetched.
-        environment: Variables that are set only now, because they would rule this interpreter too.
-        runner: What to become instead of a worker.
+        sock: Descriptor of its end of the socket pair; -1 if it has to be fetched.
+        environment: Variables that must not affect the start of this interpreter.
+        runner: The program to run instead of a worker.
     """
 
     sock: int
@@ -72,12 +71,12 @@ class WorkerConfig(WorkerPlace):
     runner: Runner | None = None
 
     def to_text(self) -> str:
-        """As an argument of a command line."""
+        """Return the config as an argument of a command line."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_text(cls, text: str) -> "WorkerConfig":
-        """The reverse of `to_text`."""
+        """Return the config of `to_text`."""
         members = json.loads(text)
         runner = members.pop("runner")
         if runner is not None:
@@ -86,17 +85,17 @@ class WorkerConfig(WorkerPlace):
 
 
 def command(python: str, config: WorkerConfig) -> list[str]:
-    """The command line that has an interpreter carry out a config."""
+    """Return the command line of a process with a config."""
     return _command(python, main, config.to_text())
 
 
 def probe(python: str) -> list[str]:
-    """The command line that checks whether an interpreter can run workers."""
+    """Return the command line that checks whether an interpreter can run workers."""
     return [python, "-c", f"{NOTHING_FROM_HERE}import ts, {__name__}"]
 
 
 def as_program(module: str, *arguments: str) -> list[str]:
-    """What ``-m`` does, with nothing from the working directory; goes behind the interpreter."""
+    """Return arguments of an interpreter like ``-m``, without the working directory."""
     code = f"import runpy; runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
     return ["-c", f"{NOTHING_FROM_HERE}{code}", *arguments]
 
@@ -107,7 +106,7 @@ def _command(python: str, entry: Callable[[], NoReturn], argument: str) -> list[
 
 
 def main() -> NoReturn:
-    """Begin a process that the frontend started."""
+    """Run a process that the frontend started."""
     config = WorkerConfig.from_text(_argument())
     os.set_inheritable(config.sock, False)
     sock = socket.socket(fileno=config.sock)
@@ -117,14 +116,14 @@ def main() -> NoReturn:
 
 
 def join() -> NoReturn:
-    """Begin a process that a runner started."""
+    """Run a process that a runner started."""
     die_with_parent()
     text, connection = fetch_connection(_argument(), rank=int(os.environ.get("LOCAL_RANK", "0")))
     _work(WorkerConfig.from_text(text), connection)
 
 
 def _argument() -> str:
-    return sys.argv.pop()  # a handler that looks for arguments shall find none
+    return sys.argv.pop()  # handlers may read the arguments
 
 
 def _work(config: WorkerConfig, connection: FrontendConnection) -> NoReturn:
@@ -137,11 +136,11 @@ def _become(runner: Runner, config: WorkerConfig, sock: socket.socket) -> NoRetu
     address = offer_sockets(
         config.to_text(), sock, runner.processes, to_all=runner.to_all, on_fetch=failure.watch
     )
-    sys.path.extend(config.python_path)  # behind everything: torch may be a package of the model's
+    sys.path.extend(config.python_path)  # last: torch may be a package of the model
     sys.argv = [*_arguments(runner), *_command(sys.executable, join, address)]
     try:
         runpy.run_module(runner.module, run_name="__main__", alter_sys=True)
-    except Exception:  # noqa: BLE001 - a runner's way to tell of its processes
+    except Exception:  # noqa: BLE001 - a runner raises if its processes fail
         traceback.print_exc()
         sys.stderr.flush()
         failure.exit_alike()
@@ -151,6 +150,6 @@ def _become(runner: Runner, config: WorkerConfig, sock: socket.socket) -> NoRetu
 
 def _arguments(runner: Runner) -> Sequence[str]:
     meeting = []
-    if runner.meets_itself:  # the descriptor stays open for as long as the process lives
+    if runner.meets_itself:  # the descriptor stays open
         meeting.append(f"--rdzv-endpoint=/proc/self/fd/{os.memfd_create('rendezvous')}")
     return (runner.module, *meeting, *runner.arguments, "--no-python")

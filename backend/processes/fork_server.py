@@ -1,19 +1,19 @@
 """The fork server: a process that has imported what workers need, and forks them.
 
-The frontend starts it by a command line and speaks to it by a socket that keeps the bounds of
-messages (JSON). It is asked one thing at a time and answers in order:
+The frontend starts it by a command line and uses a socket that preserves the bounds of messages
+(JSON). Requests are answered in order:
 
-* nothing at first: that its imports are done;
-* four descriptors: to fork a worker, which gets them as its socket, its standard output and error,
-  and where it reads its `WorkerSetup`, up to the end. The answer is its process id, with a
-  descriptor that is readable when it has ended;
-* a process id: to reap that worker, which has ended or is about to; the answer is its exit status.
+* none: the first answer is sent when the imports are done;
+* four descriptors: fork a worker, which gets them as its socket, its standard output and error, and
+  for its `WorkerSetup`, which it reads to the end. The answer is its process id, with a descriptor
+  that is readable when it has ended;
+* a process id: reap that worker, which has ended or is about to; the answer is its exit status.
 
-It reaps nobody unasked, so that the id of a worker stays its own until the frontend knows of its
-end. It ends when the frontend has closed the socket; its workers do not end with it.
+Workers are only reaped on request, so that a process id is not reused before the frontend has
+noticed its end. The fork server ends when the frontend has closed the socket; workers do not.
 
-Workers share its memory for as long as nobody writes to it, and the collector writes to every
-object that is not frozen: a worker's first full collection made 60 MB its own.
+Workers share its memory until they write to it. The garbage collector writes to all objects that
+are not frozen: without freezing, a worker's first full collection copied 60 MB.
 """
 
 import atexit
@@ -40,53 +40,53 @@ from marserve.backend.worker import WorkerPlace, run
 
 Finalizer: TypeAlias = "weakref.finalize[Any, Any]"
 
-#: The variable by whose value the frontend finds all that a worker has started; its value here.
+#: The variable by whose value the frontend finds the processes of a worker; its value here.
 WORKER = "MARSERVE_WORKER"
 NO_WORKER = "0" * 32
 
 _MAX_REQUEST_BYTES = 64
 _DESCRIPTORS = 4
-# Sandboxes that do not know the call.
+# In sandboxes without the system call.
 _NO_PIDFDS = (errno.ENOSYS, errno.EPERM)
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerSetup(WorkerPlace):
-    """What a forked worker needs besides its descriptors; ``environment`` is its whole one."""
+    """The setup of a forked worker; ``environment`` replaces that of the fork server."""
 
     environment: Mapping[str, str]
 
     def to_bytes(self) -> bytes:
-        """As it is sent to the worker."""
+        """Return the setup as it is sent to the worker."""
         return json.dumps(asdict(self)).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "WorkerSetup":
-        """The reverse of `to_bytes`."""
+        """Return the setup of `to_bytes`."""
         members = json.loads(data)
         return cls(**{**members, "python_path": tuple(members["python_path"])})
 
 
 def command(python: str, sock: int, modules: Sequence[str]) -> list[str]:
-    """The command line of a fork server; ``sock`` is the descriptor of its end of the socket."""
+    """Return the command line of a fork server; ``sock`` is the descriptor of its socket."""
     code = f"{NOTHING_FROM_HERE}from {__name__} import main; main()"
     return [python, "-c", code, str(sock), ",".join(modules)]
 
 
 def main() -> NoReturn:
-    """Run the fork server; in a process that it has forked, the worker."""
+    """Run the fork server, or in a process that it has forked the worker."""
     leave = _Leave()
-    atexit.register(leave)  # called last, because it was registered first
+    atexit.register(leave)  # the first to be registered is called last
     modules, descriptor = sys.argv.pop(), sys.argv.pop()
     os.set_inheritable(int(descriptor), False)
-    for number in (signal.SIGINT, signal.SIGTERM):  # of a whole group: the frontend's to obey
+    for number in (signal.SIGINT, signal.SIGTERM):  # sent to the group, for the frontend
         signal.signal(number, signal.SIG_IGN)
     descriptors: Sequence[int] = ()
     finalizers: Sequence[Finalizer] = ()
     with socket.socket(fileno=int(descriptor)) as sock, contextlib.suppress(ConnectionError):
         finalizers = _preload(filter(None, modules.split(",")))
-        # One for all workers, which outlives them: it removes the shared memory that handlers have
-        # left. That of a worker would be killed with it, and a marked one with the server.
+        # One tracker for all workers, which outlives them and removes shared memory of handlers.
+        # That of a worker would be killed with it, and a marked one with the server.
         os.environ.pop("MARSERVE_WORKDIR", None)
         resource_tracker.ensure_running()
         _answer(sock, {})
@@ -94,7 +94,7 @@ def main() -> NoReturn:
     try:
         if descriptors:
             _work(*descriptors)
-        _call_at_exit(finalizers, wanted=True)
+        _set_atexit(finalizers, enabled=True)
         sys.exit(0)
     except SystemExit as end:
         leave.status = _status(end.code)
@@ -104,19 +104,18 @@ def main() -> NoReturn:
 def _preload(names: Iterable[str]) -> Sequence[Finalizer]:
     """Import modules; missing ones are skipped, and failing ones reported on stderr.
 
-    Returns what they have left to do at the end of this process. It is not for the workers to do:
-    a directory that a module has made here would be gone for all of them, and for torch's alone
-    each would copy 30 MB, in the moment in which memory is to be freed.
+    Returns the finalizers that they have registered. Workers must not call them: they would remove
+    directories that all workers use, and torch's alone would copy 30 MB in each.
     """
     for name in names:
         try:
             importlib.import_module(name)
-        except Exception as error:  # noqa: BLE001 - a worker that needs it will tell, others live
+        except Exception as error:  # noqa: BLE001 - a worker that needs it will fail
             if not isinstance(error, ModuleNotFoundError) or error.name != name:
                 print(f"{name} is not preloaded: {error}", file=sys.stderr)  # noqa: T201
     gc.collect()
     finalizers = _finalizers()
-    _call_at_exit(finalizers, wanted=False)
+    _set_atexit(finalizers, enabled=False)
     gc.freeze()
     return finalizers
 
@@ -126,17 +125,17 @@ def _finalizers() -> Sequence[Finalizer]:
     return [each for each in callbacks if isinstance(each, weakref.finalize)]
 
 
-def _call_at_exit(finalizers: Iterable[Finalizer], *, wanted: bool) -> None:
+def _set_atexit(finalizers: Iterable[Finalizer], *, enabled: bool) -> None:
     for each in finalizers:
-        each.atexit = wanted
+        each.atexit = enabled
 
 
 def _serve(sock: socket.socket) -> Sequence[int]:
     """Answer requests until the frontend has closed the socket.
 
-    It also returns in each worker that was forked, and there with the worker's descriptors.
+    In each forked worker it returns the worker's descriptors.
     """
-    while True:  # no deadline: it has nothing else to do, and sees the frontend's end as EOF
+    while True:  # no deadline: the frontend's end is EOF
         request, descriptors, _, _ = socket.recv_fds(
             sock, _MAX_REQUEST_BYTES, _DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
         )
@@ -168,10 +167,10 @@ def _answer(sock: socket.socket, answer: Mapping[str, Any], *descriptors: int) -
 
 
 def _fork() -> tuple[int, int]:
-    """Fork a worker; returns its process id, and a descriptor that is readable when it has ended.
+    """Fork a worker; return its process id, and a descriptor that is readable when it has ended.
 
-    In the worker both are 0. Where there are no pidfds the descriptor is the end of a pipe that the
-    worker holds, and that children which it has forked may hold a little longer.
+    In the worker both are 0. Without pidfds the descriptor is the end of a pipe whose other end the
+    worker holds, and its children, which may end later.
     """
     reader, writer = os.pipe()
     try:
@@ -198,14 +197,14 @@ def _fork() -> tuple[int, int]:
 
 
 def _work(sock: int, stdout: int, stderr: int, setup_reader: int) -> NoReturn:
-    """Be the worker, to the end of this process."""
+    """Run the worker in this process."""
     with open(setup_reader, "rb") as file:
-        data = file.read()  # the frontend has a deadline, and closes it
+        data = file.read()  # the frontend closes it, at the latest after its deadline
     if not data:
-        sys.exit(1)  # it has given up
+        sys.exit(1)  # the deadline is over
     setup = WorkerSetup.from_bytes(data)
     if not setup.terminal_of:
-        os.setsid()  # an own process group: killed with all its children, not reached by Ctrl-C
+        os.setsid()  # a process group, which is killed as a whole and not reached by Ctrl-C
     os.dup2(stdout, 1)
     os.dup2(stderr, 2)
     os.close(stdout)
@@ -217,7 +216,7 @@ def _work(sock: int, stdout: int, stderr: int, setup_reader: int) -> NoReturn:
 
 
 def _mark(environment: Mapping[str, str]) -> None:
-    """Write the value into the memory that /proc shows, of which forked processes have a copy."""
+    """Write the value into the memory that /proc shows, which forked processes copy."""
     getenv = ctypes.CDLL(None).getenv
     getenv.restype = ctypes.c_void_p
     place = getenv(WORKER.encode())
@@ -226,18 +225,17 @@ def _mark(environment: Mapping[str, str]) -> None:
 
 
 def _status(code: object) -> int:
-    """What the interpreter makes of the argument of `sys.exit`."""
+    """Return the exit status for an argument of `sys.exit`."""
     if code is None or isinstance(code, int):
         return code or 0
     return 1
 
 
 class _Leave:
-    """Ends the process where the interpreter would begin to take itself apart.
+    """Ends the process before the interpreter is finalized, which takes 0.5 s with torch.
 
-    With torch imported, that takes half a second. Until then everything goes its usual way: threads
-    that are no daemons are waited for, executors and children of multiprocessing end, and whatever
-    the handler and its libraries have registered is called.
+    Before that, as usual, threads that are not daemons are joined, executors and children of
+    multiprocessing end, and the functions of ``atexit`` are called.
     """
 
     status = 1

@@ -1,15 +1,15 @@
-"""The connections of the processes ("ranks") of one worker, and how a batch gets to all of them.
+"""The connections of the processes ("ranks") of one worker.
 
 ::
 
     frontend ═══ rank 0 ═══ rank 1
                     ╚══════ rank 2 …
 
-Rank 0 holds the connection to the frontend, so the frontend sees an ordinary worker. It passes
-every `Load` on to the others and answers when all of them are loaded; it passes batches on where
-all take part in them (tensor parallelism), and alone answers those. Where it does not (pipelines),
-the others sit in what their handler has started. Whichever rank ends takes all others with it: the
-connections between them close, and the runner that started them ends the rest.
+Rank 0 has the connection to the frontend, which sees an ordinary worker. It passes the `Load` on to
+the others, and answers when all have loaded the model. If all ranks take part in each batch (tensor
+parallelism), it passes batches on, and is the only one to answer; otherwise (pipelines) the others
+wait in their handler. When a rank ends, the connections between ranks close and the runner ends the
+others.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 
 def fetch_connection(address: str, rank: int) -> tuple[str, FrontendConnection]:
-    """Fetch the text for all ranks, and make the connection of this one."""
+    """Fetch the text for all ranks, and return it with the connection of this rank."""
     text, upstream, followers, to_all = fetch_sockets(address, rank)
     if rank:
         return text, FollowerConnection(upstream, rank)
@@ -45,7 +45,7 @@ def fetch_connection(address: str, rank: int) -> tuple[str, FrontendConnection]:
 
 
 def _on_own_device(load: Load, rank: int) -> Load:
-    """A worker's devices are the only ones its ranks see, so each rank's has the rank's number."""
+    """Return the load for a rank; ranks see the worker's devices only, one for each."""
     return load if load.gpu_id is None else dataclasses.replace(load, gpu_id=rank)
 
 

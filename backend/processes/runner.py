@@ -1,12 +1,12 @@
 """The process of a runner (torchrun, torch's launcher for CPUs), which starts those of one worker.
 
-Nobody inherits a socket through a runner, so each of its processes ("ranks") fetches its own from
-the runner's process: at an abstract Unix socket (no file to leave behind), which gives each rank's
-once, and only to processes of the same user. A rank that the runner restarts by itself finds
-nobody there and ends: the frontend restarts the whole worker instead.
+Sockets cannot be inherited through a runner, so each of its processes ("ranks") fetches its socket
+from the runner's process: at an abstract Unix socket (without a file), which serves each rank once,
+and processes of the same user only. A rank that the runner restarts cannot connect and ends: the
+frontend restarts the whole worker instead.
 
-A runner that has lost one of its processes ends the others, and then itself with exit status 1. If
-it ends as the first of them did, the frontend sees what it would have seen of a process of its own.
+A runner that has lost a process ends the others, and itself with exit status 1. Here it ends in the
+same way as the first process that failed, so that the frontend sees the cause.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this process when its parent, the runner, is gone."""
+    """Let the kernel kill this process when its parent, the runner, has ended."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
@@ -47,37 +47,37 @@ def _prctl(option: int, value: int) -> None:
 
 
 class FirstFailure:
-    """How the first child ended that did not end well; the others mostly follow from it."""
+    """How the first child that failed ended; it is mostly the cause for the others."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._status = 0
 
     def watch(self, pid: int) -> threading.Thread:
-        """Note how a child ends, in the thread returned; who started it still gets to know."""
+        """Note how a child ends, in the returned thread, without reaping it."""
         thread = threading.Thread(target=self._watch, args=(pid,), daemon=True)
         thread.start()
         return thread
 
     def exit_alike(self) -> None:
-        """End this process in the same way; returns where all are well."""
+        """End this process in the same way; returns if no child failed."""
         with self._lock:
             status = self._status
         if status > 0:
             sys.exit(status)
         if status < 0:
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the child has left its core already
-            with contextlib.suppress(OSError):  # there is no handler of SIGKILL to take away
+            with contextlib.suppress(OSError):  # SIGKILL cannot have a handler
                 signal.signal(-status, signal.SIG_DFL)
             os.kill(os.getpid(), -status)
 
     def _watch(self, pid: int) -> None:
         try:
-            # No deadline: it is a thread for this, and ends with the process.
+            # No deadline: the thread ends with the process.
             end = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-        except ChildProcessError:  # the runner was quicker, or has put a process in between
+        except ChildProcessError:  # the runner has reaped it, or it is not a direct child
             return
-        if end is None or end.si_status == signal.SIGTERM:  # it was told to, because of another
+        if end is None or end.si_status == signal.SIGTERM:  # ended because of another child
             return
         status = end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
         with self._lock:
@@ -85,9 +85,9 @@ class FirstFailure:
 
 
 class Fetched(NamedTuple):
-    """What a rank fetches: the text for all of them, and what its messages come by.
+    """The text for all ranks, and the sockets of one.
 
-    Rank 0 gets its ends to the others too, in order, and whether they take part in each batch.
+    Rank 0 also gets those to the others, in order, and whether they take part in each batch.
     """
 
     text: str
@@ -104,10 +104,10 @@ def offer_sockets(
     to_all: bool,
     on_fetch: Callable[[int], object] = lambda _pid: None,
 ) -> str:
-    """Keep the sockets of all ranks ready for them to fetch, in a thread.
+    """Offer the sockets of all ranks, in a thread; return the address.
 
-    ``sock``, to the frontend, is for rank 0. ``on_fetch`` gets the process id of each rank. Returns
-    the address where they are.
+    ``sock``, to the frontend, is for rank 0. ``on_fetch`` is called with the process id of each
+    rank.
     """
     if ranks > _MAX_SOCKETS:
         raise ValueError(f"{ranks} processes, at most {_MAX_SOCKETS} can work together")
@@ -125,13 +125,13 @@ def offer_sockets(
 
 
 def fetch_sockets(address: str, rank: int) -> Fetched:
-    """Fetch what there is for a rank; OSError if nobody is there, or nothing for this rank."""
+    """Fetch the sockets of a rank; OSError if there are none."""
     with socket.socket(socket.AF_UNIX) as sock:
         sock.connect(_ABSTRACT + address)
         sock.sendall(str(rank).encode())
         data, descriptors, _, _ = socket.recv_fds(sock, _MAX_TEXT_BYTES, _MAX_SOCKETS)
     if not descriptors:
-        raise OSError(f"there is no socket for rank {rank}, or it was taken before")
+        raise OSError(f"the socket of rank {rank} does not exist or has been fetched")
     for each in descriptors:
         os.set_inheritable(each, False)
     upstream, *followers = (socket.socket(fileno=each) for each in descriptors)
@@ -144,11 +144,11 @@ def _hand_out(
     offers: dict[int, list[socket.socket]],
     on_fetch: Callable[[int], object],
 ) -> None:
-    # No deadline: the frontend's startup timeout ends this process, if nothing else does.
+    # No deadline: the frontend's startup timeout ends this process.
     with listener:
         while offers:
             client, _ = listener.accept()
-            # Where it fails the client is gone, and the runner will say so.
+            # If it fails, the client has ended, which the runner reports.
             with client, contextlib.suppress(OSError, ValueError):
                 pid, uid, _ = _CREDENTIALS.unpack(
                     client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)

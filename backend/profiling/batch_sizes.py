@@ -49,7 +49,7 @@ class SizeProfiler:
         clock: Returns seconds.
         seconds: The time for all runs. Only the first size, and a run that takes longer than
             predicted, exceed it.
-        longest: No run is started that is predicted to take more seconds, but for the first size.
+        longest: The seconds of a run from which on it is not started, except for the first size.
 
     Attributes:
         found: The costs so far.

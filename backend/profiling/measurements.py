@@ -1,6 +1,6 @@
 """Measures a model with batches of samples, before it serves and while it is idle.
 
-Whatever fails, the model stays loaded, and the context of its service is afterwards as it was.
+A failure does not unload the model, and the context of its service is restored.
 """
 
 import logging

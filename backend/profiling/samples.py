@@ -16,7 +16,7 @@ from marserve.backend.service import Service
 
 
 class NoSample(Exception):
-    """There is no usable sample input; the message is the reason."""
+    """No sample input is usable; the message is the reason."""
 
 
 def find_sample(load: Load, service: Service, file: str = "") -> Input:
@@ -38,7 +38,7 @@ def find_samples(
         model_dir: The directory of the model.
         files: Files in it. Their names give the content type: JSON and text reach the handler
             decoded, as from a client.
-        sample_input: Called if there are no files. Returns bytes, str or a value for JSON; a tuple
+        sample_input: Called without files. Returns bytes, str or a value for JSON; a tuple
             of several; or None.
 
     Raises:

@@ -4,7 +4,7 @@ Small operations end before a second thread has started: a model that consists o
 or faster with one thread, and leaves the other cores to other workers. Batches of a sample are run
 with the share and with fewer threads, in turn.
 
-The result is only valid if the cores are free. Beside other work the share is no faster than fewer
+The result is only valid if the cores are free. Beside other work the share is as slow as fewer
 threads, for any model; the share is then kept, which costs little since waiting threads sleep. How
 many cores are free is measured by threads that only compute.
 """
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 _SECONDS = 1.0
 _MIN_ROUNDS, _MAX_ROUNDS = 3, 11
-_TOLERANCE = 1.05  # fewer threads may take so much longer
+_TOLERANCE = 1.05  # the relative time with fewer threads that is accepted
 _ENOUGH_CORES = 0.85  # of the share
 _BURN_SECONDS = 0.02
 _BLOCK = bytes(1 << 16)
@@ -48,7 +48,7 @@ class Undecided(Exception):
 def choose_threads(load: Load, service: Service, clock: Clock) -> str:
     """Set torch to the smallest sufficient number of threads; return the reason, empty for none.
 
-    Whatever fails, the model stays loaded, with one of the numbers of threads in `Load.trials`.
+    After a failure it is the share.
     """
     share = load.trials.threads[-1]
     if threads_in_use() != share or has_compiled():  # set by the handler; or compiled for the share
@@ -84,7 +84,7 @@ def fewest_threads(
         counts: Numbers of threads, rising.
         run: Runs a batch.
         set_count: Sets the number of threads.
-        cores: Measures how many cores so many threads get.
+        cores: Measures how many cores a number of threads gets.
         clock: Returns seconds.
 
     Raises:

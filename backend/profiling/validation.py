@@ -1,7 +1,7 @@
 """Checks with samples that batching changes no answer (``validateBatching``).
 
 Each sample is run alone, twice; then in batches of several sizes, at every place and beside
-different others; then alone once more. An answer that differs from the one to the sample alone
+different others; then alone again. An answer that differs from the one to the sample alone
 shows a handler that mixes up rows, keeps state of one row for the next, or whose results depend on
 the batch (a BatchNorm left in training mode).
 
@@ -180,7 +180,7 @@ class _Validator:
         return self._compiled[at] if at < len(self._compiled) else 0
 
     def _check_alone(self) -> None:
-        """Check that the answers to single requests are no errors, and the same as before."""
+        """Check that the answers to single requests are the same as before, and not errors."""
         for sample, before in enumerate(self._alone):
             if before.status >= 400:
                 raise _Failed(f"sample {sample + 1} alone failed with status {before.status}")

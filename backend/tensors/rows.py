@@ -43,7 +43,7 @@ class OutputJoiner:
         """Add the outputs of the next rows.
 
         Raises:
-            UnusableTensor: They have not so many rows, or differ from earlier ones in names,
+            UnusableTensor: They have another number of rows, or differ from earlier ones in names,
                 datatypes or the shape of a row.
         """
         if not self._rows:

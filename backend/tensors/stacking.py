@@ -101,7 +101,7 @@ class Stacking:
         """Sort the inputs of a batch by the kinds of their rows.
 
         Args:
-            row_of: Decodes an input that is no block.
+            row_of: Decodes an input that is not a block.
             inputs: Of the batch.
             rows: How many rows each input is; empty for one each.
         """

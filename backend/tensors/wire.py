@@ -120,7 +120,7 @@ def unpack_request(body: Buffer) -> tuple[Json, list[BinaryInput]]:
     """Return the JSON of a request by `pack_request`, and its inputs that are bytes.
 
     Raises:
-        ValueError: It is no such request: a client may send a body of this type.
+        ValueError: It is not such a request: a client may send a body of this type.
     """
     body = body if isinstance(body, bytes | bytearray) else bytes(body)
     try:

@@ -436,7 +436,7 @@ def test_stages_overlap_where_they_are_to_and_can(
     ("source", "changes", "reason"),
     [
         (FUNCTION, {}, "the handler is a function"),
-        (CLASS, {}, "MyHandler is no BaseHandler"),
+        (CLASS, {}, "MyHandler is not a BaseHandler"),
         (STAGED, {"model_name": "cat"}, "its name is cat"),
         (STAGED, {"envelope": "json"}, "the request envelope 'json' is around the handler"),
         (STAGED, {"asynchronous": True}, "the handler is a coroutine"),

@@ -211,7 +211,7 @@ def test_a_declared_metric_is_there_from_the_first_call_on(caplog) -> None:
     metrics.add_metric_to_cache("Width", "count", ["ModelName"], MetricTypes.GAUGE)
 
     assert metrics.drain() == [["gauge", "Width", "Count", 4.0, [["ModelName", "kitten"]], []]]
-    assert "Width is there already" in caplog.text
+    assert "Width exists" in caplog.text
 
 
 def test_what_is_reported_while_the_model_is_loaded_is_of_level_model(
@@ -236,7 +236,7 @@ def test_a_metric_kept_by_the_handler_reports_through_copies_of_the_store(
 def test_replacing_a_metric_warns(metrics: MetricsStore, caplog) -> None:
     first = metrics.add_metric_to_cache("Cats", "count")
     assert metrics.add_metric_to_cache("Cats", "count") is not first
-    assert "Cats is there already" in caplog.text
+    assert "Cats exists" in caplog.text
 
 
 def test_nothing_is_printed(metrics: MetricsStore, capfd) -> None:

@@ -54,7 +54,7 @@ def test_nothing_else_goes_over_cl_socket(run, caplog) -> None:
 
     _, reply = run(handle)
     assert reply.code == 503
-    assert "sends what create_predict_response makes" in caplog.text
+    assert "only sends results of create_predict_response" in caplog.text
 
 
 def test_an_assigned_socket_is_kept() -> None:
