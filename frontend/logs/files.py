@@ -204,13 +204,13 @@ class LogFile(logging.Handler):
         """Start a new file; where that fails, use the old one for as long again."""
         try:
             if size:
-                self._rename()
+                self._move()
                 size = 0
         except OSError:
             self.handleError(record)
         self._start_period(record.created, size)
 
-    def _rename(self) -> None:
+    def _move(self) -> None:
         old = self._rollover.new_name(self._start)
         old.parent.mkdir(parents=True, exist_ok=True)
         self.path.rename(old)

@@ -19,62 +19,41 @@ def tree_of_properties(properties: Mapping[str, str]) -> Node:
     return Node("Configuration", children=list(nodes))
 
 
-_Nested = dict[str, "str | _Nested"]
-
-
 def _of_version_2(properties: Mapping[str, str]) -> Iterator[Node]:
     """Read ``appender.a.type = Console``, ``logger.l.appenderRef.r.ref = a``, and the like."""
-    groups = _nested(properties)
-    for name, value in _group(groups, "property").items():
-        if isinstance(value, str):
-            yield Node("Property", {"name": name, "value": value})
-    appenders = _groups(_group(groups, "appender"))
-    yield Node("Appenders", children=[_node(each, "Unknown") for each in appenders])
-    for name, group in _group(groups, "logger").items():
-        if isinstance(group, dict):
-            yield _node({"name": name, **group}, "Logger")
-    root = groups.get("rootLogger")
-    if isinstance(root, dict):
-        yield _node(root, "Root")
-    elif isinstance(root, str):  # "info, STDOUT"
-        yield _short_logger("Root", {}, root)
+    groups: dict[tuple[str, ...], Node] = {(): Node("")}
 
+    def group(*path: str) -> Node:
+        if path not in groups:
+            groups[path] = Node(path[-1])
+            group(*path[:-1]).children.append(groups[path])
+        return groups[path]
 
-def _nested(properties: Mapping[str, str]) -> _Nested:
-    top: _Nested = {}
     for key, value in properties.items():
-        *path, last = key.split(".") if not key.startswith("property.") else key.split(".", 1)
-        inner = top
-        for name in path:
-            found = inner.setdefault(name, {})
-            if not isinstance(found, dict):
-                found = inner[name] = {"level": found}
-            inner = found
-        inner[last] = value
-    return top
-
-
-def _group(groups: _Nested, name: str) -> _Nested:
-    found = groups.get(name)
-    return found if isinstance(found, dict) else {}
-
-
-def _node(group: _Nested, name: str) -> Node:
-    kind = group.get("type")
-    node = Node(kind if isinstance(kind, str) else name)
-    for key, value in group.items():
-        if isinstance(value, str):
-            if key != "type":
-                node.attributes[key.lower()] = value
-        elif key == "appenderRef":
-            node.children += [_node(each, "AppenderRef") for each in _groups(value)]
+        *path, last = key.split(".")
+        if path[:1] == ["property"]:
+            yield Node("Property", {"name": key.removeprefix("property."), "value": value})
         else:
-            node.add(_node(value, key))
+            group(*path).attributes[last.lower()] = value
+    yield Node("Appenders", children=[_typed(each) for each in group("appender").children])
+    for each in group("logger").children:
+        each.attributes.setdefault("name", each.name)
+        yield _typed(each, "Logger")
+    if root := group().get("rootLogger"):  # "info, STDOUT"
+        yield _short_logger("Root", {}, root)
+    elif ("rootLogger",) in groups:
+        yield _typed(group("rootLogger"), "Root")
+
+
+def _typed(group: Node, name: str = "") -> Node:
+    """Return the node of a group, whose name is its type."""
+    node = Node(group.attributes.pop("type", name or group.name), group.attributes)
+    for child in group.children:
+        if child.name == "appenderRef":
+            node.children += [_typed(each, "AppenderRef") for each in child.children]
+        else:
+            node.add(_typed(child))
     return node
-
-
-def _groups(group: _Nested) -> list[_Nested]:
-    return [each for each in group.values() if isinstance(each, dict)]
 
 
 def _of_version_1(properties: Mapping[str, str]) -> Iterator[Node]:

@@ -124,7 +124,7 @@ class LoggerSetup:
 
 
 def set_up_loggers(
-    plan: Iterable[LoggerSetup], opened: ExitStack, *, asynchronous: bool = False
+    plan: Sequence[LoggerSetup], opened: ExitStack, *, asynchronous: bool = False
 ) -> None:
     """Set up loggers until ``opened`` is closed; a thread writes if ``asynchronous``."""
     writer = Writer(opened) if asynchronous else None
