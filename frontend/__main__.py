@@ -1,6 +1,6 @@
-"""Where the command line begins: the installed scripts, and ``python -m marserve``.
+"""The entry point of the installed scripts and of ``python -m marserve``.
 
-Nothing is imported here before it is needed: the standard descriptors are filled first.
+Other modules are imported after the standard descriptors are open.
 """
 
 import os
@@ -10,9 +10,9 @@ _STANDARD_ERROR = 2
 
 
 def main() -> int:
-    """Run the command line of this process; returns its exit code."""
+    """Run the command line of this process; return its exit code."""
     _fill_standard_descriptors()
-    if os.getpid() == 1:  # of a container, which is to end with the server, detached or not
+    if os.getpid() == 1:  # of a container, which ends with the server, detached or not
         from marserve.frontend.lifecycle.container_init import supervise
 
         return supervise([sys.executable, *sys.orig_argv[1:]])
@@ -22,15 +22,15 @@ def main() -> int:
 
 
 def _fill_standard_descriptors() -> None:
-    """Open those that are closed on /dev/null, as after ``>&-``.
+    """Open closed descriptors (``>&-``) on /dev/null.
 
-    Else the next file that is opened is standard output, and what is printed is written into it.
+    Otherwise the next opened file becomes standard output, and prints are written into it.
     """
     while (lowest_free := os.open(os.devnull, os.O_RDWR)) <= _STANDARD_ERROR:
         os.set_inheritable(lowest_free, True)
     os.close(lowest_free)
 
 
-# The guard matters: a worker runs this file again under another name.
+# multiprocessing imports this file in workers under another name.
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,17 +1,17 @@
 """The command line: TorchServe's flags to a `Config`, then start, stop or run.
 
-``--start`` leaves a detached server behind (`daemon`) and returns when that listens, could not
-start, or takes its time; ``--foreground`` is the server. In both the configuration is checked
-first, so a mistake is reported where the command was typed.
+``--start`` starts a detached server (`daemon`) and returns when that listens, has failed, or takes
+longer; ``--foreground`` is the server. Both check the configuration first, so that a mistake is
+reported where the command was typed.
 
-Under the name ``torchserve`` it is TorchServe's drop-in: without flags it starts, and ``--version``
-adds the line that scripts read, with the version of TorchServe whose contract is kept. Under our
-own name a bare command prints the help.
+Under the name ``torchserve`` it replaces TorchServe's command: without flags it starts, and
+``--version`` adds the line that scripts read, with TorchServe's version. Under the name
+``marserve`` a command without arguments prints the help.
 
-Unlike TorchServe: ``--stop`` waits until the server is gone, also without ``--foreground``; the
-exit code of a server that was stopped in order is 0, not 1.
+Unlike TorchServe, ``--stop`` waits until the server has ended, and the exit code of a server that
+was stopped is 0, not 1.
 
-What a command does is imported once it is known which it is: the server's imports take a while.
+A command's modules are imported when it is selected, since the server's take long.
 """
 
 import argparse
@@ -37,7 +37,7 @@ from marserve.frontend.lifecycle.terminal import print_text
 from marserve.frontend.logs.setup import log_directories
 
 _DROP_IN = "torchserve"
-#: What `marserve NAME` runs.
+#: Modules of the commands `marserve NAME`.
 PROGRAMS = {
     "pack": "marserve.tools.archiver.archiver",
     "bench": "marserve.tools.bench.main",
@@ -48,16 +48,16 @@ PROGRAMS = {
 
 
 def main(argv: Sequence[str] | None = None, program: str = "marserve") -> int:
-    """Run the command line, by default this process's; returns the exit code.
+    """Run a command line, by default this process's; return the exit code.
 
-    ``program`` is the name of the command: ``torchserve`` for TorchServe's ways.
+    ``program`` is the name of the command; ``torchserve`` selects TorchServe's behaviour.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments and program != _DROP_IN:
         build_parser().print_help()
         return 0
     if arguments and arguments[0] in PROGRAMS:
-        # By name at run time: tools stand beside the server, which does not import them.
+        # By name: the server does not import the tools.
         module = importlib.import_module(PROGRAMS[arguments[0]])
         return module.main(arguments[1:]) or 0
     options = build_parser(program).parse_args(arguments)
@@ -72,14 +72,14 @@ def main(argv: Sequence[str] | None = None, program: str = "marserve") -> int:
 
 
 def build_parser(program: str = "marserve") -> argparse.ArgumentParser:
-    """The parser of TorchServe's flags."""
+    """Return the parser of the flags."""
     parser = argparse.ArgumentParser(
         prog=program,
         description="Serves PyTorch models to TorchServe's clients.",
         epilog="marserve pack [...] writes model archives, marserve run MODEL [...] runs a handler "
         "without a server, marserve bench MODEL [...] measures a model that is served, marserve "
-        "ready says whether the running server is, marserve doctor [...] says what moving from "
-        "TorchServe takes; each has a --help.",
+        "ready checks the running server, marserve doctor [...] checks what a move from TorchServe "
+        "needs; each has a --help.",
     )
     action = parser.add_mutually_exclusive_group()
     action.add_argument("-v", "--version", action="store_true", help="print the version")
@@ -88,10 +88,10 @@ def build_parser(program: str = "marserve") -> argparse.ArgumentParser:
     option, switch = parser.add_argument, partial(parser.add_argument, action="store_true")
     serve = "the same as --foreground: the command of SageMaker's containers"
     parser.add_argument("command", nargs="?", choices=["serve"], help=serve)
-    switch("--foreground", help="be the server, do not detach")
+    switch("--foreground", help="run the server in this process, do not detach")
     debugging = (
         "give one worker of a model the terminal: breakpoint() works, edited files are loaded "
-        "anew, answers hold tracebacks; FILE replaces the archive's handler"
+        "again, answers contain tracebacks; FILE replaces the archive's handler"
     )
     option("--debug-handler", metavar="MODEL[=FILE]", help=debugging)
     option("--ts-config", metavar="FILE", help="configuration file")
@@ -101,26 +101,26 @@ def build_parser(program: str = "marserve") -> argparse.ArgumentParser:
     option("--workflow-store", metavar="DIR", help="directory with the workflow archives")
     logs = "logging configuration: Python's (.yaml, .json), or log4j's (.xml, .properties)"
     option("--log-config", metavar="FILE", help=logs)
-    option("--cpp-log-config", metavar="FILE", help="no effect: there is no C++ backend")
-    option("--plugins-path", "--ppath", metavar="PATHS", help="no effect: there is no Java")
-    snapshots = "write no snapshots of what is served, and do not restore the newest one"
+    option("--cpp-log-config", metavar="FILE", help="no effect: the backend has no C++")
+    option("--plugins-path", "--ppath", metavar="PATHS", help="no effect: the server has no Java")
+    snapshots = "write no snapshots of the served models, and do not restore the newest one"
     switch("--no-config-snapshots", "--ncs", help=snapshots)
-    switch("--disable-token-auth", "--dt", help="ask nobody for a token")
+    switch("--disable-token-auth", "--dt", help="do not require tokens")
     switch("--enable-model-api", help="let clients register models")
-    platform = "kserve, sagemaker, vertex or none; without this flag the one that is recognised"
+    platform = "kserve, sagemaker, vertex or none; detected without this flag"
     option("--platform", metavar="NAME", help=platform)
-    switch("--verbose", help="show on the console what else only the log file has")
-    for inner in ("--pid-descriptor", "--report-descriptor"):  # from the starter
+    switch("--verbose", help="print all records of the log file on the console, too")
+    for inner in ("--pid-descriptor", "--report-descriptor"):  # of the starter
         option(inner, type=int, help=argparse.SUPPRESS)
-    option("--server-argument", help=argparse.SUPPRESS)  # only to be seen there
+    option("--server-argument", help=argparse.SUPPRESS)  # for those who list processes
     return parser
 
 
 def load_config_of(options: argparse.Namespace) -> Config:
-    """The configuration that flags lead to, here and now.
+    """Return the configuration by the flags, the files and the environment of this process.
 
     Raises:
-        ConfigError: There is a mistake in it.
+        ConfigError: It is invalid.
     """
     snapshots = None if options.no_config_snapshots else log_directories()[0] / SNAPSHOT_FOLDER
     flags = dict(_flags(options))
@@ -164,7 +164,7 @@ def _check_paths(options: argparse.Namespace) -> None:
 
 
 def _flags(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
-    """What the command line sets, as keys and texts of the properties file."""
+    """Iterate over the keys and texts of config.properties that the command line sets."""
     for key in ("model_store", "workflow_store", "log_config", "cpp_log_config", "plugins_path"):
         if text := getattr(options, key):
             yield key, text
@@ -194,10 +194,10 @@ def _serve(config: Config, options: argparse.Namespace) -> int:
 
 
 def _time_to_stop(options: argparse.Namespace) -> float:
-    """How long a stop may take, as far as can be known from here."""
+    """Return how long a stop may take, in seconds, by the configuration of this process."""
     try:
         config = load_config_of(options)
     except ConfigError:
-        # To stop a server one need not repeat the flags it was started with.
+        # The flags of the start need not be repeated.
         config = Config(model_store=Path())
     return config.stop_seconds

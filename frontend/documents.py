@@ -1,11 +1,11 @@
-"""JSON documents in TorchServe's style, which its clients compare."""
+"""JSON documents in TorchServe's layout, which clients compare."""
 
 import json
 from typing import Any
 
 
 def json_text(document: Any) -> str:
-    """The text of a JSON document in the house style."""
+    """Return a JSON document as text: indented by two, without null members."""
     return json.dumps(_without_nulls(document), indent=2, ensure_ascii=False) + "\n"
 
 

@@ -1,7 +1,7 @@
-"""``marserve ready``: asks the server that runs here whether all its models can answer.
+"""``marserve ready``: requests ``/ready`` from the server of this machine.
 
 For health checks of containers, whose images have no curl. It needs no address: the pid file names
-the server, and the kernel tells with which flags, environment and directory it was started.
+the process, and the kernel has the flags, environment and directory with which it was started.
 """
 
 import argparse
@@ -21,15 +21,15 @@ from marserve.frontend.lifecycle.pidfile import PidFile, PidFileError
 from marserve.frontend.lifecycle.terminal import print_text
 
 _PROGRAMS = ("torchserve", "marserve", "marserve.frontend")
-# Where a listener that is bound everywhere can be reached from here.
+# Addresses of listeners that are bound to all interfaces.
 _LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - nothing is bound
 _MAX_BYTES = 10_000
 
 
 def main(argv: Sequence[str]) -> int:
-    """Ask it; the exit status is 0 where it is ready, else 1."""
+    """Run ``marserve ready``; return 0 if the server is ready, else 1."""
     parser = argparse.ArgumentParser(
-        prog="marserve ready", description="Asks the running server for /ready."
+        prog="marserve ready", description="Requests /ready from the running server."
     )
     parser.add_argument(
         "--timeout", type=float, default=5.0, metavar="SECONDS", help="default: %(default)s"
@@ -39,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
         address = _inference_address()
         status, text = _get(address, options.timeout)
     except (ConfigError, PidFileError, OSError, http.client.HTTPException) as error:
-        print_text(f"It is not known whether the server is ready: {error}")
+        print_text(f"The server cannot be checked: {error}")
         return 1
     print_text(text.strip())
     return int(status != http.HTTPStatus.OK)
@@ -48,15 +48,15 @@ def main(argv: Sequence[str]) -> int:
 def _inference_address() -> Address | UnixAddress:
     pid = PidFile().read()
     if pid is None:
-        raise PidFileError("none is running.")
+        raise PidFileError("no server is running.")
     try:
         server = psutil.Process(pid)
         words, environ, directory = server.cmdline(), server.environ(), server.cwd()
     except psutil.Error as error:
-        raise PidFileError(f"process {pid} cannot be looked at: {error}") from error
+        raise PidFileError(f"process {pid} cannot be read: {error}") from error
     program = next((at for at, word in enumerate(words) if at and Path(word).name in _PROGRAMS), 0)
     options, _ = build_parser().parse_known_args(words[program + 1 :])
-    # What it reads, it reads as the server did. This process does nothing else.
+    # Read the configuration as the server did.
     os.chdir(directory)
     os.environ.clear()
     os.environ.update(environ)
@@ -70,7 +70,7 @@ def _get(address: Address | UnixAddress, timeout: float) -> tuple[int, str]:
         host = _LOOPBACK.get(address.host, address.host)
         if address.scheme == "https":
             unverified = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-            # On this machine, and perhaps made up: there is nothing to check it against.
+            # A server of this machine; its certificate may be self-signed.
             unverified.check_hostname, unverified.verify_mode = False, ssl.CERT_NONE
             connection = http.client.HTTPSConnection(
                 host, address.port, timeout=timeout, context=unverified

@@ -1,11 +1,11 @@
-"""``marserve run``: a model's handler by itself, in this process; no server, no sockets.
+"""``marserve run``: runs a model's handler in this process, without a server.
 
-A program beside the server: what it imports of the frontend reads archives and resolves settings,
-what it imports of the backend is what a worker runs. So a handler finds here what it would find
-under a server that is started in the same place: its directory, its context, its batch. This
-process loads torch because the handler does.
+It reads archives and resolves settings by the frontend, and runs the handler by the worker's code.
+So a handler gets the directory, the context and the batch that it would get in a server with the
+same configuration. This process loads torch if the handler does.
 
-The answers go to stdout, byte for byte; everything else to stderr, what the handler prints too.
+The answers are written to stdout without changes, everything else to stderr, including what the
+handler prints.
 """
 
 import argparse
@@ -49,7 +49,7 @@ _STDIN = "-"
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run ``marserve run``; returns 0 only if every input was answered with success."""
+    """Run ``marserve run``; return 0 if every input was answered with success."""
     options = _parser().parse_args(arguments)
     with own_workdir() as workdir, _own_stdout() as stdout:
         faulthandler.enable()
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str]) -> int:
             run.load(max(len(inputs), 1))
             if inputs:
                 run.predict(inputs, answers)
-        except BrokenPipeError:  # nobody reads on
+        except BrokenPipeError:  # the reader of stdout has ended
             return _FAILED
         except (Exception, SystemExit):
             logger.exception("The handler failed.")
@@ -86,22 +86,22 @@ def _parser() -> argparse.ArgumentParser:
     option("model", metavar="MODEL", help="a model archive, or a model's directory")
     bodies = (
         "body of a request, - for the standard input; several form one batch; without any the "
-        "model is loaded, and that is all"
+        "model is only loaded"
     )
     option("--input", metavar="FILE", nargs="+", action="extend", default=[], help=bodies)
     option("--content-type", metavar="TYPE", help="of all inputs; by default, by their names")
-    handler = "a Python file, FILE:FUNCTION or a built-in name, in the place of the archive's"
+    handler = "a Python file, FILE:FUNCTION or a built-in name that replaces the archive's"
     option("--handler", metavar="HANDLER", default="", help=handler)
-    config = "configuration file, for service_envelope, metrics_config and what else handlers meet"
+    config = "configuration file, for service_envelope, metrics_config and other keys of handlers"
     option("--ts-config", metavar="FILE", help=config)
-    explain = "ask for explanations instead of predictions"
+    explain = "request explanations instead of predictions"
     option("--explain", action="store_true", help=explain)
     return parser
 
 
 @contextlib.contextmanager
 def _own_stdout() -> Iterator[BinaryIO]:
-    """Keep stdout for the answers: whatever else is written there goes to stderr."""
+    """Return stdout for the answers; other output to stdout goes to stderr meanwhile."""
     sys.stdout.flush()
     with os.fdopen(os.dup(1), "wb") as ours:
         os.dup2(2, 1)
@@ -113,7 +113,7 @@ def _own_stdout() -> Iterator[BinaryIO]:
 
 
 def _read(name: str, content_type: str | None, *, explain: bool) -> Input:
-    """A request such as a client would send with this body.
+    """Return the request of a client with this body.
 
     Raises:
         OSError: It cannot be read.
@@ -125,17 +125,17 @@ def _read(name: str, content_type: str | None, *, explain: bool) -> Input:
     headers = {"Content-Type": content_type} if content_type else {}
     headers |= {"Content-Length": str(len(body)), "url_path": "", "explain": str(explain)}
     media_type = content_type.partition(";")[0]
-    # Its own bytearray, as in a worker: the handler may change it.
+    # A bytearray, as in a worker: the handler may change it.
     return Input(f"run-{name}", headers, [Part("body", media_type, bytearray(body))])
 
 
 def _prepare(options: argparse.Namespace, workdir: Path) -> "_Run":
-    """Unpack the model and resolve how it is to be run; nothing of it is imported yet.
+    """Unpack the model and resolve its settings, without importing its code.
 
     Raises:
-        ServeError: It cannot be served.
+        ServeError: The model cannot be served.
         ConfigError: The configuration file cannot be used.
-        OSError: It cannot be read.
+        OSError: The model cannot be read.
     """
     path = Path(os.path.abspath(options.model))  # noqa: PTH100 - a link stays where it is
     if not path.exists():
@@ -145,7 +145,7 @@ def _prepare(options: argparse.Namespace, workdir: Path) -> "_Run":
         logger.info("Configuration file: %s", config.texts["tsConfigFile"])
     opener = ArchiveOpener(config, workdir, make_helpers(config))
     archive = asyncio.run(opener.open(str(path) if path.is_dir() else path.name))
-    # Starts no process: it never gets to that.
+    # The launcher is not used.
     host = WorkerHost(config, LocalLauncher("spawn"), DeviceAllocator(count_gpus()))
     registration = Registration(url=str(path), handler=handler_path(options.handler), at_start=True)
     resolver = Resolver(host)
@@ -153,7 +153,7 @@ def _prepare(options: argparse.Namespace, workdir: Path) -> "_Run":
     settings = resolver.settings(archive, manifest, registration)
     model = ServedModel(manifest, archive.directory, settings)
     if model.has_ranks:
-        raise ServeError("The model's workers are several processes (parallelType): it is served.")
+        raise ServeError("A model of several processes (parallelType) can be run by a server only.")
     return _Run(host, model)
 
 
@@ -167,7 +167,7 @@ class _Run:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def load(self, count: int) -> None:
-        """Load the model, for batches of ``count`` inputs at least; raises as the handler does."""
+        """Load the model for batches of at least ``count`` inputs; raise as the handler does."""
         model, host = self._model, self._host
         settings = model.settings
         gpus = host.devices.acquire(1, settings.device_ids) if settings.use_gpu else ()
@@ -187,72 +187,69 @@ class _Run:
         self._service = load_service(load, run)
 
     def predict(self, inputs: Sequence[Input], answers: "_Answers") -> None:
-        """Run it over the inputs: one batch, or each by itself where the handler is a coroutine."""
+        """Run the inputs as one batch, or one by one if the handler is asynchronous."""
         if self._loop is None:
             self._predict_batch(inputs, list(range(len(inputs))), answers)
             return
-        for place, input_ in enumerate(inputs):
-            send = partial(answers.add, places=[place])
+        for index, input_ in enumerate(inputs):
+            send = partial(answers.add, indexes=[index])
             send(self._loop.run_until_complete(self._service.predict_request(input_, send)))
 
     def _predict_batch(
-        self, inputs: Sequence[Input], places: list[int], answers: "_Answers"
+        self, inputs: Sequence[Input], indexes: list[int], answers: "_Answers"
     ) -> None:
-        """Run the handler, and once more for those whose answers go on in steps."""
-        while places:
-            run_as = self._model.settings.batching.run_as(len(places))
-            send = partial(answers.add, places=places)
-            reply = self._service.predict([inputs[place] for place in places], send, run_as)
+        """Run the handler, and again for the answers that continue in steps."""
+        while indexes:
+            run_as = self._model.settings.batching.run_as(len(indexes))
+            send = partial(answers.add, indexes=indexes)
+            reply = self._service.predict([inputs[index] for index in indexes], send, run_as)
             send(reply)
             if not self._model.settings.continuous_batching or reply.code != 200:
                 return
-            places = [
-                place
-                for place, prediction in zip(places, reply.predictions, strict=True)
+            indexes = [
+                index
+                for index, prediction in zip(indexes, reply.predictions, strict=True)
                 if prediction.headers.get(STREAM_NEXT) == "true"
             ]
             inputs = [Input(input_.id, input_.headers, []) for input_ in inputs]
 
 
 class _Answers:
-    """Prints answers as clients would see them: the bodies; their heads on stderr.
-
-    ``names`` is what the inputs are called.
-    """
+    """Prints the bodies of answers, and their heads on stderr, with the inputs' ``names``."""
 
     def __init__(self, names: Sequence[str], stdout: BinaryIO) -> None:
         self.failed = False  # whether any answer is a failure
         self._names = names
         self._stdout = stdout
-        self._place = -1
+        self._index = -1
         self._lacks_newline = False
 
-    def add(self, reply: Reply | Piece, places: Sequence[int]) -> None:
-        """Print a reply, or a piece of one, for the inputs at ``places``."""
+    def add(self, reply: Reply | Piece, indexes: Sequence[int]) -> None:
+        """Print a reply, or a piece of one, for the inputs at these indexes."""
         if reply.code != 200:
             failure = _failure(PredictionFailed(reply.message, status=reply.code))
-            predictions = [failure] * len(places)
+            predictions = [failure] * len(indexes)
         else:
             predictions = reply.predictions
             if isinstance(reply, Piece):
-                places = [places[place] for place in reply.places]
-        for place, prediction in zip(places, predictions, strict=True):
-            self._print(place, _checked(prediction))
+                indexes = [indexes[place] for place in reply.places]
+        for index, prediction in zip(indexes, predictions, strict=True):
+            self._print(index, _checked(prediction))
 
     def close(self) -> None:
-        """Print what is left."""
+        """End the last line and flush."""
         if self._lacks_newline:
             self._stdout.write(b"\n")
         self._stdout.flush()
 
-    def _print(self, place: int, prediction: Prediction) -> None:
-        if place != self._place:
+    def _print(self, index: int, prediction: Prediction) -> None:
+        if index != self._index:
             self.close()
             self._lacks_newline = False
-            self._place = place
+            self._index = index
             status = f"{prediction.status} {prediction.reason}".strip()
             headers = "".join(f"\n  {key}: {value}" for key, value in prediction.headers.items())
-            logger.info("%s: %s%s", self._names[place], status, headers)
+            logger.info("%s: %s%s", self._names[index], status, headers)
         self.failed = self.failed or prediction.status >= 400
         body = bytes(prediction.body)
         self._stdout.write(body)
@@ -262,7 +259,7 @@ class _Answers:
 
 
 def _checked(prediction: Prediction) -> Prediction:
-    """The prediction, or the error that its client gets where HTTP cannot carry it."""
+    """Return the prediction, or the error of a client if HTTP cannot contain it."""
     try:
         check_prediction(prediction)
     except ServeError as error:

@@ -103,7 +103,7 @@ def serve(
     report = report or StartReport()
     raise_descriptor_limit()
     faulthandler.enable(sys.__stderr__ or 2)  # systemd's watchdog aborts a server that hangs
-    starter = ServiceManager.taken_from(os.environ)
+    starter = ServiceManager.from_environ(os.environ)
     starter.main_process(os.getpid())
     watchdog = StopWatchdog(config.stop_seconds, release)
     try:
@@ -249,7 +249,7 @@ class Server:
         background = await opened.enter_async_context(BackgroundTasks())
         background.keep_running("The sign of life", partial(_notify_watchdog, self._starter))
         workdir = await _make_workdir(opened)  # first: it marks all processes
-        self._watchdog.removes(workdir)
+        self._watchdog.set_workdir(workdir)
         gpus = GpuReader()
         start_monitoring(background, config, self._metrics, self._registry, gpus)
         host = await self._make_host(opened)

@@ -1,9 +1,9 @@
-"""The server as a process: how it is started, watched and ended, and what it leaves behind.
+"""The server as a process: how it is started, watched and ended, and how its files are removed.
 
 * ``daemon``           a detached server: its start, report and stop; its pid file in ``pidfile``
-* ``signals``          what SIGTERM, SIGINT and SIGHUP mean
-* ``stop_watchdog``    ends a server whose stop takes longer than it may
-* ``service_manager``  tells systemd, or the first process of a container, how the server fares
+* ``signals``          SIGTERM, SIGINT and SIGHUP as events
+* ``stop_watchdog``    ends a server whose stop takes too long
+* ``service_manager``  reports the state of the server to systemd or the container's first process
 * ``container_init``   ``marserve-init``: the first process of a container, ends with the server
 * ``workdir``          the directory for unpacked archives, gone when the server is
 """

@@ -1,8 +1,8 @@
 """Starts a detached server, waits until it listens or fails, and stops it.
 
-Through a pipe it reports one JSON document, when it listens or has to give up; one that dies first
-closes the pipe without a word. The starter waits for either, but not for ever: models may take
-minutes to fetch and unpack.
+The server writes one JSON document to a pipe when it listens or gives up; if it dies before, the
+pipe is closed empty. The starter waits a limited time, since models may take minutes to download
+and unpack.
 """
 
 import contextlib
@@ -28,12 +28,12 @@ from marserve.frontend.lifecycle.service_manager import (
 from marserve.frontend.lifecycle.terminal import print_text
 from marserve.frontend.logs.setup import log_directories
 
-FORCED_END_SECONDS = 10.0  # that the end of a server by force takes at most, `stop_watchdog`
+FORCED_END_SECONDS = 10.0  # of a forced end at most (`stop_watchdog`)
 
 _START_SECONDS = 10.0  # how long a starter waits for its server to listen
-_END_SECONDS = 30.0  # that a server which gives up may take to end
-_INTERRUPTED = 130  # the status, for shells, of a command that Ctrl-C ended
-# A pipe holds much more than these: the server never waits for its starter.
+_END_SECONDS = 30.0  # how long a server that gives up may take to end
+_INTERRUPTED = 130  # the exit status after Ctrl-C
+# Less than a pipe buffers, so that the server never waits for its starter.
 _MAX_NAMES = 10
 _MAX_CHARACTERS = 2000
 _READ_BYTES = 1 << 16
@@ -41,12 +41,12 @@ _READ_BYTES = 1 << 16
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a start."""
+    """The result of a start."""
 
     url: str = ""  # where the server listens; empty if it does not
-    loading: Sequence[str] = ()  # the first models of those that cannot answer yet
-    error: str = ""  # why it gave up; empty where that is not known
-    failed: Sequence[str] = ()  # the first models of those that could not be loaded
+    loading: Sequence[str] = ()  # names of models that are not loaded yet
+    error: str = ""  # why it gave up; empty if it died without a report
+    failed: Sequence[str] = ()  # names of models that could not be loaded
 
     def __str__(self) -> str:
         listens = f"The server listens at {self.url}"
@@ -60,7 +60,7 @@ class Outcome:
 
 
 class StartReport:
-    """The server's end of the pipe; ``descriptor`` is None where nobody waits."""
+    """The server's end of the pipe; ``descriptor`` is None without a starter."""
 
     def __init__(self, descriptor: int | None = None) -> None:
         self._descriptor = descriptor
@@ -72,19 +72,19 @@ class StartReport:
         self._send(Outcome(url, loading[:_MAX_NAMES], failed=failed[:_MAX_NAMES]))
 
     def failed(self, error: str) -> None:
-        """Report why there will be no server."""
+        """Report why the server gives up."""
         self._send(Outcome(error=error[:_MAX_CHARACTERS]))
 
     def _send(self, outcome: Outcome) -> None:
         if self._descriptor is None:
             return
         descriptor, self._descriptor = self._descriptor, None
-        with contextlib.suppress(BrokenPipeError), open(descriptor, "wb") as pipe:  # noqa: PTH123 - a descriptor is no path
+        with contextlib.suppress(BrokenPipeError), open(descriptor, "wb") as pipe:  # noqa: PTH123 - a descriptor, not a path
             pipe.write(json.dumps(asdict(outcome)).encode())
 
 
 def wait_for_outcome(descriptor: int, timeout: float) -> Outcome | None:
-    """What became of a start, read from the starter's end of the pipe; None while that is open."""
+    """Read the result of a start from the starter's end of the pipe; None after the timeout."""
     deadline = time.monotonic() + timeout
     received = b""
     while select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))[0]:
@@ -96,12 +96,14 @@ def wait_for_outcome(descriptor: int, timeout: float) -> Outcome | None:
 
 
 def start(arguments: Sequence[str], url: str) -> int:
-    """Leave a server behind, to be asked at ``url``; prints what became of it.
+    """Start a detached server, print the result, and return the exit status of the command.
 
-    Returns the exit status of the command.
+    Args:
+        arguments: Of the command line.
+        url: Where ``/ready`` of the server can be requested.
 
     Raises:
-        PidFileError: There is one already.
+        PidFileError: A server runs already.
     """
     pid_file = PidFile()
     claim(pid_file)
@@ -121,36 +123,36 @@ def start(arguments: Sequence[str], url: str) -> int:
     except BaseException:
         pid_file.release()
         raise
-    # From us: it hears only from the process that it knows of, and goes on with that one.
+    # Sent by the starter: systemd accepts messages of the present main process only.
     ServiceManager(os.environ.get(SOCKET_VARIABLE, "")).main_process(server.pid)
-    os.close(inherited)  # else we would never see the end of a server that dies
+    os.close(inherited)  # otherwise the pipe would stay open when the server dies
     pid_file.hand_over(server.pid)
     try:
         outcome = wait_for_outcome(report, _START_SECONDS)
     except KeyboardInterrupt:
         server.returncode = 0
-        print_text("\nThe server goes on starting; --stop ends it.")
+        print_text("\nThe server continues to start; --stop ends it.")
         return _INTERRUPTED
     if outcome is not None and not outcome.url:
-        end = _end_of(server)  # not before it is gone: the next start should find nothing
+        end = _end_of(server)  # waits: the next start must not find it
         print_text(f"The server did not start: {outcome.error or end}")
         return 1
-    server.returncode = 0  # it lives on by intent: no "still running" warning when we go
+    server.returncode = 0  # it continues: no ResourceWarning "still running"
     print_text(str(outcome or f"The server is still loading models; {_where_to_ask(url)}."))
     return 0
 
 
 def become_server(arguments: Sequence[str], argument: str) -> NoReturn:
-    """Make this process the server, with one more argument for others to find it by."""
+    """Make this process the server, with a further argument by which others find it."""
     sys.stdout.flush()
     command = server_command(arguments, "--server-argument", argument)
     os.execv(command[0], command)  # noqa: S606  our own interpreter, the operator's own flags
 
 
 def server_command(arguments: Sequence[str], *inner: str) -> list[str]:
-    """The command line of a server, by that of its starter and what that adds."""
-    # -m puts the working directory first on the import path, where a model author's logging.py
-    # may lie; -P does not.
+    """Return the command line of a server: the starter's with ``inner`` arguments."""
+    # -m puts the working directory first on the import path, which may contain a logging.py of a
+    # model's author; -P does not.
     return [sys.executable, "-P", "-m", "marserve.frontend", *arguments, "--foreground", *inner]
 
 
@@ -158,15 +160,15 @@ def claim(pid_file: PidFile) -> None:
     """Take the pid file for this process.
 
     Raises:
-        PidFileError: It is another's.
+        PidFileError: Another server holds it.
     """
     if pid_file.claim():
-        with contextlib.suppress(OSError):  # of a full disk or a closed pipe: the server starts
+        with contextlib.suppress(OSError):  # a full disk or a closed pipe do not prevent the start
             print_text("Removing orphan pid file.")
 
 
 def stop(timeout: float) -> int:
-    """End the server, which its stop may take ``timeout`` seconds; the command's exit status."""
+    """Stop the server, which may take ``timeout`` seconds; return the command's exit status."""
     pid_file = PidFile()
     pid = pid_file.read()
     if pid is None:
@@ -175,8 +177,8 @@ def stop(timeout: float) -> int:
     if not _terminate(pid, timeout + FORCED_END_SECONDS):
         print_text("Stopping TorchServe took too long.")
         return 1
-    # Stopped in its first moments, it had no chance to remove its pid file.
-    with contextlib.suppress(PidFileError):  # the next server has it already
+    # A server that was stopped at its very start has not removed its pid file.
+    with contextlib.suppress(PidFileError):  # the next server has taken it
         pid_file.claim()
         pid_file.release()
     print_text("TorchServe has stopped.")
@@ -194,20 +196,20 @@ def _end_of(server: "subprocess.Popen[bytes]") -> str:
         server.returncode = 0
         return "it hangs."
     if status == 0:
-        return "it was told to stop."
+        return "it was stopped."
     if status < 0:
         return f"it was killed by {signal.Signals(-status).name}."
     log = log_directories()[0].absolute() / "ts_log.log"
-    return f"it ended with status {status}; {log} may tell why."
+    return f"it ended with status {status}; the reason may be in {log}."
 
 
 def _terminate(pid: int, timeout: float) -> bool:
-    """Ask a process to end; whether it did within ``timeout`` seconds."""
+    """Send SIGTERM to a process; return whether it ended within ``timeout`` seconds."""
     deadline = time.monotonic() + timeout
     try:
         server = psutil.Process(pid)
         server.terminate()
-        # A container without an init leaves zombies, which psutil counts as running.
+        # Zombies, which a container without an init leaves, are running for psutil.
         while server.is_running() and server.status() != "zombie":
             if time.monotonic() > deadline:
                 return False

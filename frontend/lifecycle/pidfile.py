@@ -1,12 +1,12 @@
-"""One server per temporary directory: the pid file, and whether its server lives.
+"""The pid file: one server per temporary directory.
 
-The file holds the decimal pid and nothing else, as TorchServe's does: scripts read it. Command
-lines and start times do not prove that the process is our server and not another that got its
-number. So the server keeps a lock (``flock``) on the file while it lives; the kernel drops it with
-the process, however that ends. A file without a lock is an orphan.
+The file contains the decimal pid and nothing else, as TorchServe's: scripts read it. Command lines
+and start times do not prove that the process is our server and not another with the same number.
+So the server holds a lock (``flock``) on the file while it lives; the kernel releases it with the
+process. A file without a lock is an orphan.
 
-The starter of a detached server takes the lock and lets the server inherit it, so ``--stop`` right
-behind ``--start`` finds its server, and of two starters one is refused.
+The starter of a detached server takes the lock and lets the server inherit it, so that ``--stop``
+right after ``--start`` finds the server, and one of two starters is refused.
 """
 
 import fcntl
@@ -27,10 +27,10 @@ class AlreadyRunning(PidFileError):
 
 
 class PidFile:
-    """The pid file of one server, by default in TorchServe's place, which ``TMPDIR`` moves.
+    """The pid file of one server, by default where TorchServe has it, below ``TMPDIR``.
 
     Raises:
-        PidFileError: There is no such place.
+        PidFileError: A temporary directory cannot be found.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -38,7 +38,7 @@ class PidFile:
         self._descriptor: int | None = None
 
     def read(self) -> int | None:
-        """The pid of the living server; None if there is none.
+        """Return the pid of the living server; None without one.
 
         Raises:
             PidFileError: The file belongs to another user or cannot be opened.
@@ -55,7 +55,7 @@ class PidFile:
         return int(text) if text.isdigit() and not is_orphan else None
 
     def claim(self) -> bool:
-        """Take the file for this process; returns whether a dead server had left it behind.
+        """Take the file for this process; return whether a dead server had left it.
 
         Raises:
             AlreadyRunning: A living server has it.
@@ -68,7 +68,7 @@ class PidFile:
         return is_orphan
 
     def fileno(self) -> int:
-        """The descriptor of a claimed file, for a child to inherit."""
+        """Return the descriptor of a claimed file, for a child to inherit."""
         assert self._descriptor is not None, "claim() comes first"
         return self._descriptor
 
@@ -78,7 +78,7 @@ class PidFile:
         self._close()
 
     def adopt(self, descriptor: int) -> None:
-        """Take what the parent of this process has claimed for it.
+        """Take the file that the parent of this process has claimed for it.
 
         Raises:
             PidFileError: ``descriptor`` is not this file.
@@ -93,11 +93,11 @@ class PidFile:
         if self._descriptor is None:
             return
         if self._is_current(self._descriptor):
-            self.path.unlink()  # before the lock goes: nobody else can own the name yet
+            self.path.unlink()  # before the lock is released: no other process can claim it yet
         self._close()
 
     def _lock_current(self) -> int:
-        # Ends: each further round means that one more server has ended in between.
+        # Ends: a further round means that another server ended meanwhile.
         while True:
             descriptor = self._open(os.O_RDWR | os.O_CREAT)
             if not _lock(descriptor, fcntl.LOCK_EX):
@@ -105,10 +105,10 @@ class PidFile:
                 raise AlreadyRunning(_ALREADY_RUNNING)
             if self._is_current(descriptor):
                 return descriptor
-            os.close(descriptor)  # its owner removed it between our open and our lock
+            os.close(descriptor)  # its owner removed it between open and lock
 
     def _open(self, flags: int) -> int:
-        """Open the file; in a directory that all users share, no link and no other's file."""
+        """Open the file; refuse links and files of other users, who share the directory."""
         try:
             descriptor = os.open(self.path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
         except FileNotFoundError:
@@ -122,9 +122,9 @@ class PidFile:
         if status.st_uid != os.geteuid():
             os.close(descriptor)
             raise PidFileError(f"The pid file {self.path} belongs to another user.")
-        if not stat.S_ISREG(status.st_mode):  # nobody would ever write into a pipe that we read
+        if not stat.S_ISREG(status.st_mode):  # a read of a pipe would not end
             os.close(descriptor)
-            raise PidFileError(f"The pid file {self.path} is no file.")
+            raise PidFileError(f"The pid file {self.path} is not a regular file.")
         return descriptor
 
     def _is_current(self, descriptor: int) -> bool:

@@ -1,12 +1,12 @@
-"""Tells whoever has started the server how it fares, by the protocol of sd_notify(3).
+"""Reports the state of the server to the process that started it, as in sd_notify(3).
 
-That is systemd, for a service of ``Type=notify``, or the first process of a container
-(`container_init`). Each message is one datagram to the socket that ``NOTIFY_SOCKET`` names, and
-never waits: nobody else's trouble shall hold the server up.
+That process is systemd, for a service of ``Type=notify``, or the first process of a container
+(`container_init`). Each message is one datagram to the socket that ``NOTIFY_SOCKET`` names. Sending
+never waits for the receiver.
 
 The server is READY when its listeners are open, not when its models have loaded: a model that fails
-must not keep the others from being served, and what depends on the service may connect. Whether
-requests will be answered is what ``/ready`` says.
+must not keep the others from being served, and dependent services may connect. ``/ready`` reports
+whether requests will be answered.
 """
 
 import logging
@@ -17,18 +17,18 @@ from typing import Self
 
 logger = logging.getLogger(__name__)
 
-#: Says where messages go; a name that begins with @ is one of Linux's abstract names.
+#: The socket's path; with @ in front, an abstract name of Linux.
 SOCKET_VARIABLE = "NOTIFY_SOCKET"
-#: How often it wants to hear of us, in microseconds, and of which process.
+#: The watchdog's interval in microseconds, and the process that it watches.
 WATCHDOG_VARIABLE, WATCHDOG_PID_VARIABLE = "WATCHDOG_USEC", "WATCHDOG_PID"
 
 
 class ServiceManager:
-    """What started this process, if it wants to be told.
+    """The process that started this one, if it receives messages.
 
     Args:
-        address: The socket's path or abstract name; empty for nobody.
-        watchdog_seconds: After how long without `alive` it ends the process; 0 for never.
+        address: The socket's path or abstract name; empty for none.
+        watchdog_seconds: It ends this process after that time without `alive`; 0 for never.
     """
 
     def __init__(self, address: str = "", watchdog_seconds: float = 0.0) -> None:
@@ -37,8 +37,8 @@ class ServiceManager:
         self._has_failed = False
 
     @classmethod
-    def taken_from(cls, environ: MutableMapping[str, str]) -> Self:
-        """Who is named in the environment, which loses the names: they are not for children."""
+    def from_environ(cls, environ: MutableMapping[str, str]) -> Self:
+        """Read the variables and remove them, so that children do not inherit them."""
         address = environ.pop(SOCKET_VARIABLE, "")
         interval = environ.pop(WATCHDOG_VARIABLE, "")
         is_ours = environ.pop(WATCHDOG_PID_VARIABLE, "") in ("", str(os.getpid()))
@@ -46,23 +46,23 @@ class ServiceManager:
         return cls(address, seconds)
 
     def main_process(self, pid: int) -> None:
-        """Say which process the server is."""
-        self.tell(f"MAINPID={pid}")
+        """Report the process id of the server."""
+        self.send(f"MAINPID={pid}")
 
     def ready(self, status: str) -> None:
-        """Say that the server listens, with a sentence for who asks for its status."""
-        self.tell("READY=1", f"STATUS={status}")
+        """Report that the server listens, with a sentence for ``systemctl status``."""
+        self.send("READY=1", f"STATUS={status}")
 
     def stopping(self, seconds: float) -> None:
-        """Say that the server is about to stop, which may take so long."""
-        self.tell("STOPPING=1", f"EXTEND_TIMEOUT_USEC={int(seconds * 1e6)}", "STATUS=Stopping.")
+        """Report that the server stops, within ``seconds``."""
+        self.send("STOPPING=1", f"EXTEND_TIMEOUT_USEC={int(seconds * 1e6)}", "STATUS=Stopping.")
 
     def alive(self) -> None:
-        """Say that the server does not hang."""
-        self.tell("WATCHDOG=1")
+        """Report that the server does not hang."""
+        self.send("WATCHDOG=1")
 
-    def tell(self, *lines: str) -> None:
-        """Send a message of sd_notify, if anybody wants it."""
+    def send(self, *lines: str) -> None:
+        """Send a message of sd_notify, if there is a receiver."""
         if not self._address:
             return
         text = "\n".join(lines)
@@ -72,4 +72,4 @@ class ServiceManager:
         except OSError as error:
             if not self._has_failed:
                 self._has_failed = True
-                logger.warning("Whoever started the server cannot be told %r: %s.", text, error)
+                logger.warning("NOTIFY_SOCKET: %r cannot be sent: %s.", text, error)

@@ -1,14 +1,14 @@
 """The signals of a running server, turned into events.
 
-    SIGTERM, SIGINT   Stop: first balancers may notice, then accepted requests are finished.
-    again             Stop waiting for balancers; Ctrl-C (SIGINT) a further time: nor for requests.
-    SIGHUP            Read files again, unless the terminal was closed: then stop.
+    SIGTERM, SIGINT   Stop: wait for balancers to notice, then finish accepted requests.
+    again             Do not wait for balancers; after a third SIGINT (Ctrl-C) nor for requests.
+    SIGHUP            Read files again; if the terminal was closed, stop.
 
 Accepted requests are finished even after a second SIGTERM, because process managers repeat it. A
 user who types Ctrl-C again has seen what the server waits for. Under nohup SIGHUP stays ignored.
 
-The handlers are Python's and not the event loop's, which takes its own away when it is closed: from
-then to the end of the process a repeated SIGTERM would kill what is cleaning up.
+The handlers are Python's, not the event loop's, which are removed when the loop is closed: until
+the end of the process a repeated SIGTERM would then interrupt the removal of files.
 """
 
 import asyncio
@@ -20,9 +20,12 @@ from types import FrameType
 
 
 class Signals:
-    """Turns signals into events, from construction on; needs the running event loop.
+    """Turns signals into events, from its creation in the running event loop on.
 
-    ``on_stop`` is called as soon as a signal asks for a stop, even while the event loop is held up.
+    Args:
+        reload: Called in the event loop at SIGHUP.
+        leaves_interrupts: Returns whether SIGINT is left to a worker at the terminal.
+        on_stop: Called as soon as a signal asks for a stop, even while the event loop is blocked.
     """
 
     def __init__(
@@ -31,8 +34,8 @@ class Signals:
         leaves_interrupts: Callable[[], bool],
         on_stop: Callable[[], object] = lambda: None,
     ) -> None:
-        self.stop = asyncio.Event()  # the server is to stop
-        self.skip_balancers = asyncio.Event()  # without waiting for balancers, or no longer
+        self.stop = asyncio.Event()  # the server stops
+        self.skip_balancers = asyncio.Event()  # it does not wait for balancers any longer
         self.skip_requests = asyncio.Event()  # nor for accepted requests
         self._reload = reload
         self._leaves_interrupts = leaves_interrupts
@@ -45,7 +48,7 @@ class Signals:
             signal.signal(signal.SIGHUP, self._on_signal)
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        """Between any two instructions of the main thread, so it does little but wake the loop."""
+        """Called between any two instructions of the main thread: it only wakes the loop."""
         if self._asks_for_stop(number):
             self._on_stop_asked()
         act = self._on_hangup if number == signal.SIGHUP else self._on_stop
@@ -74,16 +77,16 @@ class Signals:
 
 
 def ignore_signals() -> None:
-    """Ignore the signals of a server that has stopped, until the process is gone.
+    """Ignore the signals until the process has ended.
 
-    The interpreter's end would give them back their default action, which is to kill.
+    The interpreter's end would restore their default action, which kills the process.
     """
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
 
 
 def _has_terminal() -> bool:
-    """Whether the process has a controlling terminal that is still there."""
+    """Whether the process has a controlling terminal that still exists."""
     try:
         os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
     except OSError:

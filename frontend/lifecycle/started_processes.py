@@ -1,10 +1,10 @@
 """Finds and kills the processes that a server, or one of its workers, has started.
 
 They inherit a *mark*, an entry ``MARSERVE_...=value`` of the environment, which /proc shows
-whatever session and parent a process has by then. All descendants of a marked process belong to it.
+independently of their session and parent. All descendants of a marked process belong to it.
 
-What escapes: a process that was started with another environment, or has overwritten its own
-(``setproctitle``), and had lost its parent before the search.
+A process is not found if it was started with another environment, or has overwritten its own
+(``setproctitle``), and its parent ended before the search.
 """
 
 import contextlib
@@ -23,10 +23,10 @@ logger = logging.getLogger(__name__)
 _PREFIX = b"MARSERVE_"
 _KILL_SECONDS = 5.0
 _PAUSE_SECONDS = 0.02
-# Not every OSError: a search that lacks a descriptor has seen nothing.
+# Not every OSError: a search without a free descriptor finds nothing.
 _ENDED = (ProcessLookupError, FileNotFoundError, PermissionError, psutil.Error)
 
-#: A process, the id of its parent, and its environment where that has a mark.
+#: A process, the id of its parent, and its environment if that contains a mark.
 _Seen: TypeAlias = tuple[psutil.Process, int, Sequence[bytes]]
 
 
@@ -39,7 +39,7 @@ class StartedProcesses:
         self._scan: Sequence[_Seen] = ()
 
     def find(self, mark: str, roots: Iterable[psutil.Process] = ()) -> set[psutil.Process]:
-        """Return the living processes with a mark, the living ``roots``, and all below those."""
+        """Return the living processes with a mark, the living ``roots``, and their descendants."""
         asked_at = time.monotonic()
         with self._lock:
             if self._scanned_at <= asked_at:
@@ -55,13 +55,13 @@ class StartedProcesses:
         return found
 
     def kill(self, mark: str, known: Iterable[psutil.Process] = ()) -> int:
-        """Kill what `find` returns and the ``known``, within 5 s; returns how many there were."""
+        """Kill what `find` returns and the ``known``, within 5 s; return their number."""
         deadline = time.monotonic() + _KILL_SECONDS
         killed: set[psutil.Process] = set()
         while found := self.find(mark, {*known, *killed}):
             for process in found:
                 with contextlib.suppress(psutil.Error):
-                    process.kill()  # not another one that has got its id
+                    process.kill()  # psutil checks that the id was not reused
             killed |= found
             if time.monotonic() > deadline:
                 pids = sorted(process.pid for process in found)
@@ -72,11 +72,11 @@ class StartedProcesses:
 
 
 def _scan() -> Sequence[_Seen]:
-    """Look at all processes, which takes some 0.1 ms for each."""
+    """Return all processes; takes about 0.1 ms for each."""
     scan = []
     for pid in psutil.pids():
         with contextlib.suppress(*_ENDED):
-            process = psutil.Process(pid)  # first: its start time tells it from a later one
+            process = psutil.Process(pid)  # first: it notes the start time
             parent = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1]
             environment = b""
             with contextlib.suppress(PermissionError):
@@ -87,7 +87,7 @@ def _scan() -> Sequence[_Seen]:
 
 
 def _is_ours(process: psutil.Process) -> bool:
-    """Whether a process lives and is of our user, but not this one; root may have changed users."""
+    """Whether a process lives, is not this one, and is of our user; root may have changed users."""
     with contextlib.suppress(psutil.Error):
         lives = process.is_running() and process.status() != psutil.STATUS_ZOMBIE
         is_of_user = os.geteuid() in (0, process.uids().real)

@@ -1,9 +1,9 @@
-"""What a server that starts says in its log: its surroundings and settings, and what is broken.
+"""The log record of a start: environment and settings, and conflicts with TorchServe's packages.
 
-TorchServe's packages bring the commands ``torchserve``, ``torch-model-archiver`` and
+TorchServe's packages install the commands ``torchserve``, ``torch-model-archiver`` and
 ``torch-workflow-archiver`` and the import names ``ts``, ``model_archiver`` and
-``workflow_archiver``, as marserve does, and pip lets each overwrite the other without a word.
-Whatever was installed last works, until the other is uninstalled: then its files are gone.
+``workflow_archiver``, as marserve does, and pip overwrites files without a warning. The last
+installation works until the other is uninstalled, which removes its files.
 """
 
 import csv
@@ -25,16 +25,15 @@ _SECRETS = frozenset({"keystore_pass"})
 _MAX_LENGTH = 500  # characters of a value
 
 _OURS = "marserve"
-# Packages, and their commands.
+# Packages, which are also names of commands.
 _THEIRS = ("torchserve", "torch-model-archiver", "torch-workflow-archiver")
 _PACKAGES = ("ts", "model_archiver", "workflow_archiver")
 
 
 def banner(config: Config, *, gpus: int, cores: int, workdir: Path) -> str:
-    """The surroundings, then every key of the configuration with the text that is in force.
+    """Return the environment, then every key of the configuration with its effective text.
 
-    ``gpus`` are those that will be used, ``cores`` the CPUs that the server may use; archives are
-    unpacked in ``workdir``.
+    ``gpus`` and ``cores`` are numbers that the server uses; archives are unpacked in ``workdir``.
     """
     logs, metrics = (directory.absolute() for directory in log_directories())
     facts = {
@@ -55,7 +54,7 @@ def banner(config: Config, *, gpus: int, cores: int, workdir: Path) -> str:
     for key in KEYS.values():
         text = texts.get(key.name, key.default)
         if text is not None:
-            is_pattern = key.name == "allowed_urls"  # in which "?" begins no query
+            is_pattern = key.name == "allowed_urls"  # its "?" does not start a query
             line = " ".join((text if is_pattern else without_secrets(text)).split())
             shortened = line if len(line) <= _MAX_LENGTH else f"{line[:_MAX_LENGTH]}..."
             facts[key.name] = "***" if key.name in _SECRETS else shortened
@@ -64,18 +63,18 @@ def banner(config: Config, *, gpus: int, cores: int, workdir: Path) -> str:
 
 
 def find_conflicts() -> str:
-    """A sentence on what is not ours any more, or will not be; empty where all is well."""
+    """Return a sentence on files that another package has overwritten, or may; empty for none."""
     try:
         ours = metadata.distribution(_OURS)
         broken = [*_broken_commands(ours), *_broken_packages()]
         theirs = [name for name in _THEIRS if any(metadata.distributions(name=name))]
         source = _source(ours)
     except (ImportError, OSError, ValueError):
-        return ""  # an installation of a kind that we cannot judge
+        return ""  # an installation of an unknown kind
     found = ""
     pip = f"{sys.executable} -m pip"
     install = f"{pip} install --force-reinstall --no-deps {source}"
-    advice = f"To mend that: {install}"
+    advice = f"To repair it: {install}"
     if broken:
         found = f"Another package has overwritten or removed {', '.join(broken)} of marserve. "
     if theirs:
@@ -84,12 +83,12 @@ def find_conflicts() -> str:
             f"TorchServe's {names} beside marserve: files of the same names overwrite each other. "
         )
         uninstall = f"{pip} uninstall -y {' '.join(theirs)}"
-        advice = f"To mend that, in this order: {uninstall}; {install}"
+        advice = f"To repair it, in this order: {uninstall}; {install}"
     return found and found + advice
 
 
 def _broken_commands(ours: metadata.Distribution) -> Iterator[str]:
-    # Not `ours.files`: since Python 3.12 that leaves out what is gone.
+    # Not `ours.files`, which omits missing files since Python 3.12.
     for row in csv.reader((ours.read_text("RECORD") or "").splitlines()):
         path = Path(str(ours.locate_file(row[0])))
         if path.name in _THEIRS and not _is_ours(path):
@@ -104,7 +103,7 @@ def _broken_packages() -> Iterator[str]:
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether a file that marserve installs is the one it installed: each names it somewhere."""
+    """Whether a file is marserve's: each of them contains its name."""
     try:
         return _OURS in path.read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -112,7 +111,7 @@ def _is_ours(path: Path) -> bool:
 
 
 def _source(ours: metadata.Distribution) -> str:
-    """What pip is to install again: the folder it was installed from, else the name."""
+    """Return what pip installs again: the source folder, or the name of the package."""
     origin = json.loads(ours.read_text("direct_url.json") or "{}")
     url = origin.get("url", "")
     if not url.startswith("file://"):

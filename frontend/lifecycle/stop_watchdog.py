@@ -1,13 +1,13 @@
-"""Ends a server whose stop takes longer than it may, whatever of it hangs.
+"""Ends a server whose stop takes too long.
 
-A stop waits for balancers and for accepted requests as long as is configured; beyond that it has
-``stop_grace`` seconds for all else. A thread that waits for a disk, or an event loop that some code
-holds, would make it last for ever. So a thread of this file's own, which needs neither, counts from
-the moment that a stop is asked for. When the time is over it logs what still runs, kills the child
-processes, removes the files and ends the process with status 1, in `FORCED_END_SECONDS` at most.
+A stop waits for balancers and accepted requests as long as configured, and has ``stop_grace``
+seconds for the rest. A thread that waits for a disk, or code that blocks the event loop, would
+delay it without end. So a thread that needs neither counts from the moment that a stop is
+requested. When the time is over, it logs what still runs, kills the child processes, removes the
+files and ends the process with status 1, in `FORCED_END_SECONDS` at most.
 
-What it cannot end is a server in which compiled code keeps Python's lock for good: nothing written
-in Python runs there. Where that happens after the stop was asked for, `faulthandler` ends it.
+It cannot run while compiled code holds Python's lock. If that happens after the stop was requested,
+`faulthandler` ends the process.
 """
 
 import asyncio
@@ -26,11 +26,11 @@ from marserve.frontend.lifecycle.workdir import remove_with_processes
 
 logger = logging.getLogger(__name__)
 
-# Each step of the end has a share of its time, as any of them may hang, too.
+# Each step has a part of the time, since it may hang, too.
 _REPORT_SECONDS = 2.0
 _REMOVAL_SECONDS = 7.0
 _SWITCH_SECONDS = 0.0002
-_MAX_TASKS = 20  # that are named in the log
+_MAX_TASKS = 20  # in the log
 _STATUS = 1
 
 
@@ -39,7 +39,7 @@ class StopWatchdog:
 
     Args:
         seconds: How long a stop may take.
-        release: Removes what else is to go with the server.
+        release: Removes further files at the end.
     """
 
     def __init__(self, seconds: float, release: Callable[[], object] = lambda: None) -> None:
@@ -47,34 +47,34 @@ class StopWatchdog:
         self._release = release
         self._workdir: Path | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._woken, self._wake = os.pipe()
-        os.set_blocking(self._wake, False)
+        self._reader, self._writer = os.pipe()
+        os.set_blocking(self._writer, False)
         threading.Thread(target=self._run, name="stop-watchdog", daemon=True).start()
 
     def watch(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Name the tasks of an event loop in the report of what still runs."""
+        """Report the tasks of this event loop at a forced end."""
         self._loop = loop
 
-    def removes(self, workdir: Path) -> None:
-        """Have the working directory go with the server, and all that this has started."""
+    def set_workdir(self, workdir: Path) -> None:
+        """Remove this working directory and the server's processes at a forced end."""
         self._workdir = workdir
 
     def begin(self) -> None:
-        """Count from now on, if it is not done already.
+        """Count from now on, unless it does already.
 
-        It takes no lock, so a signal's handler may call it, whatever it has interrupted.
+        It takes no lock, so that signal handlers may call it.
         """
         with contextlib.suppress(OSError):
-            os.write(self._wake, b"!")
+            os.write(self._writer, b"!")
 
     def _run(self) -> None:
-        os.read(self._woken, 1)  # no deadline: without a stop there is nothing to do
+        os.read(self._reader, 1)  # no deadline: it waits for the stop
         faulthandler.dump_traceback_later(
             self._seconds + FORCED_END_SECONDS, exit=True, file=sys.__stderr__ or 2
         )
         time.sleep(self._seconds)
-        # A thread that is busy in Python gives its lock up this often; each look at a process needs
-        # it several times.
+        # How often a busy thread releases Python's lock, which each look at a process needs several
+        # times.
         sys.setswitchinterval(_SWITCH_SECONDS)
         for step, seconds in ((self._report, _REPORT_SECONDS), (self._remove, _REMOVAL_SECONDS)):
             thread = threading.Thread(target=step, daemon=True)
@@ -99,7 +99,7 @@ class StopWatchdog:
 def _tasks(loop: asyncio.AbstractEventLoop | None) -> Iterable[str]:
     if loop is None:
         return []
-    with contextlib.suppress(RuntimeError):  # they change meanwhile
+    with contextlib.suppress(RuntimeError):  # the set changed during the iteration
         return [repr(task)[:500] for task in list(asyncio.all_tasks(loop))[:_MAX_TASKS]]
     return []
 

@@ -1,4 +1,4 @@
-"""Prints text that is foreign in part: it cannot control the terminal."""
+"""Prints text of clients or files without letting it control the terminal."""
 
 import re
 import sys
@@ -10,11 +10,11 @@ _SUSPECT = re.compile(r"\r(?!\n)|[^\n\r\t -~]")
 def print_text(text: str, file: TextIO | None = None) -> None:
     """Print text to ``file`` (stdout by default), with escapes for control characters.
 
-    Bidirectional overrides are escaped, too, and what the encoding of ``file`` lacks. Line breaks
-    and tabs remain. JSON remains the same JSON.
+    Bidirectional overrides and characters that the encoding of ``file`` lacks are escaped, too.
+    Line breaks and tabs remain. JSON keeps its value.
     """
     out = sys.stdout if file is None else file
-    if out is None:  # closed before the start, as print() takes it
+    if out is None:  # closed before the start; print() does nothing, either
         return
     encoding = out.encoding or "utf-8"
     shown = _SUSPECT.sub(_escaped, text).encode(encoding, "backslashreplace").decode(encoding)

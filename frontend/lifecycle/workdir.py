@@ -1,16 +1,16 @@
 """The working directory of a server, and how it is removed with the processes of the server.
 
-Unpacked archives lie there. A server holds a lock (``flock``) on its directory while it lives; the
-kernel drops it with the process, however that ends. All that a server starts (workers and what
-their handlers start, torchrun and its ranks, pip) has the path of the directory in its environment,
-which is a mark of `started_processes`.
+It contains the unpacked archives. A server holds a lock (``flock``) on its directory while it
+lives; the kernel releases it with the process. All processes that a server starts (workers and what
+their handlers start, torchrun and its ranks, pip) have the path of the directory in their
+environment, which is a mark of `started_processes`.
 
-A server that stops kills what has the mark and removes the directory. For a server that was killed,
-a *guard* does it, a process of its own that waits for the lock. Where the guard was killed too, or
-the machine went down, the next server with the same temporary directory does it. Only directories
-are touched that are ours by name, owner and a file in them, and whose lock is free; links are not
-followed. The file names the machine, because on some network file systems each machine has locks of
-its own.
+A server that stops kills the marked processes and removes the directory. For a server that was
+killed, a *guard* does that, a separate process that waits for the lock. If the guard was killed,
+too, or the machine, the next server with the same temporary directory does it. A directory is
+removed only if its name, its owner and a file in it are ours and its lock is free; links are not
+followed. The file names the machine, because some network file systems lock for each machine
+separately.
 
 The guard runs this file as a program.
 """
@@ -31,7 +31,7 @@ from marserve.frontend.lifecycle.started_processes import StartedProcesses
 
 logger = logging.getLogger(__name__)
 
-#: Of the environment of all that a server starts: the path of its working directory.
+#: Variable of all processes that a server starts: the path of its working directory.
 VARIABLE = "MARSERVE_WORKDIR"
 
 _PREFIX = "marserve-"
@@ -40,16 +40,16 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 def parent_directory() -> Path:
-    """Where working directories lie: in ``TEMP``, TorchServe's variable, or ``TMPDIR``."""
+    """Return the parent of working directories: ``TEMP``, as in TorchServe, or ``TMPDIR``."""
     return Path(os.environ.get("TEMP") or tempfile.gettempdir()).absolute()
 
 
 @contextlib.contextmanager
 def own_workdir() -> Iterator[Path]:
-    """Make a private directory that is gone when the server is, and mark all it starts with it.
+    """Create a private directory that marks all started processes; remove both at the end.
 
     Raises:
-        OSError: It cannot be made; the text is for the operator.
+        OSError: It cannot be created; the text is for the operator.
     """
     parent = parent_directory()
     try:
@@ -61,8 +61,8 @@ def own_workdir() -> Iterator[Path]:
         ) from error
     descriptor = _open(path)
     try:
-        # Where there are no locks there is no mark, and nobody else removes it. Shared, because
-        # some network file systems lock directories no other way: there, too.
+        # Without a lock it gets no mark, so that other servers leave it. Some network file systems
+        # have only shared locks of directories.
         with contextlib.suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
             (path / _MARK).write_text("\n".join(_machine()))
@@ -75,7 +75,7 @@ def own_workdir() -> Iterator[Path]:
 
 
 async def guard_workdir(path: Path) -> None:
-    """Run a guard; returns where there can be none.
+    """Run a guard until cancelled; return if directories cannot be locked.
 
     Raises:
         OSError: It has ended, or could not be started.
@@ -92,7 +92,7 @@ async def guard_workdir(path: Path) -> None:
         # No deadline: it waits for the end of this process.
         if status := await process.wait():
             raise OSError(f"the guard of {path} has ended with status {status}")
-        logger.warning("There are no locks in %s: a kill would leave things there.", path.parent)
+        logger.warning("%s has no locks: a server that is killed leaves files there.", path.parent)
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
@@ -100,14 +100,11 @@ async def guard_workdir(path: Path) -> None:
 
 
 def remove_leftovers(parent: Path, seconds: float) -> None:
-    """Remove what dead servers have left in a temporary directory; blocks.
-
-    After ``seconds`` the rest is left to the next one.
-    """
+    """Remove directories of dead servers in a temporary directory; blocks up to ``seconds``."""
     deadline = time.monotonic() + seconds
     for path in sorted(parent.glob(f"{_PREFIX}*")):
         if time.monotonic() > deadline:
-            logger.warning("There is more in %s that dead servers have left.", parent)
+            logger.warning("%s contains more directories of dead servers.", parent)
             return
         killed = clean(path)
         if killed is not None:
@@ -115,9 +112,9 @@ def remove_leftovers(parent: Path, seconds: float) -> None:
 
 
 def clean(path: Path) -> int | None:
-    """Kill what a dead server had started, and remove its directory.
+    """Kill the processes of a dead server, and remove its directory.
 
-    Returns how many processes there were; None where it is not ours or its server lives.
+    Returns the number of processes; None if the directory is not ours or its server lives.
     """
     try:
         descriptor = _open(path)
@@ -128,14 +125,14 @@ def clean(path: Path) -> int | None:
             return None
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return remove_with_processes(path)
-    except OSError:  # its server lives, or somebody else is at it
+    except OSError:  # its server lives, or another process is removing it
         return None
     finally:
         os.close(descriptor)
 
 
 def remove_with_processes(path: Path) -> int:
-    """Kill what a server has started, and remove its directory; returns how many there were."""
+    """Kill the processes of a server, and remove its directory; return their number."""
     killed = StartedProcesses().kill(f"{VARIABLE}={path}")
     for directory in (path / "models", path):  # the mark goes last
         shutil.rmtree(directory, ignore_errors=True)
@@ -157,7 +154,7 @@ def _is_marked(descriptor: int) -> bool:
 
 
 def _machine() -> set[str]:
-    """What tells this machine from others: either its name, or the present run of its kernel."""
+    """Return what identifies this machine: its name, and the present run of its kernel."""
     names = {os.uname().nodename}
     with contextlib.suppress(OSError):
         names.add(_BOOT.read_text().strip())  # the same in all containers
@@ -165,9 +162,9 @@ def _machine() -> set[str]:
 
 
 def _guard(path: Path) -> None:
-    with contextlib.suppress(OSError):  # it is gone already, or cannot be locked
+    with contextlib.suppress(OSError):  # it was removed, or cannot be locked
         descriptor = _open(path)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)  # no deadline: it waits for the end of the server
+        fcntl.flock(descriptor, fcntl.LOCK_EX)  # no deadline: waits for the server
         os.close(descriptor)
         clean(path)
 

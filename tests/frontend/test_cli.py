@@ -282,7 +282,7 @@ def test_importing_the_command_line_loads_no_server() -> None:
     assert done.stdout == "[]\n"
 
 
-# Stands in for the server in other processes: Python runs a sitecustomize.py wherever it starts.
+# Replaces the server in other processes: Python runs sitecustomize.py at each start.
 STAND_IN = """
 import signal, sys, types
 def serve(config, report, **options):
@@ -335,7 +335,7 @@ def test_start_leaves_a_detached_server_that_stop_ends(
             "ask http://here/ready.\n"
         )
         assert main(["--stop"]) == 0
-        assert starter.stdout.read() == ""  # nobody holds the terminal any more
+        assert starter.stdout.read() == ""  # no process keeps the terminal open
     assert not pid_path.exists()
 
 

@@ -74,4 +74,4 @@ def test_no_server(prepare_server: StartServer, tmp_path: Path) -> None:
     with prepare_server() as server:
         done = ask(server, tmp_path)
     assert done.returncode == 1
-    assert done.stdout == "It is not known whether the server is ready: none is running.\n"
+    assert done.stdout == "The server cannot be checked: no server is running.\n"

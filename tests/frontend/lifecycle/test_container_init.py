@@ -12,7 +12,7 @@ from servers import PATIENCE
 from terminal import Terminal
 
 INIT = Path(sys.executable).with_name("marserve-init")
-# Says that it is the server, and how often it is interrupted until it is told to stop.
+# Reports that it is the server; its exit status is the number of interrupts before SIGTERM.
 SERVER = """
 import os, signal, socket, sys
 from marserve.frontend.lifecycle.service_manager import ServiceManager
@@ -49,7 +49,7 @@ def listener(tmp_path: Path) -> socket.socket:
     return bound
 
 
-def test_whoever_started_the_container_is_told_but_for_the_process(
+def test_messages_are_forwarded_without_the_process_id(
     listener: socket.socket, tmp_path: Path
 ) -> None:
     environment = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_PID": "1"}
@@ -59,7 +59,7 @@ def test_whoever_started_the_container_is_told_but_for_the_process(
         assert init.wait(PATIENCE) == 0
 
 
-def test_other_signals_are_for_the_server_alone() -> None:
+def test_other_signals_are_forwarded_to_the_server_only() -> None:
     catcher = "import signal, sys; signal.signal(signal.SIGHUP, lambda *_: sys.exit(5));"
     with start(sys.executable, "-c", catcher + SERVER) as init:
         assert init.stdout is not None
@@ -68,7 +68,7 @@ def test_other_signals_are_for_the_server_alone() -> None:
         assert init.wait(PATIENCE) == 5
 
 
-def test_the_end_of_a_command_that_was_stopped_says_nothing_of_the_server() -> None:
+def test_the_status_of_a_stopped_command_is_not_that_of_the_server() -> None:
     script = 'trap "exit 143" TERM; "$0" -c "$1"'
     with start("sh", "-c", script, sys.executable, SERVER) as init:
         assert init.stdout is not None
@@ -77,7 +77,7 @@ def test_the_end_of_a_command_that_was_stopped_says_nothing_of_the_server() -> N
         assert init.wait(PATIENCE) == 0
 
 
-def test_without_pidfds_it_ends_with_the_command_that_had_the_server() -> None:
+def test_without_pidfds_it_ends_with_the_command_that_started_the_server() -> None:
     old_kernel = """
 import errno, os, sys
 def none(*_):
@@ -95,7 +95,7 @@ sys.exit(main())
         assert init.wait(PATIENCE) == 0
 
 
-def test_a_server_that_starts_when_it_is_to_stop_is_stopped() -> None:
+def test_a_server_that_starts_after_the_signal_to_stop_is_stopped() -> None:
     script = 'trap : TERM; echo trapped; cat; "$0" -c "$1"'
     with start("sh", "-c", script, sys.executable, SERVER, stdin=subprocess.PIPE) as init:
         assert init.stdout is not None
@@ -106,8 +106,8 @@ def test_a_server_that_starts_when_it_is_to_stop_is_stopped() -> None:
         assert init.wait(PATIENCE) == 0
 
 
-def test_messages_that_make_no_sense_change_nothing() -> None:
-    nonsense = """
+def test_malformed_messages_are_ignored() -> None:
+    malformed = """
 import os, socket
 pids = "", -1, "x", 0, 1 << 31, "1" * 5000, os.getppid(), 99999999, chr(0x0663)
 texts = [f"MAINPID={pid}".encode() for pid in pids]
@@ -116,7 +116,7 @@ with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
         sender.sendto(text, "\\0" + os.environ["NOTIFY_SOCKET"][1:])
 raise SystemExit(3)
 """
-    with start(sys.executable, "-c", nonsense) as init:
+    with start(sys.executable, "-c", malformed) as init:
         assert init.wait(PATIENCE) == 3
 
 

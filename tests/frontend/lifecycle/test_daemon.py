@@ -17,7 +17,7 @@ def test_listening(pipe: tuple[int, int]) -> None:
     reader, writer = pipe
     report = StartReport(writer)
     report.listening("http://here", ["a", "b"], ["c"])
-    report.failed("too late to be heard")
+    report.failed("too late")
     assert wait_for_outcome(reader, 10) == Outcome("http://here", ["a", "b"], failed=["c"])
 
 
@@ -29,19 +29,19 @@ def test_failed(pipe: tuple[int, int]) -> None:
     assert outcome.error.startswith("no port!")
 
 
-def test_dead_without_a_word(pipe: tuple[int, int]) -> None:
+def test_dead_without_a_report(pipe: tuple[int, int]) -> None:
     reader, writer = pipe
     os.close(writer)
     assert wait_for_outcome(reader, 10) == Outcome()
 
 
-def test_not_known_yet(pipe: tuple[int, int]) -> None:
+def test_a_start_that_takes_longer(pipe: tuple[int, int]) -> None:
     reader, writer = pipe
     assert wait_for_outcome(reader, 0) is None
     os.close(writer)
 
 
-def test_nobody_waits() -> None:
+def test_without_a_starter_reports_are_ignored() -> None:
     reader, writer = os.pipe()
     os.close(reader)
     StartReport(writer).listening("http://here", [])

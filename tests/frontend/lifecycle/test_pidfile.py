@@ -9,7 +9,7 @@ import pytest
 
 from marserve.frontend.lifecycle.pidfile import AlreadyRunning, PidFile, PidFileError
 
-# A server as far as the pid file knows one: it claims, says so, and lives until its input ends.
+# Claims the file like a server, prints that, and lives until its input ends.
 SERVER = """
 import sys
 from pathlib import Path
@@ -154,18 +154,18 @@ def test_a_file_of_another_user_is_not_believed(path: Path) -> None:
             PidFile(path).read()
 
 
-def test_what_is_no_file_is_reported_at_once(path: Path) -> None:
-    os.mkfifo(path)  # opening one waits for somebody at its other end
+def test_a_path_that_is_not_a_regular_file_is_refused(path: Path) -> None:
+    os.mkfifo(path)  # open() waits for the other end
     for use in (PidFile(path).read, PidFile(path).claim):
-        with pytest.raises(PidFileError, match="no file"):
+        with pytest.raises(PidFileError, match="not a regular file"):
             use()
     path.unlink()
     path.mkdir()
-    with pytest.raises(PidFileError, match="no file"):
+    with pytest.raises(PidFileError, match="not a regular file"):
         PidFile(path).read()
 
 
-def test_a_locked_file_without_a_number_names_nobody(path: Path) -> None:
+def test_a_locked_file_without_a_number_has_no_pid(path: Path) -> None:
     with path.open("w") as starting:
         fcntl.flock(starting, fcntl.LOCK_EX)
         assert PidFile(path).read() is None

@@ -1,4 +1,4 @@
-"""The processes of a worker are found whatever they did, or the search fails aloud."""
+"""The processes of a worker are found, or the search raises."""
 
 import contextlib
 import errno
@@ -67,7 +67,7 @@ def test_a_search_without_a_descriptor_fails_and_is_not_shared(
     def fail(_pid: int) -> None:
         raise OSError(errno.EMFILE, "Too many open files")
 
-    # The second search was asked for while the first one ran.
+    # The second search is requested while the first one runs.
     times = iter([1.0, 2.0, 1.5, 3.0])
     clock: Any = SimpleNamespace(monotonic=lambda: next(times))
     monkeypatch.setattr(started_processes, "time", clock)

@@ -123,7 +123,7 @@ def test_torchserve_uninstalled_too_late(install: Install, site: Path) -> None:
     advice = find_conflicts()
     assert "the command torchserve, the import name ts of marserve" in advice
     assert advice.endswith(
-        f"To mend that: {PIP} install --force-reinstall --no-deps /home/me/marserve"
+        f"To repair it: {PIP} install --force-reinstall --no-deps /home/me/marserve"
     )
 
 

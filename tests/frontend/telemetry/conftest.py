@@ -15,7 +15,7 @@ from marserve.frontend.telemetry import gpu
 
 @dataclass
 class Driver:
-    """Stands in for NVML.
+    """Replaces NVML.
 
     Attributes:
         gpus: Utilization, memory traffic (percent), memory used and total (MiB) of each; None

@@ -26,7 +26,7 @@ def metrics() -> Metrics:
 
 @pytest.fixture
 def lines(caplog: pytest.LogCaptureFixture) -> Lines:
-    """Logger and text of what was written since the last call, but for the times."""
+    """Return logger and text of the lines since the last call, without the times."""
     caplog.set_level(logging.INFO)
 
     def taken() -> list[tuple[str, str]]:
