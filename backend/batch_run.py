@@ -33,7 +33,6 @@ from marserve.backend.tensors.wire import FORMAT_HEADER
 logger = logging.getLogger(HANDLER_LOG)
 
 _PADDING = f"padding-{os.urandom(8).hex()}-"
-_ROW_IDS = 5  # the column of a metric's row with the ids of requests
 
 Send = Callable[[Piece], None]
 
@@ -156,7 +155,6 @@ class BatchRun:
         return self._conversion.tensors(place, result, processor, form.encode)
 
     def _block_answers(self, results: list[Any] | StackedResults) -> Reply:
-        """Return a prediction for each block, or for each row if the handler set a status."""
         predictions: list[Prediction] = []
         rows: list[int] = []
         start = 0
@@ -216,24 +214,19 @@ class BatchRun:
                 f"An intermediate response needs a list with a result for each of "
                 f"{len(places)} requests"
             )
-        placed = zip(places, results, strict=True)
-        self._send_results([pair for pair in placed if pair[0] < self.count])
-
-    def _send_results(self, placed: Sequence[tuple[int, Any]]) -> None:
-        """Send a piece with a result for each of these places, if there are any."""
-        if not placed:
-            return
-        self._streams = True
-        predictions = []
-        for place, result in placed:
-            self._processors[place].add_response_property(STREAM_NEXT, "true")
-            prediction = self._answer(place, result)
-            prediction.headers = dict(prediction.headers)  # those of the next piece may differ
-            predictions.append(prediction)
-        self._send(Piece(predictions, [place for place, _ in placed]))
+        piece = Piece()
+        for place, result in zip(places, results, strict=True):
+            if place < self.count:  # else it is padding
+                self._processors[place].add_response_property(STREAM_NEXT, "true")
+                prediction = self._answer(place, result)
+                prediction.headers = dict(prediction.headers)  # those of the next piece may differ
+                piece.predictions.append(prediction)
+                piece.places.append(place)
+        if piece.places:
+            self._streams = True
+            self._send(piece)
 
     def _places(self, ids: Mapping[int, str]) -> list[int]:
-        """Return the places in the batch of the requests with these ids."""
         place_of = {id_: place for place, id_ in self._ids.items()}
         try:
             return [place_of[ids[index]] for index in sorted(ids)]
@@ -278,10 +271,10 @@ def repeats(request: Input, ids: Iterable[str]) -> list[Input]:
 def without_padding(rows: Iterable[list[Any]]) -> list[list[Any]]:
     """Remove padding from rows of `backend.metrics`; rows about padding only are dropped."""
     kept = []
-    for row in rows:
-        ids = [id_ for id_ in row[_ROW_IDS] if not id_.startswith(_PADDING)]
-        if ids or not row[_ROW_IDS]:
-            kept.append([*row[:_ROW_IDS], ids])
+    for *sample, ids in rows:
+        clients = [id_ for id_ in ids if not id_.startswith(_PADDING)]
+        if clients or not ids:
+            kept.append([*sample, clients])
     return kept
 
 
@@ -304,7 +297,6 @@ def _row_inputs(inputs: Sequence[Input], rows: Sequence[int]) -> list[Input]:
 
 
 def _formats_of(inputs: Sequence[Input], data: Sequence[dict[str, Any]]) -> dict[int, AnswerFormat]:
-    """Return the formats of the answers to requests with tensors, by place."""
     formats: dict[int, AnswerFormat] = {}
     for place, request in enumerate(inputs):
         if FORMAT_HEADER in request.headers:

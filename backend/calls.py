@@ -159,7 +159,6 @@ def _encoded(value: Any) -> tuple[str, Buffer]:
 
 
 def _answer_of(model: str, reply: CallReply) -> ModelAnswer:
-    """Return the answer in a reply; raises ModelCallFailed for a failure."""
     prediction = reply.prediction
     if prediction is None:
         raise ModelCallFailed(model, reply.status, reply.message, reply.type, reply.retry_after)

@@ -394,8 +394,6 @@ class Context:
 
 
 class _Clients:
-    """The value of `Context.cl_socket`."""
-
     def __init__(self, context: Context) -> None:
         self._context = context
 

@@ -297,7 +297,6 @@ def _shortened(place: str) -> str:
 
 
 def _kind(value: Any) -> str:
-    """Return the type of a value, with an article."""
     kind = type(value)
     if is_tensor(value):
         count = value.dim()

@@ -170,7 +170,6 @@ class DebuggedModel:
                 self._refusal = self._handler_log.answer(503, what)
 
     def _unload(self) -> None:
-        """Drop the model and the modules that were loaded with it."""
         self._service = self._refusal = None
         self._files.clear()
         for name in self._own_modules():
@@ -184,7 +183,6 @@ class DebuggedModel:
             self._note(Path(self._load.model_dir).glob(pattern))
 
     def _note_modules(self) -> None:
-        """Note the sources of the modules that are imported."""
         self._note(Path(str(sys.modules[name].__file__)) for name in self._own_modules())
 
     def _note(self, paths: Iterable[Path]) -> None:
@@ -295,7 +293,6 @@ def _is_own(file: str, folders: tuple[Path, ...]) -> bool:
 
 
 def _stamp(path: Path) -> Stamp | None:
-    """Return modification time and size of a file; None if it does not exist."""
     try:
         found = path.stat()
     except OSError:

@@ -445,7 +445,6 @@ class Decoder:
         return messages
 
     def _end_of_frame(self, view: memoryview, start: int) -> int | None:
-        """Return the end of the frame at ``start``; None before its length is received."""
         if self._filled - start < LENGTH_BYTES:
             return None
         length = int.from_bytes(view[start : start + LENGTH_BYTES], "big")

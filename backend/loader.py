@@ -174,7 +174,6 @@ def wrap(entry_point: EntryPoint, envelope: Callable[[EntryPoint], Any]) -> Entr
 
 
 def _overlapping(instance: Any, load: Load) -> Stages:
-    """Return the handler as `Stages`; HandlerUnusable if they cannot overlap."""
     if load.asynchronous:
         obstacle = "the handler is a coroutine"
     elif load.envelope:
@@ -240,13 +239,11 @@ def _of_class(handler: type) -> Handler:
 
 
 def _sample_of(instance: Any) -> Any:
-    """Return the handler's sample input; None if it has none."""
     ask = _hook_of(instance, "sample_input")
     return None if ask is None else ask()
 
 
 def _hook_of(owner: Any, name: str) -> Callable[..., Any] | None:
-    """Return a hook of the handler; None if it has none of that name."""
     hook = getattr(owner, name, None)
     return hook if callable(hook) else None
 
@@ -265,7 +262,6 @@ def _declared_tensors(owner: Any) -> dict[str, Any]:
 
 
 def _declared_in(context: Context) -> dict[str, Any]:
-    """Return the tensors that model-config.yaml declares; may be empty."""
     yaml: Any = context.model_yaml_config
     declared: Any = yaml.get("openInference") if isinstance(yaml, dict) else None
     tensors: dict[str, Any] = declared if is_declaration(declared) else {}
@@ -273,7 +269,6 @@ def _declared_in(context: Context) -> dict[str, Any]:
 
 
 def _stacking(load: Load, tensors: dict[str, Any]) -> Stacking | None:
-    """Return how the handler's rows are stacked; None if they are not."""
     if not load.stack_inputs:
         return None
     try:

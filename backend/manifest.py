@@ -240,7 +240,6 @@ def check_addressable(what: str, text: str) -> None:
 
 
 def _read_text(path: Path) -> str | None:
-    """Return the text of a manifest, None if there is none; raises ManifestError."""
     if not path.is_file():
         return None
     with path.open("rb") as file:

@@ -176,7 +176,6 @@ class Service:
         run_as: int,
         rows: Sequence[int],
     ) -> Reply:
-        """Call the handler once for each stack of a batch."""
         counts = rows or [1] * len(inputs)
         starts = [*accumulate(counts, initial=0)]
         whole = Reply()
@@ -287,6 +286,5 @@ _END_IS_COROUTINE = "end_sequence is a coroutine; model-config.yaml needs asyncC
 
 
 def _send_at(send: Send, places: Sequence[int], piece: Piece) -> None:
-    """Send a piece of a stack's answer with the places in the batch."""
     piece.places = [places[place] for place in piece.places]
     send(piece)

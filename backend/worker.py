@@ -105,7 +105,6 @@ def _line_buffered(fd: int) -> TextIO:
 
 
 def _serve(connection: FrontendConnection, terminal_of: int = 0) -> int:
-    """Load the model and answer batches until the connection closes; return the exit status."""
     try:
         load = connection.receive()
         if isinstance(load, Load):
@@ -167,7 +166,6 @@ def _serve_concurrently(connection: FrontendConnection, load: Load) -> int:
 
 @as_first_choice()
 def _load(connection: FrontendConnection, load: Load, run: Run | None = None) -> Service | None:
-    """Load the model, run its trials, and reply to the frontend; None if loading failed."""
     logger.info("model_name: %s, batchSize: %d", load.model_name, load.batch_size)
     started = time.perf_counter()
     try:

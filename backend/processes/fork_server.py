@@ -197,7 +197,6 @@ def _fork() -> tuple[int, int]:
 
 
 def _work(sock: int, stdout: int, stderr: int, setup_reader: int) -> NoReturn:
-    """Run the worker in this process."""
     with open(setup_reader, "rb") as file:
         data = file.read()  # the frontend closes it, at the latest after its deadline
     if not data:
@@ -225,7 +224,6 @@ def _mark(environment: Mapping[str, str]) -> None:
 
 
 def _status(code: object) -> int:
-    """Return the exit status for an argument of `sys.exit`."""
     if code is None or isinstance(code, int):
         return code or 0
     return 1

@@ -111,7 +111,6 @@ class LeaderConnection(FrontendConnection):
         super().send(message)
 
     def _wait(self) -> None:
-        """Wait until the frontend has sent something; like `receive`, without a deadline."""
         while not self._inbox:
             ready = [descriptor for descriptor, _ in self._readable.poll()]
             for descriptor in ready:

@@ -128,7 +128,6 @@ class SizeProfiler:
         return high + max(0.0, (high - low) / (last - before)) * (size - last)
 
     def _median_seconds(self, size: int) -> Generator[None, None, float]:
-        """Run a size several times; of two runs the slower counts."""
         self._run(size)
         yield
         if self.found.costs:  # compiling may have made the warm-up far longer than predicted

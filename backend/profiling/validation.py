@@ -144,7 +144,6 @@ class _Validator:
         self._check_alone()
 
     def _run_size(self, size: int, has_time: Callable[[], bool]) -> bool:
-        """Run all arrangements of a size; False if the time is over."""
         for arrangement in arrangements(size, len(self._samples)):
             if not has_time():
                 return False
@@ -219,7 +218,6 @@ class _Validator:
 
 
 def _describe(size: int, wrong: Mapping[int, str]) -> str:
-    """Describe the places of a size with other answers, from 0, and the first difference."""
     places = sorted(wrong)
     listed = ", ".join(map(str, places[:_MAX_PLACES])) + (", ..." if places[_MAX_PLACES:] else "")
     word = "place" if len(places) == 1 else "places"

@@ -53,7 +53,6 @@ def outputs_of(result: Any, name: str) -> tuple[Json, list[Output]]:
 
 
 def _document_in(result: Any) -> Json | None:
-    """Return the protocol's document, if a result is one or is the text of one."""
     if isinstance(result, str | bytes | bytearray):
         text = result.lstrip()
         if text[:1] not in ("{", b"{", bytearray(b"{")):
@@ -93,7 +92,6 @@ def _output(name: str, value: Any, datatype: str | None = None) -> Output:
 
 
 def _encoded(value: Any, datatype: str | None) -> tuple[str, list[int], bytes]:
-    """Return the datatype, the shape and the bytes of a value."""
     if datatype is not None and datatype not in DATATYPES:
         raise UnusableTensor(f"has the datatype {datatype!r}, which the protocol does not have")
     if is_array(value):

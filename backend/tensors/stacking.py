@@ -140,7 +140,6 @@ class Stacking:
         return moved(widened(array) if datatype == BF16 else array, 0, self._dim)
 
     def _arrays_of(self, row_of: RowOf, input_: Input, count: int) -> dict[str, tuple[str, Any]]:
-        """Return the datatype of each input of the model, and its rows."""
         parts = input_.parts
         if len(parts) == 1 and parts[0].content_type == TENSORS_TYPE:
             try:
