@@ -27,6 +27,7 @@ from marserve.frontend.batching.deadlines import Clock, DeadlineAdmission
 from marserve.frontend.batching.isolation.failure_isolation import FailureIsolation
 from marserve.frontend.batching.job_queue import JobQueue
 from marserve.frontend.batching.jobs import Group, Job
+from marserve.frontend.batching.learning.latency_model import LatencyModel
 from marserve.frontend.batching.learning.learning import Learning
 from marserve.frontend.batching.lengths.length_grouping import LengthGrouping
 from marserve.frontend.batching.options import Batching
@@ -63,12 +64,8 @@ class Batcher:
     The clock is not the event loop's, because uvloop's has a resolution of milliseconds only.
 
     Attributes:
-        batching: The settings.
-        learning: What is learnt from the batches that ran.
-        costs: Their costs, a part of `learning`.
+        learning: What is learnt from the batches that ran; `costs` is a part of it.
         isolation: What is learnt of failures; workers add to it.
-        history: The last batches.
-        workers: The state of the workers.
         has_rows: Whether jobs may be rows of requests in tensors (`batching.rows`).
         validation: The result of comparing batches with single requests when a worker loaded the
             model; empty if nothing was compared.
@@ -85,7 +82,7 @@ class Batcher:
         self.isolation: FailureIsolation = model.isolation if model else FailureIsolation(clock)
         self.learning: Learning = model.learning if model else Learning(self.isolation)
         self.history: History = model.history if model else History(clock)
-        self.costs = self.learning.costs
+        self.costs: LatencyModel = self.learning.costs
         self.workers = WorkerPoolState()
         self.has_rows = False
         self.validation: Mapping[str, Any] = {}
@@ -113,7 +110,6 @@ class Batcher:
         self._dispatch_waiting()
 
     def _make_policy(self) -> None:
-        """Make the policy for the settings, and for batches by length or in order."""
         batching, queue = self.batching, self._queue
         lengths = self._lengths = self.learning.active_lengths
         self._costs = costs = lengths.costs if lengths else self.costs
@@ -128,7 +124,6 @@ class Batcher:
         self._resize()
 
     def _resize(self) -> None:
-        """Apply the present limits on batch and queue."""
         self._queue.resize(self.learning.queue_capacity, self.batching.capacities)
         self._policy.size = self.learning.max_size(self._clock())
 
@@ -284,7 +279,10 @@ class Batcher:
         if succeeded and batch.jobs[0].group is Group.PREDICT:
             self._admission.answered(batch.closed + seconds)
             if self.learning.observe(batch, seconds, self._clock()):
-                self._apply_learnt()
+                if self.learning.active_lengths is self._lengths:
+                    self._resize()
+                else:
+                    self._make_policy()
         self.history.add(batch, seconds, succeeded=succeeded)
         if not succeeded:
             self.isolation.run_failed(batch, seconds)
@@ -292,26 +290,13 @@ class Batcher:
             self.isolation.succeeded(batch)
             self.note_failures()
 
-    def _apply_learnt(self) -> None:
-        if self.learning.active_lengths is self._lengths:
-            self._resize()
-        else:
-            self._make_policy()
-
     def seed(self, costs: Iterable[tuple[float, float]], *, is_complete: bool = True) -> None:
-        """Learn measured costs: pairs of batch size and seconds.
-
-        If they are complete, nothing better is expected of sizes that are not among them.
-        """
+        """Learn measured costs (`Learning.seed`)."""
         self.learning.seed(costs, is_complete=is_complete)
         self._resize()
 
     def learn_lengths(self, batch: Batch, found: Iterable[Sequence[float]]) -> int:
-        """Learn the lengths that the handler reports: pairs of the place in a batch and the length.
-
-        Returns:
-            How many inputs the handler failed to measure.
-        """
+        """Learn the lengths that the handler reports (`LengthGrouping.learn_lengths`)."""
         lengths = self.learning.lengths
         if lengths is None:
             return 0
@@ -348,7 +333,6 @@ class Batcher:
             self._dispatch()
 
     def _dispatch(self) -> None:
-        """Send batches while there are idle workers and the policy closes batches."""
         now, queue = self._now(), self._queue
         held = now - self._window_opened if self._window is not None else 0.0
         self._close_window()
@@ -363,7 +347,7 @@ class Batcher:
                 self._send(plan, popped, now, held)
                 held = 0.0
             elif queue.suspected and not plan.shed:  # they need not wait for the window of others
-                self._send(_SUSPECTED, self._queue.pop_suspected(), now, 0.0)
+                self._send(_SUSPECTED, queue.pop_suspected(), now, 0.0)
             elif not plan.shed:
                 self._open_window(plan, now, held)
                 return

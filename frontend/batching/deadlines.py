@@ -15,10 +15,10 @@ from marserve.frontend.errors import Overloaded
 
 Clock = Callable[[], float]
 
-# When nothing was learnt for this long, the next job is admitted as a probe, whatever its expected
-# end: otherwise a cost that was overestimated would never be corrected. Probes come sooner as long
-# as they take only this share of an idle worker's time: else a fast model that was slow for a
-# moment would refuse all requests for seconds.
+# When nothing was learnt for this long, the next job is admitted as a probe, even if it would be
+# late: otherwise an overestimated cost would never be corrected. Probes come sooner while they take
+# only this share of an idle worker's time: else a fast model that was slow for a moment would
+# refuse all requests for seconds.
 _PROBE_SECONDS = 1.0
 _PROBE_SHARE = 0.2
 

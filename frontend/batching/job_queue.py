@@ -81,16 +81,13 @@ class JobQueue:
     @property
     def first(self) -> Job:
         """The job that leaves next; the queue must not be empty."""
-        if self._retries or self._suspected:
-            return self._next_jobs[0]
-        return self._jobs[0]
+        return self._next_jobs[0]
 
     @property
     def first_runs_alone(self) -> bool:
         """Whether the first job must not share a batch; the queue must not be empty."""
-        if (self._retries or self._suspected) and self._next_jobs is not self._jobs:
-            return True
-        return self._jobs[0].group is Group.DESCRIBE
+        jobs = self._next_jobs
+        return jobs is not self._jobs or jobs[0].group is Group.DESCRIBE
 
     @property
     def first_sharing(self) -> Job:
@@ -100,14 +97,12 @@ class JobQueue:
     @property
     def _next_jobs(self) -> deque[Job]:
         """Those of the jobs whose first leaves next."""
+        jobs, suspected = self._jobs, self._suspected
         if self._retries:
             return self._retries
-        suspected, jobs = self._suspected, self._jobs
-        if suspected and (
-            not jobs or (suspected[0].order <= jobs[0].order and not self._is_turn_of_others)
-        ):
-            return suspected
-        return jobs
+        if not suspected or (jobs and self._is_turn_of_others):
+            return jobs
+        return suspected if not jobs or suspected[0].order <= jobs[0].order else jobs
 
     @property
     def oldest_arrival(self) -> float:
@@ -191,11 +186,10 @@ class JobQueue:
 
         Stops before a job of another group, or one that must run alone.
         """
-        if self._retries:
-            return self._take_first(self._retries)
-        if self._suspected and self._next_jobs is self._suspected:
-            return self.pop_suspected()
-        return self.pop_sharing(count)
+        jobs = self._next_jobs
+        if jobs is self._retries:
+            return self._take_first(jobs)
+        return self.pop_suspected() if jobs is self._suspected else self.pop_sharing(count)
 
     def pop_suspected(self) -> list[Job]:
         """Take the first of the suspected jobs, unless it is cancelled."""

@@ -56,6 +56,8 @@ class Batching(BatchingValues):
 
     def run_as(self, size: int) -> int:
         """Return the number of rows that a batch of this size runs as: the next compiled size."""
+        if not self.compiled_sizes:
+            return size
         return next((compiled for compiled in self.compiled_sizes if compiled >= size), size)
 
     @property

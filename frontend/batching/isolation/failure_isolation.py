@@ -6,7 +6,12 @@ from collections.abc import Callable
 from marserve.frontend.batching.batches import Batch, Reason
 from marserve.frontend.batching.compiled_sizes import CompiledSizes
 from marserve.frontend.batching.isolation.failed_contents import FailedContents
-from marserve.frontend.batching.isolation.failure_rate import FailureRate, candidates, cheapest_size
+from marserve.frontend.batching.isolation.failure_rate import (
+    FailureRate,
+    Failures,
+    candidates,
+    cheapest_size,
+)
 from marserve.frontend.batching.isolation.hints import Hints
 from marserve.frontend.batching.jobs import Group, Job
 from marserve.frontend.batching.learning.costs import Costs
@@ -90,12 +95,7 @@ class FailureIsolation:
 
     def cheapest_size(self, batching: Batching, costs: Costs, share: float) -> int:
         """Return the largest batch size that is cheap where this share of the requests fails."""
-        compiled, hints = batching.compiled_sizes, self.hints
-        return cheapest_size(
-            candidates(batching.max_size, compiled),
-            share,
-            CompiledSizes(compiled, costs) if compiled else costs,
-            hints.hinted,
-            hints.checked,
-            self.rate.cost,
-        )
+        compiled = batching.compiled_sizes
+        failures = Failures(share, self.hints.hinted, self.hints.checked, self.rate.cost)
+        padded = CompiledSizes(compiled, costs) if compiled else costs
+        return cheapest_size(candidates(batching.max_size, compiled), padded, failures)

@@ -12,6 +12,7 @@ hints need fewer.)
 """
 
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from marserve.frontend.batching.learning.costs import Costs
 
@@ -68,40 +69,32 @@ class FailureRate:
         self.share += _STEP * (1.0 - self.share)
 
 
-def cheapest_size(
-    sizes: Sequence[int],
-    share: float,
-    costs: Costs,
-    hinted: float = 0.0,
-    checked: float = 1.0,
-    failed: float = 1.0,
-) -> int:
-    """Return the largest of rising sizes whose cost per request is within 5 % of the least.
+class Failures(NamedTuple):
+    """How requests fail.
 
-    Args:
-        sizes: At least one.
+    Attributes:
         share: The share of failing requests.
-        costs: The costs of runs that succeed, by size.
         hinted: The share of failed runs in which a hint names the failing request.
         checked: The share of these requests that run alone.
-        failed: The cost of a failed run, as a share of one that succeeds.
+        cost: The cost of a failed run, as a share of one that succeeds.
     """
-    per_request = {
-        size: expected_seconds(size, share, costs, hinted, checked, failed) / size for size in sizes
-    }
+
+    share: float
+    hinted: float = 0.0
+    checked: float = 1.0
+    cost: float = 1.0
+
+
+def cheapest_size(sizes: Sequence[int], costs: Costs, failures: Failures) -> int:
+    """Return the largest of rising sizes whose cost per request is within 5 % of the least."""
+    per_request = {size: expected_seconds(size, costs, failures) / size for size in sizes}
     least = min(per_request.values())
     return max(size for size in sizes if per_request[size] <= _TOLERANCE * least)
 
 
-def expected_seconds(
-    size: int,
-    share: float,
-    costs: Costs,
-    hinted: float = 0.0,
-    checked: float = 1.0,
-    failed: float = 1.0,
-) -> float:
-    """Return the mean seconds until all requests of a batch are answered (`cheapest_size`)."""
+def expected_seconds(size: int, costs: Costs, failures: Failures) -> float:
+    """Return the mean seconds until all requests of a batch are answered, splitting included."""
+    share, hinted, checked, failed = failures
     by_halves = _by_halves(size, 1.0 - share, costs, failed, {})
     if not hinted or size == 1:
         return by_halves

@@ -1,4 +1,4 @@
-"""Buckets: what batches of about one size cost, and the line through the costs of all sizes."""
+"""Buckets: the cost of batches of about one size, and the line through the costs of all sizes."""
 
 import statistics
 from collections.abc import Sequence
@@ -51,7 +51,7 @@ class Bucket:
 
     @property
     def weight(self) -> int:
-        """The number of samples that tell the mean; a median of five is as good as a mean of 3."""
+        """The number of samples in the mean; a median of five is as good as a mean of three."""
         return max(1, self.count - FIRST_SAMPLES + 3)
 
     def learn_first(self, size: float, seconds: float) -> None:

@@ -47,7 +47,7 @@ _length_of = attrgetter("length")
 
 
 class LengthGrouping:
-    """Forms the batches of one model version by length, if its settings or its costs say so.
+    """Forms the batches of one model version by length, if its settings or its costs require it.
 
     Attributes:
         is_active: Whether it does so now.

@@ -33,7 +33,7 @@ def make_job(fakes: ModuleType, loop: Any) -> Callable[..., Job]:
 
 @pytest.fixture
 def make_queue(make_job: Callable[..., Job]) -> Callable[..., JobQueue]:
-    """A queue of jobs with these deadlines, or of so many without; all arrived at one moment."""
+    """A queue of jobs with these deadlines, or of a number without; all arrived at one moment."""
 
     def make(jobs: int | Sequence[float], arrived: float = 0.0) -> JobQueue:
         deadlines = [math.inf] * jobs if isinstance(jobs, int) else jobs

@@ -50,7 +50,7 @@ def policy(size: int = 8, costs: Costs | None = None, **options: Any) -> Adaptiv
 
 
 def arrive(adaptive: Adaptive, now: float) -> None:
-    """A job comes that nobody is in a hurry for."""
+    """A job without a deadline arrives."""
     assert adaptive.admit(now, math.inf, JobQueue(1), IDLE) is None
 
 
@@ -122,7 +122,7 @@ def test_without_a_goal_those_without_a_deadline_do_not_wait_for_ever() -> None:
     adaptive = policy()
     assert adaptive.order(1.0, math.inf, NORMAL) < adaptive.order(3.0, 3.5, NORMAL)
     assert adaptive.order(1.0, math.inf, NORMAL) < adaptive.order(1.1, math.inf, NORMAL)
-    # A deadline that is far away is no reason to go later than those without one.
+    # A job with a distant deadline leaves no later than one without a deadline.
     assert adaptive.order(1.0, 99.0, NORMAL) == adaptive.order(1.0, math.inf, NORMAL)
 
 
@@ -291,7 +291,7 @@ def test_the_last_that_is_idle_at_light_load_waits_for_a_batch_that_keeps_all_st
     assert (plan.take, plan.full) == (0, 3)
     assert plan.until == pytest.approx(2 * 2 / RATE, rel=0.05)
     assert adaptive.plan(0.001, make_queue(3), LAST) == Plan(3, Reason.TARGET)
-    # Nobody has come meanwhile: the rate is lower, and what was to come takes a little longer.
+    # No job has arrived meanwhile: the rate is lower, and the missing jobs take a little longer.
     assert adaptive.plan(1.2 * plan.until, make_queue(1), LAST) == Plan(1, Reason.HOLD_EXPIRED)
 
 
@@ -344,7 +344,7 @@ def test_near_capacity_under_a_goal_the_last_that_is_idle_waits_for_a_full_batch
     assert (plan.take, plan.full) == (0, 8)
     assert plan.until == pytest.approx(2 * 7 / 1200, rel=0.05)
     assert adaptive.plan(0.001, make_queue([0.04] * 8), LAST) == Plan(8, Reason.FULL)
-    urgent = adaptive.plan(0.0, make_queue([0.026] * 3), LAST)  # but nobody is late for that
+    urgent = adaptive.plan(0.0, make_queue([0.026] * 3), LAST)  # but none is late for that
     assert urgent.take == 0
     assert urgent.until < 0.026 - FLAT.mean(4)
 
@@ -440,7 +440,7 @@ def test_one_worker_waits_for_nobody_else(
 
 
 def answering(adaptive: Adaptive, batches: int, returned: int) -> Adaptive:
-    """Up to the moment 5, batches of four, after each of which so many came within 1 ms."""
+    """Up to the moment 5, batches of four, each followed by a number of jobs within 1 ms."""
     for number in reversed(range(batches)):
         now = 5.0 - 0.03 * number
         adaptive.answered(now, 4)
@@ -579,6 +579,6 @@ def test_while_more_jobs_come_than_workers_can_run_a_refusal_is_worth_more(
 
 
 def test_whoever_is_as_likely_in_time_as_anybody_runs(make_queue: MakeQueue) -> None:
-    """Somebody must, however many wait."""
+    """Some jobs run, however many wait."""
     plan = policy(costs=NOISY).plan(5.0, make_queue([5.04] * 400), IDLE)
     assert plan.take == 8

@@ -300,7 +300,7 @@ def test_a_low_class_is_served_while_a_high_one_keeps_coming(
         runner.finish(0.01)
         if setup.jobs[1].dispatched is not None:
             break
-    # What a class may wait longer, twice; and then those seats that were taken before.
+    # Twice the time that a lower priority may wait longer; then the capacity that was used before.
     assert setup.loop.time() - setup.began <= longest + 8 / 2 * 0.01 + EPSILON
 
 
@@ -313,15 +313,15 @@ def test_with_adaptive_the_earliest_deadline_goes_first(make_setup: MakeSetup) -
     assert [first.got, second.got] == [[(0.0, [1, 3])], [(0.0, [2, 0])]]
 
 
-def test_each_class_has_its_own_seats(make_setup: MakeSetup) -> None:
+def test_each_priority_has_its_own_capacity(make_setup: MakeSetup) -> None:
     setup = make_setup(queue_size=2, capacities={LOW: 1})
     setup.put(2)
     setup.put(priority=LOW)
     assert [setup.queue.has_capacity(priority) for priority in Priority] == [True, False, False]
 
 
-def test_more_seats_than_asked_for_are_no_reason_to_wait(make_setup: MakeSetup) -> None:
-    """A queue that is full closes a batch: nobody else could join."""
+def test_a_batch_closes_when_the_queue_is_full(make_setup: MakeSetup) -> None:
+    """A full queue closes a batch: no other job could join."""
     setup = make_setup(size=8, queue_size=3)
     [runner] = setup.idle()
     setup.put(3)
@@ -425,7 +425,7 @@ def test_a_list_that_seems_hopeless_is_tried_where_nothing_was_learnt_for_a_whil
     assert all(job.future.result() for job in last)
 
 
-# -- once more, alone -----------------------------------------------------------------------------
+# -- retries, alone -------------------------------------------------------------------------------
 
 
 def test_who_was_in_a_crash_runs_first_and_by_itself(make_setup: MakeSetup) -> None:
@@ -829,7 +829,7 @@ def test_who_came_before_a_change_leaves_before_those_who_came_after(
     assert [first.got, second.got] == [[(0.0, [4, 0])], [(0.0, [1, 2])]]
 
 
-def test_seats_change_too(make_setup: MakeSetup) -> None:
+def test_capacities_change_too(make_setup: MakeSetup) -> None:
     setup = make_setup(queue_size=3)
     setup.put(3)
     setup.batcher.reconfigure(replace(setup.batcher.batching, queue_size=2, capacities={HIGH: 1}))
@@ -1065,12 +1065,12 @@ def test_the_time_in_which_answers_go_out_is_learnt_for_those_with_a_goal(
     assert bound(0.003) == pytest.approx(bound(0.0) + 0.003, rel=0.01)
 
 
-@pytest.mark.parametrize("seats", [50, 1000])
+@pytest.mark.parametrize("capacity", [50, 1000])
 def test_a_size_that_is_not_found_yet_is_described_as_such(
-    make_setup: MakeSetup, seats: int
+    make_setup: MakeSetup, capacity: int
 ) -> None:
-    setup = make_setup("greedy", size=128, is_automatic=True, queue_size=seats)
-    assert (setup.batcher.size, setup.batcher.learning.why) == (min(128, seats), "learning")
+    setup = make_setup("greedy", size=128, is_automatic=True, queue_size=capacity)
+    assert (setup.batcher.size, setup.batcher.learning.why) == (min(128, capacity), "learning")
 
 
 # -- workers with several batches ------------------------------------------------------------------
@@ -1093,11 +1093,11 @@ def test_whoever_has_fewest_batches_outstanding_is_served_first(make_setup: Make
 def test_a_worker_that_asks_before_it_is_done_is_looked_at_again_when_it_is(
     make_setup: MakeSetup,
 ) -> None:
-    """What waits for company beside a busy worker leaves when that is idle: nobody else comes."""
+    """A job that is held beside a busy worker leaves when that is idle."""
     setup = make_setup("adaptive", size=16)
     setup.batcher.seed([(1, 1.0), (16, 1.2)])
     [first] = setup.idle()
-    setup.put(17)  # so many at once: single requests would be more than the worker can do
+    setup.put(17)  # at once: as single requests they would exceed the worker's capacity
     [second], [asking] = setup.idle(), setup.idle()
     setup.put()
     for busy in (first, second):

@@ -1,4 +1,4 @@
-"""The batcher with each policy, against whatever may come in whatever order, in virtual time."""
+"""The batcher with each policy, under random events in random order, in virtual time."""
 
 import asyncio
 import contextlib
@@ -204,7 +204,7 @@ def slow_at_first(times: int, factor: float) -> Callable[[int], float]:
 def test_a_first_batch_that_was_far_too_slow_is_got_over(
     fakes: ModuleType, at_once: int, slow: int
 ) -> None:
-    """As when a model is compiled in its first run. Else all would be refused, for ever."""
+    """As when a model is compiled in its first run. Otherwise all jobs would always be refused."""
     play = Play(fakes, Batching(policy="adaptive", size=32, max_latency=0.05, queue_size=1000))
 
     async def scenario() -> None:
@@ -259,7 +259,7 @@ def test_under_a_stream_of_a_higher_class_a_low_one_hears_in_time(
         assert len([job for job in low if job in play.answered]) >= 0.9 * 60
 
 
-# -- each rule, for ever -----------------------------------------------------------------
+# -- each rule, always -------------------------------------------------------------------
 
 PAUSES = st.sampled_from([0.0, 0.0, 0.0, 0.001, 0.004, 0.01, 0.05, 0.2])
 WITHIN = st.sampled_from([math.inf, math.inf, 0.01, 0.03, 0.1, 1.0])

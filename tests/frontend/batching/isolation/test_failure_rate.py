@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from marserve.frontend.batching.isolation.failure_rate import (
     FailureRate,
+    Failures,
     candidates,
     cheapest_size,
     expected_seconds,
@@ -53,7 +54,7 @@ def test_the_cost_of_splitting_is_that_of_trying(size: int, share: float, failed
         cost_by_halves([chance.random() < share for _ in range(size)], failed)
         for _ in range(20_000)
     ]
-    expected = expected_seconds(size, share, FLAT, failed=failed)
+    expected = expected_seconds(size, FLAT, Failures(share, cost=failed))
     assert sum(trials) / len(trials) == pytest.approx(expected, rel=0.02)
 
 
@@ -61,22 +62,22 @@ def test_the_cost_of_splitting_is_that_of_trying(size: int, share: float, failed
 def test_where_a_batch_costs_what_a_request_does_only_many_failures_make_it_smaller(
     share: float, size: int
 ) -> None:
-    assert cheapest_size(EIGHT, share, FLAT) == size
+    assert cheapest_size(EIGHT, FLAT, Failures(share)) == size
 
 
 @pytest.mark.parametrize(("share", "size"), [(0.0, 8), (0.1, 1)])
 def test_where_batching_gains_nothing_a_tenth_of_failures_ends_it(share: float, size: int) -> None:
-    assert cheapest_size(EIGHT, share, STEEP) == size
+    assert cheapest_size(EIGHT, STEEP, Failures(share)) == size
 
 
 def test_where_failed_runs_cost_nothing_batches_stay_large() -> None:
-    assert cheapest_size(EIGHT, 0.3, FLAT) < 8
-    assert cheapest_size(EIGHT, 0.3, FLAT, failed=0.0) == 8
+    assert cheapest_size(EIGHT, FLAT, Failures(0.3)) < 8
+    assert cheapest_size(EIGHT, FLAT, Failures(0.3, cost=0.0)) == 8
 
 
 def test_hints_make_larger_batches_worth_it() -> None:
-    assert cheapest_size(EIGHT, 0.3, FLAT) < 8
-    assert cheapest_size(EIGHT, 0.3, FLAT, hinted=1.0, checked=0.1) == 8
+    assert cheapest_size(EIGHT, FLAT, Failures(0.3)) < 8
+    assert cheapest_size(EIGHT, FLAT, Failures(0.3, hinted=1.0, checked=0.1)) == 8
 
 
 @given(
@@ -91,9 +92,10 @@ def test_nobody_can_make_it_much_slower_than_single_requests(
     share: float, per_batch: float, per_request: float, hinted: float, failed: float, largest: int
 ) -> None:
     costs, sizes = Line(per_batch, per_request), candidates(largest)
-    size = cheapest_size(sizes, share, costs, hinted, failed=failed)
+    failures = Failures(share, hinted, cost=failed)
+    size = cheapest_size(sizes, costs, failures)
     assert size in sizes
-    seconds = expected_seconds(size, share, costs, hinted, failed=failed)
+    seconds = expected_seconds(size, costs, failures)
     assert seconds / size <= 1.06 * costs.mean(1)
 
 
@@ -134,9 +136,9 @@ def test_a_few_hundred_good_requests_and_all_is_forgotten(
     learn: Callable[[float, int], FailureRate],
 ) -> None:
     rate = learn(1.0, 60)
-    assert cheapest_size(EIGHT, rate.share, FLAT) == 1
+    assert cheapest_size(EIGHT, FLAT, Failures(rate.share)) == 1
     rate.succeeded(120)
-    assert cheapest_size(EIGHT, rate.share, FLAT) == 8
+    assert cheapest_size(EIGHT, FLAT, Failures(rate.share)) == 8
     assert not rate.is_quiet
     rate.succeeded(320)
     assert rate.is_quiet

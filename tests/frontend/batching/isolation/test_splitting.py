@@ -64,7 +64,7 @@ class Case:
         return PredictionFailed(",".join(map(str, names)))
 
     def run(self, limit: int = 1000) -> None:
-        """Run parts, so many at most, until there are none."""
+        """Run parts, at most ``limit``, until there are none."""
         for _ in range(limit):
             part = self.splitting.next_part()
             if part is None:
@@ -86,7 +86,7 @@ class Case:
 
     @property
     def failed(self) -> dict[int, str]:
-        """Jobs that failed, and the message they got; everybody has been answered."""
+        """The jobs that failed, and their messages; all jobs are answered."""
         assert all(job.future.done() for job in self.jobs)
         errors = [job.future.exception() for job in self.jobs]
         return {name: str(error) for name, error in enumerate(errors) if error is not None}
@@ -219,7 +219,7 @@ def test_a_line_that_always_names_the_cause_is_believed_but_checked_now_and_then
 
 
 def test_no_line_is_believed_while_most_requests_fail(make_case: MakeCase) -> None:
-    """The last row is bad mostly, by chance; an innocent who stands there gets a run of its own."""
+    """The last row is mostly bad, by chance; a good one in its place runs alone."""
     learnt = FailureIsolation()
     for bad in [*[{5, 6, 7}] * 40, *[{0, 1, 2}] * 8]:
         for _ in range(100):
@@ -236,7 +236,7 @@ def test_no_line_is_believed_while_most_requests_fail(make_case: MakeCase) -> No
 
 
 def test_a_line_that_raises_because_of_others_is_never_believed(make_case: MakeCase) -> None:
-    """Somebody sends rows that do not fit to the first one, and the loop names the others."""
+    """A client sends rows that do not match the first one, and the loop names the others."""
     learnt = FailureIsolation()
     for _ in range(80):
         case = make_case(

@@ -50,7 +50,7 @@ class Served:
         self.batches.append(batch)
 
     def serve(self, cost: Cost, batches: int, waiting: int = 64) -> list[Batch]:
-        """Serve so many batches while so many jobs wait; returns them."""
+        """Serve and return a number of batches, while ``waiting`` jobs are queued."""
         first = len(self.batches)
         for _ in range(batches):
             for _ in range(waiting - self.batcher.queued):
@@ -92,7 +92,7 @@ def test_under_backlog_the_best_size_is_found(
     make_served: MakeServed, policy: str, cost: Cost, best: set[int]
 ) -> None:
     served = make_served(policy, is_automatic=policy == "greedy")
-    served.serve(cost, 3, waiting=2)  # small ones, as long as nobody waits
+    served.serve(cost, 3, waiting=2)  # small ones while no jobs wait
     served.serve(cost, 40)
     assert served.batcher.size in best
     assert served.tried

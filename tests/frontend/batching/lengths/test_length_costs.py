@@ -66,7 +66,7 @@ def test_the_costs_of_policies_are_those_of_the_batch_in_question() -> None:
     costs.use_batch(8, 50.0)
     short = costs.mean(8)
     assert short == pytest.approx(padded(8, 50.0), rel=0.2)
-    assert costs.bound(32) == costs.bound(8)  # there is no larger one
+    assert costs.bound(32) == costs.bound(8)  # the largest one
     costs.use_batch(8, 400.0)
     assert costs.mean(8) == pytest.approx(padded(8, 400.0), rel=0.2)
     costs.use_job(400.0)

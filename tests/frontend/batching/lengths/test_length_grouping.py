@@ -31,7 +31,7 @@ def of_size(size: int, longest: float) -> float:
 
 
 class Setup:
-    """A batcher with one worker, who runs a batch when he is told; jobs are named by length."""
+    """A batcher with one worker, which ends a batch on demand; jobs are named by length."""
 
     outstanding = 0
 
