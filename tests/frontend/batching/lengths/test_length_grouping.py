@@ -336,6 +336,25 @@ def test_a_question_that_comes_while_a_batch_is_held_leaves_alone(make: Make) ->
     assert setup.batches == [[0]]
 
 
+def test_the_size_that_is_cheapest_with_failures_does_not_depend_on_the_last_length(
+    make: Make,
+) -> None:
+    setup = make(lambda size, longest: 0.05 + 0.00001 * size * longest, compiled_sizes=(1, 4, 8))
+    learn(setup, batches=60)
+    for _ in range(20):
+        setup.batcher.isolation.rate.request_failed()
+    setup.batcher.note_failures()
+    lengths = setup.batcher.learning.lengths
+    assert lengths is not None
+    sizes = set()
+    for longest in (1.0, 1e5):
+        lengths.costs.use_batch(8, longest)
+        setup.batcher.seed([])  # to determine the size again
+        sizes.add(setup.batcher.size)
+    assert len(sizes) == 1
+    assert "requests fail" in setup.batcher.learning.why
+
+
 # -- what the handler says -------------------------------------------------------------------------
 
 
