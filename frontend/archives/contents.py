@@ -23,6 +23,7 @@ _MAX_BITS = 128  # of an integer; no setting takes larger ones
 _MAX_OTHER_KEYS = 500  # unknown keys that are returned
 _MAX_KEY = 200  # characters
 _SAMPLE_KEY = "sampleInput"
+_UNUSABLE = "unusable value"  # the key of such a value in JSON
 _MAX_SAMPLES = 100  # more are refused in any case
 
 
@@ -44,7 +45,17 @@ class Contents:
     def from_json(cls, members: Mapping[str, Any]) -> "Contents":
         """Return the contents that `as_json` has described."""
         manifest = members["manifest"] and Manifest(**members["manifest"])
-        return cls(manifest, members["model_yaml"], members["has_samples"])
+        return cls(manifest, _restored(members["model_yaml"]), members["has_samples"])
+
+
+class UnusableValue:
+    """A value of a yaml that no setting accepts; its repr is that of the value."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __repr__(self) -> str:
+        return self._text
 
 
 def read_contents(
@@ -143,4 +154,16 @@ def _plain(value: Any) -> Any:
             return {key: _plain(each) for key, each in value.items() if isinstance(key, str)}
         case list() | tuple():
             return [_plain(each) for each in value]
-    return short_repr(value)  # no setting takes a date or a huge number
+    # No setting accepts a date, say, or a huge number: the kinds of text must not see a text.
+    return {_UNUSABLE: short_repr(value)}
+
+
+def _restored(value: Any) -> Any:
+    match value:
+        case dict() if value.keys() == {_UNUSABLE}:
+            return UnusableValue(str(value[_UNUSABLE]))
+        case dict():
+            return {key: _restored(each) for key, each in value.items()}
+        case list():
+            return [_restored(each) for each in value]
+    return value

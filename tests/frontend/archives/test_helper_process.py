@@ -20,6 +20,7 @@ from marserve.frontend.archives.contents import Contents, read_contents
 from marserve.frontend.archives.helper_process import HelperProcesses
 from marserve.frontend.archives.unpack import ArchiveLimits
 from marserve.frontend.configuration.config import Config
+from marserve.frontend.configuration.setting_kinds import TEXT
 from marserve.frontend.errors import ArchiveRefused, ModelNotFound, ServerBusy
 
 HANDLER = "def handle(data, context):\n    return data\n"
@@ -67,8 +68,12 @@ def test_the_server_gets_what_it_has_to_know(tmp_path: Path) -> None:
     assert contents.has_samples
     found = contents.model_yaml
     assert (found["minWorkers"], found["handler"], found["min_workers"]) == (2, None, None)
-    assert found["batchSize"] == "<a number of 20000 bits>"
-    assert found["maxBatchDelay"] == "datetime.date(2020, 1, 1)"
+    for name, text in (
+        ("batchSize", "<a number of 20000 bits>"),
+        ("maxBatchDelay", "datetime.date(2020, 1, 1)"),
+    ):
+        assert repr(found[name]) == text
+        assert not TEXT.accepts(found[name])
     assert 7 not in found
     assert list(found)[:3] == ["minWorkers", "maxBatchDelay", "sampleInput"]  # their order counts
 
