@@ -12,7 +12,7 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from http import HTTPStatus
 from pathlib import Path
@@ -133,14 +133,13 @@ class Downloader:
         async with self._slots.taken():
             room = await self._disk.run(self._limits.room_in, part.path.parent)
             await self._disk.run(part.open)
-            async with aclosing(self._fetch(url, is_signed=is_signed)) as pieces:
-                await self._write(pieces, part, room)
+            await self._write(self._fetch(url, is_signed=is_signed), part, room)
 
-    async def _write(self, pieces: AsyncIterator[bytes], part: "_PartFile", room: int) -> None:
+    async def _write(self, pieces: AsyncGenerator[bytes], part: "_PartFile", room: int) -> None:
         """Write the pieces of a download, each of which must arrive in time."""
         loop, stall = asyncio.get_running_loop(), self._limits.stall_seconds
         received = due = 0
-        async with asyncio.timeout(stall) as patience:
+        async with asyncio.timeout(stall) as patience, aclosing(pieces):
             async for piece in pieces:
                 received += len(piece)
                 if received > room:
