@@ -18,7 +18,6 @@ import datetime as dt
 import glob
 import gzip
 import logging
-import os
 import re
 import shutil
 import sys
@@ -37,7 +36,7 @@ _OPTIONAL = "?"  # the width of a number that is left out where it is 1
 _DATE = "yyyy-MM-dd"
 _ENDING = re.compile(r"(\.[A-Za-z]+)?$")
 #: Letters of date patterns, the shortest period first, and the `time.struct_time` field they show.
-_PERIODS = {"s": 5, "m": 4, "Hhk": 3, "dDE": 2, "w": 2, "ML": 1, "yu": 0}
+_PERIODS = {"s": 5, "m": 4, "HhkK": 3, "dDE": 2, "w": 2, "ML": 1, "yu": 0}
 _FIRST = (1, 1, 1, 0, 0, 0)  # of the fields
 
 
@@ -66,10 +65,10 @@ class Rollover:
     def next_time(self, start: float) -> float:
         """Return when a file that was started at ``start`` is due, in seconds since the epoch."""
         dates = self._fill(str, lambda _: "", lambda _: "")
-        letters = set(re.sub(r"'[^']*'", "", dates))
-        period = next((period for period in _PERIODS if letters & set(period)), "")
-        if not self.interval or not period:
+        if not self.interval or not dates:
             return float("inf")
+        letters = set(re.sub(r"'[^']*'", "", dates))
+        period = next((period for period in _PERIODS if letters & set(period)), "yu")
         now, field = time.localtime(start), _PERIODS[period]
         fields = [*now[: field + 1], *_FIRST[field + 1 :]]
         fields[field] += 7 * self.interval - now.tm_wday if period == "w" else self.interval
@@ -107,7 +106,8 @@ class Rollover:
         wild = self._fill(lambda date: re.sub("[^/]+", "*", date), lambda _: "*", glob.escape)
         paths = glob.glob(f"{wild}*")  # noqa: PTH207 - Path.glob takes no absolute pattern
         found = (name.fullmatch(path) for path in paths)
-        return {Path(match[0]): int(match[1] or 1) for match in found if match}
+        files = ((Path(match[0]), int(match[1] or 1)) for match in found if match)
+        return {path: number for path, number in files if path.is_file()}
 
     def _fill(
         self,
@@ -145,18 +145,22 @@ class LogFile(logging.Handler):
         self._rollover = rollover or daily(self.path)
         self._has_reported = False
         self._compressor = ThreadPoolExecutor(1, thread_name_prefix=f"{self.path.stem}-gzip")
-        self._start_period(self._last_change())
+        limit = self._rollover.max_bytes
+        self._max_bytes = float("inf") if limit is None else limit
+        self._resume_period()
         if any(self._is_uncompressed(path) for path in self._old_files()):
             self._compressor.submit(self._tidy)  # a server that was killed left them
 
     def emit(self, record: logging.LogRecord) -> None:
         """Called by logging with each record."""
         try:
-            size = os.fstat(self._file.fileno()).st_size
-            if size >= self._max_bytes or record.created >= self._next_time:
-                self._roll_over(record, size)
+            line = f"{self.format(record)}\n".encode("utf-8", "backslashreplace")
+            is_full = self._size > 0 and self._size + len(line) > self._max_bytes
+            if is_full or record.created >= self._next_time:
+                self._roll_over(record)
             # Unbuffered: a third less time than StreamHandler's write and flush.
-            self._file.write(f"{self.format(record)}\n".encode("utf-8", "backslashreplace"))
+            self._file.write(line)
+            self._size += len(line)
         except Exception:  # noqa: BLE001 - a request must not fail by its log line
             self.handleError(record)
 
@@ -174,7 +178,7 @@ class LogFile(logging.Handler):
         """
         with self.lock or contextlib.nullcontext():
             self._replace()
-            self._start_period(self._last_change())
+            self._resume_period()
 
     def close(self) -> None:
         """Close the file and wait until old ones are compressed. Safe to call twice."""
@@ -190,25 +194,23 @@ class LogFile(logging.Handler):
         previous, self._file = self._file, self._open()
         previous.close()
 
-    def _last_change(self) -> float:
+    def _resume_period(self) -> None:
+        """Start at the last change of the file."""
         status = self.path.stat()
-        return status.st_mtime if status.st_size else time.time()
+        self._start_period(status.st_mtime if status.st_size else time.time(), status.st_size)
 
     def _start_period(self, start: float, size: int = 0) -> None:
-        self._start = start
+        self._start, self._size = start, size
         self._next_time = self._rollover.next_time(start)
-        limit = self._rollover.max_bytes
-        self._max_bytes = float("inf") if limit is None else size + limit
 
-    def _roll_over(self, record: logging.LogRecord, size: int) -> None:
+    def _roll_over(self, record: logging.LogRecord) -> None:
         """Start a new file; where that fails, use the old one for as long again."""
         try:
-            if size:
+            if self._size:
                 self._move()
-                size = 0
         except OSError:
             self.handleError(record)
-        self._start_period(record.created, size)
+        self._start_period(record.created)
 
     def _move(self) -> None:
         old = self._rollover.new_name(self._start)
@@ -230,16 +232,15 @@ class LogFile(logging.Handler):
         return self._rollover.is_compressed and old.suffix != ".gz"
 
     def _tidy(self) -> None:
-        """Remove the old files that are too many, and compress the others."""
+        """Compress old files, and remove those that are too many."""
         try:
+            for path in filter(self._is_uncompressed, self._old_files()):
+                _compress(path)
             numbers, kept = self._old_files(), self._rollover.old_files
             # Times have the resolution of the kernel's clock, a few milliseconds.
             found = sorted(numbers, key=lambda path: (path.stat().st_mtime_ns, numbers[path], path))
             for path in found[: 0 if kept is None else max(0, len(found) - kept)]:
                 path.unlink()
-                found.remove(path)
-            for path in filter(self._is_uncompressed, found):
-                _compress(path)
         except OSError as error:
             _report(f"Old files of {self.path} cannot be compressed or removed: {error}")
 

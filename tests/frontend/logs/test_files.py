@@ -87,6 +87,15 @@ def test_a_file_of_another_day_is_rolled_over_by_the_next_server(
     assert old(path) == {"ts_log.20-Nov.log.gz": "old\n"}
 
 
+def test_a_file_does_not_exceed_its_maximum(open_file: Callable[..., LogFile], path: Path) -> None:
+    file = open_file(max_bytes=12)
+    for text in ("12345", "12345"):
+        write(file, text, NOON)
+    file.close()
+    assert path.read_text() == "12345\n"
+    assert old(path) == {"ts_log.20-Nov.log.gz": "old\n12345\n"}
+
+
 def test_a_full_file_is_rolled_over_without_overwriting(
     open_file: Callable[..., LogFile], path: Path
 ) -> None:

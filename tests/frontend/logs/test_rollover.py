@@ -25,6 +25,7 @@ def local(*parts: int) -> float:
         ("a.%d{yyyy}.log", "a.2026.log", "a.2026.2.log", local(2027, 1, 1)),
         ("a.%d{yyyy-ww}.log", "a.2026-47.log", "a.2026-47.2.log", local(2026, 11, 23)),
         ("a.%d{HHmm}.log", "a.1230.log", "a.1230.2.log", local(2026, 11, 20, 12, 31)),
+        ("a.%d{MM-dd-KK}.log", "a.11-20-00.log", "a.11-20-00.2.log", local(2026, 11, 20, 13)),
         ("a.log.%i", "a.log.1", "a.log.2", float("inf")),
     ],
 )  # fmt: skip
