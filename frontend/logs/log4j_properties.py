@@ -35,6 +35,9 @@ def _of_version_2(properties: Mapping[str, str]) -> Iterator[Node]:
             yield Node("Property", {"name": key.removeprefix("property."), "value": value})
         else:
             group(*path).attributes[last.lower()] = value
+    for place, node in groups.items():  # rootLogger = INFO, beside rootLogger.appenderRef.c.ref = c
+        if place and (level := groups[place[:-1]].attributes.pop(place[-1].lower(), "")):
+            node.attributes.setdefault("level", level)
     yield Node("Appenders", children=[_typed(each) for each in group("appender").children])
     for each in group("logger").children:
         each.attributes.setdefault("name", each.name)

@@ -206,6 +206,21 @@ def test_properties_have_the_effect_of_xml(
     assert capsys.readouterr() == ("hello\n", "")
 
 
+def test_a_short_logger_may_have_further_properties(
+    apply: Callable[..., dict[str, str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = """
+appender.console.type = Console
+appender.console.name = STDOUT
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = %m%n
+rootLogger = info
+rootLogger.appenderRef.c.ref = STDOUT
+"""
+    apply(text, lambda: log_server("hello"), "log4j2.properties")
+    assert capsys.readouterr() == ("hello\n", "")
+
+
 def test_a_filter_of_properties_is_a_threshold(
     apply: Callable[..., dict[str, str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
