@@ -8,6 +8,7 @@ later updates are ignored.
 """
 
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -112,8 +113,8 @@ class Family:
         self.declared = declared
         self.name, self.kind, self.help = declared.name, declared.kind, declared.help
         self.on_page: dict[tuple[str, ...], Series] = {}
-        #: Collects the series that were updated since their last `take`.
-        self.changed: list[Series] = []
+        #: Collects the series that were updated since their last `take`, if a log reads them.
+        self.changed: list[Series] | deque[Series] = deque(maxlen=0)
         self._series: dict[tuple[str, ...], Series] = {}
 
     @property

@@ -40,6 +40,14 @@ def test_samples_are_those_of_prometheus_client(kind: str, values: list[float]) 
         assert repr(registry.get_sample_value(name, named)) == repr(float(value))
 
 
+def test_without_a_log_no_updates_are_collected() -> None:
+    counters = family()
+    series = counters.join("me")
+    series.update(1)
+    series.leave()
+    assert not counters.changed
+
+
 def test_a_counter_never_decreases() -> None:
     series = family().join("me")
     series.update(2)
