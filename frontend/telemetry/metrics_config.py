@@ -196,14 +196,18 @@ def _fit(config: MetricsConfig, built_in: MetricsConfig) -> MetricsConfig:
             unfit = "it has a dimension twice"
         elif known is not None and len(known.dimensions) != len(declared.dimensions):
             unfit = f"its {len(known.dimensions)} dimensions are {', '.join(known.dimensions)}"
-        elif declared.name in config.ts and declared.name in config.model and not unfit:
-            unfit = "" if declared is config.ts[declared.name] else "it is one of ts_metrics"
         if unfit:
             logger.error("metrics_config: %s is left out: %s.", declared.name, unfit)
         return not unfit
 
-    ts, model = config.ts.items(), config.model.items()
-    return MetricsConfig(
-        {name: each for name, each in ts if fits(each, built_in.ts.get(name), unfit_name(each))},
-        {name: each for name, each in model if fits(each, built_in.model.get(name), "")},
-    )
+    ts = {
+        name: each
+        for name, each in config.ts.items()
+        if fits(each, built_in.ts.get(name), unfit_name(each))
+    }
+    model = {
+        name: each
+        for name, each in config.model.items()
+        if fits(each, built_in.model.get(name), "it is one of ts_metrics" if name in ts else "")
+    }
+    return MetricsConfig(ts, model)
