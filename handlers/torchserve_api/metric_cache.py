@@ -113,7 +113,8 @@ class MetricsCacheYamlImpl(MetricCacheAbstract):
     def get_metric(
         self, metric_name: str, metric_type: MetricTypes = MetricTypes.COUNTER
     ) -> CachingMetric:
-        """Return an existing metric; raises MetricsCacheTypeError if the type is none."""
+        """Return an existing metric; raises MetricsCacheTypeError for a wrong type."""
+        _check(metric_name, str, "metric_name")
         _check(metric_type, MetricTypes, "metric_type")
         return super().get_metric(metric_name, metric_type)
 

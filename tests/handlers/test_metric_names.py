@@ -87,6 +87,8 @@ def test_a_missing_metric(cache) -> None:
         cache().get_metric("Dogs")
     with pytest.raises(metric_cache_errors.MetricsCacheTypeError):
         cache().get_metric("Dogs", "gauge")
+    with pytest.raises(metric_cache_errors.MetricsCacheTypeError):
+        cache().get_metric(1)
 
 
 def test_units() -> None:
