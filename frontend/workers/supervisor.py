@@ -229,7 +229,7 @@ class WorkerSupervisor:
         self._set_state(WorkerState.STARTING)
         self.started_at = time.time()
         began = time.monotonic()
-        spec = replace(self._spec, threads=self.threads.give())
+        spec = replace(self._spec, threads=self.threads.give(), torch=self.threads.options)
         process = await start_in_time(self._launcher, spec, self._start_seconds)
         self.pid = process.pid
         close = process.sock.close
