@@ -198,7 +198,7 @@ def test_a_goal_makes_the_policy_adaptive_and_another_policy_ends_it(server, ins
         ({"batch_size": 4, "min_worker": -1}, "min_worker cannot be less than 0."),
         ({"batch_size": 4, "min_worker": "many"}, "min_worker cannot be less than 0."),
         ({"batch_size": 4, "min_worker": 2, "max_worker": 1}, "max_worker cannot be less than"),
-        ({"batch_size": 4, "min_worker": 1001}, "No model can have 1001 workers"),
+        ({"batch_size": 4, "min_worker": 1001}, "1001 workers are too many"),
     ],
 )
 def test_what_is_wrong_is_reported_and_changes_nothing(shared, change, query, words):
