@@ -1,13 +1,12 @@
-"""What can go wrong, with the status and TorchServe's word for it.
+"""The errors of the server, with their status and TorchServe's type.
 
-Every error a client may see is a `ServeError`: it carries its HTTP ``status`` and its
-``wire_type``, the ``type`` member of the error body that TorchServe's clients match on. Anything
-else that reaches a transport is a defect of ours: the middleware answers 500 and the log gets the
-traceback.
+Every error that a client may see is a `ServeError`: it has an HTTP ``status`` and a ``wire_type``,
+the ``type`` member of the error body, which TorchServe's clients compare. Any other exception that
+reaches a transport is a defect: the client gets 500 and the log the traceback.
 
     ServeError
     ├── BadRequest                400  a parameter or a body is wrong
-    ├── InvalidToken              400  (TorchServe's choice; clients know it, not 401)
+    ├── InvalidToken              400  as in TorchServe, whose clients do not expect 401
     ├── ArchiveRefused            400  unsafe or unreadable archive, bad manifest
     ├── DownloadFailed            400
     ├── DependenciesFailed        400  a model's packages, or its virtual environment
@@ -25,25 +24,25 @@ traceback.
     ├── VersionConflict           409
     ├── WorkflowConflict          409
     ├── ChangeSuperseded          409  a later request to change the same model has won
-    ├── CatalogConflict           409  others change the catalog again and again
-    ├── SequenceOver              409  the sequence that a request belongs to is over
+    ├── CatalogConflict           409  others change the catalog at the same time
+    ├── SequenceOver              409  the sequence of the request has ended
     ├── PayloadTooLarge           413  the body is longer than max_request_size
-    ├── CallerGone                499  what a handler gets that calls a model for nobody
+    ├── CallerGone                499  the request on whose behalf a handler calls has ended
     ├── ModelFileExists           500
-    ├── NotEnoughDevices          500  a parallel worker wants more GPUs than there are
-    ├── WorkersFailed             500  or what the worker reported while loading
+    ├── NotEnoughDevices          500  a parallel worker needs more GPUs than the machine has
+    ├── WorkersFailed             500  or the status that the worker reported while loading
     ├── WorkerDied                500
-    ├── PredictionFailed          any  what a worker reported for a batch
+    ├── PredictionFailed          any  the error that a worker reported for a batch
     ├── WorkflowFailed            500  a node could not be registered, or unregistered
-    ├── NodeFailed                500  a node of a workflow failed at every try
-    ├── ModelNotYetLoaded         503  the catalog wants it, and this server is starting
+    ├── NodeFailed                500  a node of a workflow failed in every attempt
+    ├── ModelNotYetLoaded         503  the catalog has it, and this server is starting
     ├── NoWorker                  503  also: queue full
-    ├── TooMuchInFlight           503  the listener holds as many bytes as it may
-    ├── Overloaded                503  not to be answered in time; tells when to try again
+    ├── TooMuchInFlight           503  the bytes in flight have reached their limit
+    ├── Overloaded                503  no answer is possible in time; has a Retry-After
     ├── CatalogUnavailable        503  the catalog of the models cannot be read, or not be changed
-    ├── ServerBusy                503  too much work of one kind is under way
+    ├── ServerBusy                503  too much work of one kind is running or waiting
     ├── ServerStopping            503
-    ├── RequestExpired            504  TorchServe left such clients without an answer
+    ├── RequestExpired            504  TorchServe does not answer such clients
     ├── NotEnoughMemory           507  a model is not loaded, because too little memory is left
     └── CyclicCall                508  handlers call each other's models in a circle
 """
@@ -52,12 +51,12 @@ import math
 
 
 def retry_after(seconds: float) -> int:
-    """What a header Retry-After says where another try may succeed after so many seconds."""
+    """Return the value of the header Retry-After for a number of seconds."""
     return max(1, math.ceil(seconds))
 
 
 class ServeError(Exception):
-    """A failure that a client is told about.
+    """An error that is sent to a client.
 
     Args:
         message: One sentence for the client; an empty one is left out of the error body.
@@ -66,7 +65,7 @@ class ServeError(Exception):
 
     status = 500
     wire_type = "InternalServerException"
-    #: Seconds after which another try may succeed; None where nothing is known.
+    #: Seconds after which a retry may succeed; None if that is unknown.
     retry_after: int | None = None
 
     def __init_subclass__(cls, status: int = 500, wire_type: str = wire_type) -> None:
@@ -89,7 +88,7 @@ class BadRequest(ServeError, status=400, wire_type="BadRequestException"):
 
 
 class InvalidToken(ServeError, status=400, wire_type="InvalidKeyException"):
-    """No token, a wrong one, or one past its time."""
+    """The key is missing, wrong or expired."""
 
 
 class ArchiveRefused(ServeError, status=400, wire_type="InvalidModelException"):
@@ -97,11 +96,11 @@ class ArchiveRefused(ServeError, status=400, wire_type="InvalidModelException"):
 
 
 class DownloadFailed(ServeError, status=400, wire_type="DownloadArchiveException"):
-    """The archive could not be fetched from its URL."""
+    """The archive could not be downloaded from its URL."""
 
 
 class DependenciesFailed(ServeError, status=400, wire_type="ModelException"):
-    """The packages that a model asks for could not be installed."""
+    """The packages that a model requires could not be installed."""
 
 
 class WorkflowRefused(ServeError, status=400, wire_type="InvalidWorkflowException"):
@@ -117,7 +116,7 @@ class DefaultVersionInUse(ServeError, status=403, wire_type="InvalidModelVersion
 
 
 class CatalogReadOnly(ServeError, status=403, wire_type="CatalogException"):
-    """The models are those of a catalog that this server does not change; says why not."""
+    """The models are those of a catalog that this server only reads."""
 
     def __init__(self, place: str, why: str) -> None:
         super().__init__(
@@ -150,11 +149,11 @@ class ModelNotFound(ServeError, status=404, wire_type="ModelNotFoundException"):
 
 
 class VersionNotFound(ServeError, status=404, wire_type="ModelVersionNotFoundException"):
-    """The model exists, that version of it does not."""
+    """The model exists, but not the version."""
 
 
 class ModelNotYetLoaded(ModelNotFound, status=503, wire_type="ServiceUnavailableException"):
-    """The catalog wants the model, or nobody knows yet what it wants; other servers may have it."""
+    """The catalog has the model, or is not read yet; other servers may serve the model."""
 
     retry_after = 1
 
@@ -168,7 +167,7 @@ class WorkflowNotFound(ServeError, status=404, wire_type="WorkflowNotFoundExcept
 
 
 class MethodNotAllowed(ServeError, status=405, wire_type="MethodNotAllowedException"):
-    """The path exists, not with this method."""
+    """The path exists, but not with this method."""
 
     def __init__(self) -> None:
         super().__init__("Requested method is not allowed, please refer to API document.")
@@ -183,20 +182,20 @@ class WorkflowConflict(ServeError, status=409, wire_type="ConflictStatusExceptio
 
 
 class ChangeSuperseded(ServeError, status=409, wire_type="ConflictStatusException"):
-    """What was asked for a model is not waited for: a later request asked for something else."""
+    """A later request has changed the same model."""
 
 
 class CatalogConflict(ServeError, status=409, wire_type="ConflictStatusException"):
-    """The catalog was changed by others at every try to change it; nothing was changed."""
+    """Others changed the catalog during every attempt; nothing was changed."""
 
 
 class SequenceOver(ServeError, status=409, wire_type="ConflictStatusException"):
-    """A stateful model has nothing left of the sequence that the request belongs to."""
+    """The sequence of the request has ended, and its state is lost."""
 
     def __init__(self, sequence_id: str, why: str) -> None:
         super().__init__(
             f'Sequence "{sequence_id}" is over, and its state is lost: {why} '
-            "Begin anew: with another id, or with the header that starts a sequence."
+            "Start again: with another id, or with the header that starts a sequence."
         )
 
 
@@ -208,10 +207,10 @@ class PayloadTooLarge(ServeError, status=413, wire_type="PayloadTooLargeExceptio
 
 
 class CallerGone(ServeError, status=499):
-    """Nobody waits for the request on whose behalf a handler calls a model."""
+    """The request on whose behalf a handler calls a model has ended."""
 
     def __init__(self) -> None:
-        super().__init__("Nobody waits any more for the request on whose behalf it was made.")
+        super().__init__("The request on whose behalf the call was made has ended.")
 
 
 class ModelFileExists(ServeError, status=500):
@@ -219,25 +218,25 @@ class ModelFileExists(ServeError, status=500):
 
 
 class NotEnoughDevices(ServeError, status=500, wire_type="WorkerInitializationException"):
-    """A parallel model's workers take more GPUs each than it may use."""
+    """Each worker of a parallel model needs more GPUs than it may use."""
 
     def __init__(self, model: str, level: int) -> None:
         super().__init__(f"No enough gpu devices for model:{model} parallelLevel:{level}")
 
 
 class WorkersFailed(ServeError, status=500):
-    """Workers that were asked for did not come up."""
+    """Requested workers did not start."""
 
 
 class WorkerDied(ServeError, status=500):
-    """The worker ended, or had to be ended, while it held the request."""
+    """The worker died, or was killed, while it had the request."""
 
     def __init__(self, cause: str = "") -> None:
-        super().__init__(f"Worker died. {cause}".rstrip())  # TorchServe's words, and ours
+        super().__init__(f"Worker died. {cause}".rstrip())  # TorchServe's text, and the cause
 
 
 class PredictionFailed(ServeError):
-    """What a worker reported for a whole batch; ``status`` is the worker's."""
+    """The error that a worker reported for a batch; ``status`` is the worker's."""
 
 
 class WorkflowFailed(ServeError, status=500, wire_type="WorkflowException"):
@@ -245,7 +244,7 @@ class WorkflowFailed(ServeError, status=500, wire_type="WorkflowException"):
 
 
 class NodeFailed(ServeError, status=500):
-    """A node of a workflow failed at every try; ``cause`` is how the last one failed."""
+    """A node of a workflow failed in every attempt; ``cause`` is the last error."""
 
     def __init__(self, node: str, cause: ServeError) -> None:
         super().__init__(f"Error executing {node}")
@@ -254,7 +253,7 @@ class NodeFailed(ServeError, status=500):
 
 
 class NoWorker(ServeError, status=503, wire_type="ServiceUnavailableException"):
-    """No worker to serve the request, or no seat left in the model's queue."""
+    """No worker serves the request, or the queue of the model is full."""
 
 
 class Overloaded(ServeError, status=503, wire_type="ServiceUnavailableException"):
@@ -269,7 +268,7 @@ class Overloaded(ServeError, status=503, wire_type="ServiceUnavailableException"
 
 
 class ServerBusy(ServeError, status=503, wire_type="ServiceUnavailableException"):
-    """So much work of one kind is under way, and waits, that no more of it is taken."""
+    """The limit of running and waiting work of one kind is reached."""
 
 
 class CatalogUnavailable(ServeError, status=503, wire_type="CatalogException"):
@@ -291,14 +290,14 @@ class TooMuchInFlight(ServeError, status=503, wire_type="ServiceUnavailableExcep
 
 
 class ServerStopping(ServeError, status=503, wire_type="ServiceUnavailableException"):
-    """The server is on its way down and takes no new requests."""
+    """The server is stopping and accepts no new requests."""
 
     def __init__(self) -> None:
         super().__init__("The server is stopping.")
 
 
 class RequestExpired(ServeError, status=504, wire_type="RequestTimeoutException"):
-    """The request's time was over before its prediction was there."""
+    """The timeout of the request has passed before its prediction was ready."""
 
 
 class NotEnoughMemory(ServeError, status=507):
@@ -310,7 +309,7 @@ class CyclicCall(ServeError, status=508, wire_type="LoopDetectedException"):
 
 
 def unexpected(error: Exception) -> ServeError:
-    """The answer where an exception is a defect of the server, or memory has run out."""
+    """Return the error for an unexpected exception: a defect, or too little memory."""
     if isinstance(error, MemoryError):
         return NotEnoughMemory("The server has not enough memory for this request.")
     return ServeError("Internal server error.")

@@ -5,21 +5,20 @@ import errno
 import os
 import signal
 
-# Kernels before 5.3, and sandboxes that do not know the call.
+# Kernels before 5.3, and sandboxes without the call.
 _NO_PIDFDS = (errno.ENOSYS, errno.EPERM)
 
 
 class ProcessGroup:
-    """The group that a process leads, or will lead in a moment.
+    """The group that a process leads, or will lead shortly.
 
-    The kernel gives a number to another process when its bearer has been reaped and no group bears
-    it any more; and a worker that has lost its parent, the fork server, is reaped by somebody else.
-    So a signal is sent while the leader is there, reaped by nobody, which its pidfd tells; or when
-    no process at all has the number, for then only what the leader left behind can be a group of
-    it. Where there are no pidfds, the leader counts as there.
+    The kernel reuses a process id when the process is reaped and no group has the id. A worker
+    whose parent, the fork server, has died is reaped by another process. So a signal is sent only
+    while the leader is not reaped, which its pidfd shows; or if no process has the id, because then
+    only the remaining processes of the group have it. Without pidfds, the leader counts as alive.
 
     Raises:
-        OSError: There is no descriptor left.
+        OSError: No descriptor is left.
     """
 
     def __init__(self, leader: int) -> None:
@@ -36,25 +35,25 @@ class ProcessGroup:
                 raise
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal to all of the group; to the leader alone, if it has not founded it yet."""
+        """Send a signal to the group, or to the leader if the group does not exist yet."""
         if self._is_closed:
             return
         with contextlib.suppress(ProcessLookupError):
             if not self._send_to_leader(0) and _exists(self._number):
-                return  # somebody else's number by now
+                return  # another process has the id
             try:
                 os.killpg(self._number, number)
             except ProcessLookupError:
                 self._send_to_leader(number)
 
     def close(self) -> None:
-        """Send nothing any more. Safe to call twice."""
+        """Send no further signals. Safe to call twice."""
         if not self._is_closed and self._pidfd >= 0:
             os.close(self._pidfd)
         self._is_closed = True
 
     def _send_to_leader(self, number: int) -> bool:
-        """Signal the leader alone; false where it has been reaped."""
+        """Signal the leader alone; return False if it is reaped."""
         if self._is_reaped:
             return False
         try:

@@ -1,9 +1,9 @@
-"""YAML from files that may be anybody's: its size is known before anything is built of it.
+"""Parses untrusted YAML; its expanded size is checked before values are created.
 
-A page of YAML can stand for more than any memory holds: an alias repeats what its anchor names, a
-merge (``<<``) copies it, a number in base 60 (``1:1:1``) is worked out digit by digit. So the
-events of a document are counted first, each alias as all that it repeats; only then are they made
-into values, which takes time and memory in proportion to that count.
+A short document can expand beyond any memory: an alias repeats the nodes of its anchor, a merge
+(``<<``) copies them, a number in base 60 (``1:1:1``) is computed digit by digit. So the events of a
+document are counted first, each alias with all the nodes that it repeats. Time and memory for the
+values are proportional to that count.
 """
 
 import re
@@ -13,7 +13,7 @@ from typing import IO, Any
 import yaml
 
 MAX_BYTES = 1 << 20
-MAX_NODES = 100_000  # scalars, lists and mappings, those included that aliases repeat
+MAX_NODES = 100_000  # scalars, lists and mappings, including those that aliases repeat
 MAX_DEPTH = 64
 MAX_ANCHORS = 1000
 _TOO_DEEP = f"is nested more than {MAX_DEPTH} deep"
@@ -22,25 +22,25 @@ _LIBYAML_TOO_DEEP = "exceeded maximum nesting depth"
 _MAX_NUMBER = 100_000  # characters
 _MAX_PARTS = 20  # of a number in base 60
 _NUMBER = re.compile(r"[-+]?[0-9.][0-9_:.a-fA-FoxX+-]*")
-# Whole numbers beyond 60 bits may be chosen so that all have one place in a dictionary.
+# Whole numbers beyond 60 bits can be chosen so that all have the same hash.
 _WORD_CHARACTERS = 18
 _MAX_BEYOND_WORDS = 1000
 
-# libyaml's is many times as fast, and its errors do not quote the document.
+# libyaml's loader is much faster, and its errors do not quote the document.
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class YamlTooLarge(ValueError):
-    """A document beyond the bounds; the text is a part of a sentence, behind the file's name."""
+    """A document beyond the limits; the text follows the name of the file in a sentence."""
 
 
 def load_yaml(text: str | bytes) -> Any:
-    """The values of a document, made by YAML's safe rules.
+    """Return the values of a document, by YAML's safe rules.
 
     Raises:
-        YamlTooLarge: It is longer, deeper, or stands for more than the bounds allow.
-        yaml.YAMLError, ValueError, ...: It is no YAML, or a value is none of its type. The parser
-            has many corners: whoever reads foreign files should expect any exception.
+        YamlTooLarge: It is too long, too deep, or expands to too many values.
+        yaml.YAMLError, ValueError, ...: It is not YAML, or a value does not match its type. For
+            untrusted files, callers must expect any exception.
     """
     if len(text) > MAX_BYTES:
         raise YamlTooLarge(f"is longer than {MAX_BYTES} bytes")
@@ -49,7 +49,7 @@ def load_yaml(text: str | bytes) -> Any:
 
 
 def read_yaml(file: IO[bytes]) -> Any:
-    """The values of an open file, of which not more is read than may be in it; as `load_yaml`."""
+    """Return the values of an open file, as `load_yaml`; at most the maximum size is read."""
     return load_yaml(file.read(MAX_BYTES + 1))
 
 
@@ -106,7 +106,7 @@ class _Nodes:
     def add(self, anchor: str | None, count: int = 1) -> None:
         self._count += count
         if self._count > MAX_NODES:
-            raise YamlTooLarge(f"stands for more than {MAX_NODES} values")
+            raise YamlTooLarge(f"expands to more than {MAX_NODES} values")
         if anchor is not None:
             self._note(anchor, count)
 

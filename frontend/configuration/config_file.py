@@ -1,17 +1,16 @@
 """Finds the configuration file to read, and reads it.
 
-As in TorchServe the newest snapshot beats ``config.properties`` in the working directory. Unlike
-there, one that was only found does not beat models that the command line names, nor a
-``config.properties`` that names a catalog: it is passed over altogether. A file that was named and
-holds a snapshot still does.
+As in TorchServe the newest snapshot wins over ``config.properties`` in the working directory.
+Unlike there, it does not win over models of the command line, nor over a ``config.properties`` with
+a catalog: it is ignored as a whole. A snapshot file that was named explicitly always wins.
 
-A snapshot that is not whole, as a crash or a full disk leaves it, is passed over with a warning for
-the newest that is: an empty file would start an empty server. One that is whole and wrong stops the
-start.
+An incomplete snapshot, which a crash or a full disk leaves, is ignored with a warning, and the
+newest complete one is used: an empty file would start a server without models. A complete snapshot
+with errors stops the start.
 
-Settings between which a line break is missing are split, and a file that is no UTF-8 is read in
-Latin-1, as Java reads it; both with a warning. Snapshots of TorchServe's say ``python=`` and its
-own interpreter, in which workers of ours could not run: it is passed over, with a warning.
+Settings with a missing line break between them are split, and a file that is not UTF-8 is read in
+Latin-1, as Java does; both with a warning. TorchServe's snapshots set ``python=`` to its own
+interpreter, in which our workers cannot run: that key is ignored with a warning.
 """
 
 import functools
@@ -31,10 +30,10 @@ from marserve.frontend.configuration.properties import (
 )
 from marserve.frontend.configuration.unread_keys import UNREAD
 
-#: Where snapshots lie, in the directory of the logs.
+#: The folder of snapshots, in the directory of the logs.
 SNAPSHOT_FOLDER = "config"
 
-#: How the version in our own snapshots begins.
+#: The prefix of the version in our snapshots.
 WRITTEN_BY = "marserve"
 
 _WORKING_DIRECTORY_FILE = Path("config.properties")
@@ -45,25 +44,25 @@ class Assignment(NamedTuple):
     """A key that was set."""
 
     text: str
-    origin: str  # who set it: a file, "command line" or "environment"
+    origin: str  # a file, "command line" or "environment"
     line: int = 0  # of the file; 0 for none
 
     @property
     def place(self) -> str:
-        """Where it was set."""
+        """The origin, with the line of a file."""
         return f"{self.origin}, line {self.line}" if self.line else self.origin
 
 
 @dataclass(frozen=True)
 class ConfigFile:
-    """A configuration file that was read, or the absence of one."""
+    """A configuration file that was read, or no file."""
 
-    path: Path | None = None  # as it was named
-    raw: Mapping[str, str] = field(default_factory=dict)  # as it stands there
-    settings: Mapping[str, Assignment] = field(default_factory=dict)  # with ``$$NAME$$`` put in
+    path: Path | None = None  # as given
+    raw: Mapping[str, str] = field(default_factory=dict)  # the texts of the file
+    settings: Mapping[str, Assignment] = field(default_factory=dict)  # with ``$$NAME$$`` replaced
     warnings: tuple[str, ...] = ()  # about the choice, and about the file
     is_found: bool = False  # whether it is a snapshot that was not named
-    passed_over: Path | None = None  # the snapshot that gave way to --models, or to a catalog
+    passed_over: Path | None = None  # the snapshot that --models or a catalog replaces
 
 
 def find_config_file(
@@ -73,7 +72,7 @@ def find_config_file(
     *,
     names_models: bool = False,
 ) -> ConfigFile:
-    """Chooses and reads the file.
+    """Choose and read the file.
 
     Args:
         ts_config: The file named by ``--ts-config``; ``TS_CONFIG_FILE`` beats it.
@@ -103,10 +102,10 @@ def find_config_file(
 
 
 def newest_snapshot(directory: Path) -> tuple[Path | None, list[str]]:
-    """The ``*.cfg`` that was written last and is whole; and a warning for each later one.
+    """Return the newest complete ``*.cfg``, and a warning for each newer one.
 
     Raises:
-        ConfigError: One cannot be read.
+        ConfigError: A file cannot be read.
     """
     # Hidden ones are being written.
     found = [path for path in directory.glob("[!.]*.cfg") if path.is_file()]
@@ -120,9 +119,9 @@ def newest_snapshot(directory: Path) -> tuple[Path | None, list[str]]:
 
 
 def _damage_of(snapshot: Path) -> str:
-    """How a snapshot is not as a server writes it: as a whole, its last line ended; else empty."""
+    """Return how a snapshot is incomplete; an empty text for a complete one."""
     text, _ = _decoded(snapshot)
-    if not text.strip("\0"):  # as many zeros as it had bytes, after a loss of power
+    if not text.strip("\0"):  # zeros only, after a loss of power
         return "it is empty"
     try:
         entries = parse_properties(text)
@@ -145,10 +144,10 @@ def _why_snapshot(snapshot: Path) -> str:
 def read_config_file(
     path: Path, environ: Mapping[str, str], content: bytes | None = None
 ) -> ConfigFile:
-    """Read one file, whose ``$$NAME$$`` are those of ``environ``; or its ``content``, if given.
+    """Read a file, or its ``content`` if given, and replace ``$$NAME$$`` from ``environ``.
 
     Raises:
-        ConfigError: It cannot be read, or names a variable that is not there.
+        ConfigError: It cannot be read, or names a variable that is not set.
     """
     text, warnings = _decoded(path, content)
     try:
@@ -187,11 +186,11 @@ def _decoded(path: Path, content: bytes | None = None) -> tuple[str, list[str]]:
 
 
 def _split_glued(entry: Entry) -> Iterator[Entry]:
-    """Yields the settings of an entry: itself, or those between which a line break got lost.
+    """Yield the settings of an entry: itself, or those with a missing line break between them.
 
     SageMaker's toolkit appends to a file that does not end in one:
     ``enable_model_api=truedefault_response_timeout=60``. Only true, false and digits before a known
-    key are split off: no value of that kind can be meant to go on like this.
+    key are split off: such a value cannot have a suffix.
     """
     while (match := _glued().fullmatch(entry.value)) and not _is_meant(entry):
         yield entry._replace(value=match[1])

@@ -1,25 +1,23 @@
-"""Properties file, environment and flags are resolved into one frozen `Config`, with remarks on it.
+"""Resolves properties file, environment and flags into one frozen `Config` with its warnings.
 
 Which file: the one in environment variable ``TS_CONFIG_FILE``, else ``--ts-config``, else the
 newest snapshot, else ``config.properties`` in the working directory, else none (`config_file`).
 Which value, strongest first:
 
 1. environment variable ``TS_<KEY>``, only if the *file* says ``enable_envvars_config=true``
-   (``allowed_urls`` also wants ``use_env_allowed_urls=true`` there); ``TS_OPEN_INFERENCE_PROTOCOL``
-   needs no such leave, and decides alone when it is not empty
+   (``allowed_urls`` also needs ``use_env_allowed_urls=true`` there); ``TS_OPEN_INFERENCE_PROTOCOL``
+   always counts if it is not empty
 2. command line flag
-3. what the platform requires (`platforms`), such as no tokens where its clients have none
-4. the file, after ``$$NAME$$`` was replaced by environment variable NAME
+3. the requirements of the platform (`platforms`), such as no keys if its clients have none
+4. the file, with ``$$NAME$$`` replaced by environment variable NAME
 5. the default of the platform
-6. the default, written beside each field of `Config`
+6. the default of the field of `Config`
 
-What a platform sets is not among the texts that snapshots are made of: a server that is restored
-from one finds its platform anew, perhaps another.
+Snapshots do not contain the values of a platform: a restored server detects its platform again.
 
-A wrong value of a key that is read stops the start. Where TorchServe started all the same
-(`Key.instead`), this server does, too, with a sentence in `Config.warnings`.
-
-Also unlike TorchServe: the file is UTF-8, and values lose white space at either end.
+A wrong value stops the start. Where TorchServe starts (`Key.instead`), this server starts, too,
+with a warning in `Config.warnings`. Unlike in TorchServe, the file is UTF-8, and white space around
+values is removed.
 """
 
 import os
@@ -55,14 +53,14 @@ def load_config(
     snapshots: Path | None = None,
     platform: str | None = None,
 ) -> Config:
-    """Resolves file, environment and flags.
+    """Resolve file, environment and flags.
 
     Args:
-        flags: What the command line set, as key and text of the properties file.
-        ts_config: See `find_config_file`.
+        flags: The flags of the command line, as keys and texts of the properties file.
+        ts_config: The file of ``--ts-config`` (`find_config_file`).
         environ: The environment.
-        snapshots: See `find_config_file`.
-        platform: See `choose_platform`.
+        snapshots: The directory of snapshots (`find_config_file`).
+        platform: The name of the platform (`choose_platform`).
 
     Raises:
         ConfigError: A file or directory is missing, or a value cannot be used.
@@ -99,10 +97,9 @@ def load_config(
 def _texts(
     settings: Mapping[str, Assignment], values: Mapping[str, object], file: ConfigFile
 ) -> dict[str, str]:
-    """What was set, so that a server in another working directory would understand it.
+    """Return the values that were set, with absolute paths.
 
-    A secret is kept as the file has it, perhaps ``$$NAME$$``; one that came through the environment
-    is never written down.
+    A secret is as in the file, perhaps ``$$NAME$$``; a secret of the environment is left out.
     """
     texts = {
         name: str(values[name]) if isinstance(values.get(name), Path) else setting.text
@@ -137,7 +134,7 @@ def _from_environment(
 
 
 def environment_variables() -> dict[str, str]:
-    """By key, the variables that override the file, where its ``enable_envvars_config`` is true."""
+    """Return the variables that override the file if ``enable_envvars_config`` is true, by key."""
     return {
         name: _variable_name(name) for name in sorted((KEYS.keys() | UNREAD) - _WITHOUT_ENV_NAME)
     }
@@ -150,7 +147,7 @@ def _variable_name(key: str) -> str:
 
 
 def _value(key: Key, setting: Assignment, tolerated: list[str]) -> object:
-    """The value of a text; or what it counts as, which is then added to ``tolerated``."""
+    """Return the value of a text, or its replacement, with an entry in ``tolerated``."""
     if not setting.text and key.default is None:
         return None
     try:
@@ -178,7 +175,7 @@ def _check_model_store(store: Path | None, file: ConfigFile) -> None:
 
 
 def _check_catalog(config: Config, settings: Mapping[str, Assignment]) -> None:
-    """A catalog says what is served; what else does would be undone by it, or undo it."""
+    """Refuse other lists of models beside a catalog."""
     if config.model_catalog is None:
         return
     for name in ("load_models", "model_snapshot"):
@@ -197,7 +194,7 @@ def _check_listeners(config: Config) -> None:
         raise ConfigError(f"Invalid configuration: {error}") from error
     if config.has_tls:
         from marserve.frontend.configuration.tls import (
-            server_context,  # costs time that only TLS is worth
+            server_context,  # slow to import
         )
 
         server_context(config.tls_files)
@@ -256,7 +253,7 @@ def _unread_tls_keys(config: Config, settings: Mapping[str, Assignment]) -> Iter
 
 
 def _notes(config: Config, settings: Mapping[str, Assignment], file: ConfigFile) -> Iterator[str]:
-    """What the operator should know, and an ordinary configuration of TorchServe has as well."""
+    """Yield notes for the operator about an ordinary configuration."""
     yield f"Configuration file: {file.path.absolute() if file.path else 'none'}."
     if config.platform.note:
         yield config.platform.note

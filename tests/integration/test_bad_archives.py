@@ -228,7 +228,7 @@ def test_a_yaml_bomb_is_refused_and_holds_nothing_up(start_server, make_archive)
         assert error(server.register(archive)) == (
             400,
             "InvalidModelException",
-            "model-config.yaml stands for more than 100000 values.",
+            "model-config.yaml expands to more than 100000 values.",
         )
         server.install(GOOD, "good")
         assert psutil.Process(server.process.pid).memory_info().rss - before < 50_000_000

@@ -405,7 +405,7 @@ WORKFLOW = MANIFEST["workflow"]
         (zipped("models: {\n"), "Failed to parse yaml."),
         (zipped("\0"), "Failed to parse yaml."),
         (zipped("!!python/object/apply:os.system [id]"), "Failed to parse yaml."),
-        (zipped(BOMB), "spec.yaml stands for more than 100000 values."),
+        (zipped(BOMB), "spec.yaml expands to more than 100000 values."),
         (zipped("a: &a [*a]"), "spec.yaml has an alias within what it names."),
         (zipped("#" * (1 << 20) + GOOD), "spec.yaml is longer than 1048576 bytes."),
         (zipped("{1: 2}"), "has a name that is no text"),

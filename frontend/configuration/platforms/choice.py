@@ -1,4 +1,4 @@
-"""Chooses the platform that a server runs on: ``--platform``, else the one that is recognised."""
+"""Chooses the platform of a server: ``--platform``, else the one that is detected."""
 
 from collections.abc import Mapping
 
@@ -19,11 +19,11 @@ PLATFORMS: Mapping[str, Platform] = {each.name: each for each in (KSERVE, SAGEMA
 
 
 def choose_platform(name: str | None, surroundings: Surroundings) -> ChosenPlatform:
-    """Choose a platform and work out what it changes.
+    """Choose a platform and compute its changes.
 
     Args:
-        name: The one that was asked for, or ``none``; None to recognise it.
-        surroundings: What it is recognised by, and what its changes depend on.
+        name: The name of a platform, or ``none``; None to detect it.
+        surroundings: The environment and settings of the server.
 
     Raises:
         ConfigError: There is no such platform.

@@ -1,11 +1,11 @@
 """KServe: its ports, and no tokens. It takes the place of TorchServe and of KServe's wrapper.
 
-There TorchServe listened at 8085, and a wrapper in the same container passed on to it what came to
-KServe's own ports. The wrapper bound them when all models had loaded: KServe probes whether it can
-connect to 8080, and a pod that can be connected to gets requests.
+With TorchServe, a wrapper in the same container forwarded the requests of KServe's ports to
+TorchServe at 8085. The wrapper bound its ports when all models were loaded, because a pod gets
+requests as soon as KServe can connect to 8080.
 
-The management API has no token here, because KServe's clients have none. It stays in the pod: it is
-bound to loopback, and so is inference where both share an address, as in KServe's own examples.
+The management API needs no key, because KServe's clients have none. It is bound to loopback, and so
+is inference if both share an address, as in KServe's examples.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -28,7 +28,7 @@ _HTTP = Address("0.0.0.0", 8080)  # noqa: S104 - requests come from outside of t
 _GRPC = Address("0.0.0.0", 8081, "grpc")  # noqa: S104
 _OWN_PORTS = (_HTTP.port, _GRPC.port)
 _LOOPBACK = "127.0.0.1"
-# The defaults of TorchServe, and where a listener goes that has one of KServe's own ports.
+# The defaults of TorchServe, and the new port of a listener that has one of KServe's ports.
 _INFERENCE = listener_address(80, 443), f"http://{_LOOPBACK}:8080", 8085
 _MANAGEMENT = listener_address(8081, 8444), f"http://{_LOOPBACK}:8081", 8086
 _METRICS = "http://0.0.0.0:8082"
@@ -37,7 +37,7 @@ _MAKE_ROOM = "for KServe's ports are its own"
 
 
 def _evidence(surroundings: Surroundings) -> str:
-    """Where its files lie and what it puts into the environment; one alone may be chance."""
+    """Return the evidence: KServe's directory and its variables; one alone may be chance."""
     variables = [name for name in _FROM_KSERVE if name in surroundings.environ]
     store = surroundings.settings.get("model_store")
     places = [surroundings.config_file, Path(store) if store else None]
@@ -61,14 +61,14 @@ def _changes() -> Iterator[Change]:
 
 
 def _moves(settings: Mapping[str, str], decided: frozenset[str]) -> Iterator[Change]:
-    """Listeners that make room for KServe's, and management that stays in the pod.
+    """Move listeners away from KServe's ports, and bind management to loopback.
 
-    An operator may have it elsewhere, but not at KServe's ports: nothing could be served there.
+    An operator may choose another address, but not one of KServe's ports.
     """
     for key, port in _GRPC_PORTS.items():
         if settings.get(key, port) in (str(own) for own in _OWN_PORTS):
             yield Change(key, port, _MAKE_ROOM, "forced")
-    with suppress(ValueError):  # of a file that cannot be used: whoever reads it says so
+    with suppress(ValueError):  # the later check of the file reports it
         inference = _away(settings.get("inference_address"), *_INFERENCE)
         management = _away(settings.get("management_address"), *_MANAGEMENT)
         if "management_address" not in decided:
@@ -86,7 +86,7 @@ def _moves(settings: Mapping[str, str], decided: frozenset[str]) -> Iterator[Cha
 def _away(
     text: str | None, parse: Callable[[str], Address | UnixAddress], default: str, port: int
 ) -> Address | UnixAddress:
-    """The address of a listener, which is not at one of KServe's own ports."""
+    """Return the address of a listener, moved away from KServe's ports."""
     address = parse(text or default)
     if isinstance(address, Address) and address.port in _OWN_PORTS:
         return replace(address, host=_LOOPBACK, port=port)
@@ -94,7 +94,7 @@ def _away(
 
 
 def _inside(address: Address | UnixAddress) -> Address | UnixAddress:
-    """The same where only this pod can connect."""
+    """Return the address bound to loopback."""
     if isinstance(address, UnixAddress) or address.is_private:
         return address
     return replace(address, host=_LOOPBACK)

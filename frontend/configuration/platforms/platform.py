@@ -1,10 +1,10 @@
-"""What a platform is to the configuration: how it is recognised, and what it changes there.
+"""A platform: how it is detected, and its changes of the configuration.
 
-A platform runs servers for others: its requests come to its own ports, and its probes and clients
-were written for TorchServe as the platform had set it up. To add one, write a file beside this one
-that makes a `Platform`, and put that into `choice.PLATFORMS`.
+A platform runs servers for its users: it has its own ports, and its probes and clients expect
+TorchServe as the platform configured it. To add one, write a file beside this one with a
+`Platform`, and add that to `choice.PLATFORMS`.
 
-Both functions of a platform are pure: they see the environment and what the user has set.
+Both functions of a platform are pure: they get the environment and the settings of the user.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,13 +14,13 @@ from typing import Literal
 
 from marserve.frontend.configuration.addresses import Address
 
-#: The name of no platform, though one may be recognised.
+#: The name that disables the detection of a platform.
 NONE = "none"
 
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What a server finds before a platform has changed anything."""
+    """Environment and settings of a server, before the changes of a platform."""
 
     environ: Mapping[str, str]
     settings: Mapping[str, str]  # texts of keys, as file, command line and environment set them
@@ -32,10 +32,9 @@ class Surroundings:
 class Change:
     """A key that a platform sets.
 
-    A ``default`` gives way to whoever sets the key; what is ``required`` replaces what the file
-    says, and gives way only to the command line and the environment, by which an operator decides
-    in the one place where the platform runs. What is ``forced`` replaces these as well, because the
-    server could not start otherwise.
+    A ``default`` counts if nothing sets the key. A ``required`` value replaces that of the file;
+    only command line and environment, where the operator configures the platform, win over it. A
+    ``forced`` value replaces these as well, because the server could not start otherwise.
     """
 
     key: str
@@ -46,19 +45,19 @@ class Change:
 
 @dataclass(frozen=True)
 class Setup:
-    """What a platform does with a configuration."""
+    """The changes of a platform."""
 
     changes: Sequence[Change] = ()
-    #: Addresses where inference is served beside ``inference_address``. Nobody listens there before
-    #: every model is READY, because the platform sends requests as soon as it can connect.
+    #: Further addresses of inference. They are bound when every model is READY, because the
+    #: platform sends requests as soon as it can connect.
     inference: Sequence[Address] = ()
     grpc_inference: Sequence[Address] = ()  # the same for gRPC
-    #: Whether nobody listens at ``inference_address`` before, either.
+    #: Whether ``inference_address`` is bound only then, too.
     when_ready: bool = False
-    predict_route: str = ""  # path at which the platform asks for predictions, whatever the model
+    predict_route: str = ""  # the platform's path of predictions, for any model
     health_route: str = ""  # the same for health
-    #: By what the platform's programs find the server among all processes: an argument of its
-    #: command line, and of no other. Such a server stays the process that it was started as.
+    #: The argument of the command line by which the platform's programs find the server among all
+    #: processes. Such a server stays the process that was started.
     server_argument: str = ""
 
 
@@ -67,22 +66,22 @@ class Platform:
     """A platform that servers run on."""
 
     name: str  # of --platform
-    title: str  # as its users call it
-    #: Why this is the platform, as a clause; empty where that is not beyond doubt.
+    title: str  # for messages
+    #: The evidence of the platform, as a clause; empty without clear evidence.
     evidence: Callable[[Surroundings], str]
     set_up: Callable[[Surroundings], Setup]
 
 
 @dataclass(frozen=True)
 class ChosenPlatform:
-    """The platform of a server, and what it makes of its configuration; by default, nothing."""
+    """The platform of a server with its changes; by default none."""
 
     name: str = NONE
     title: str = ""
     setup: Setup = field(default_factory=Setup)
-    #: The changes that count, by key; others gave way.
+    #: The effective changes, by key.
     changes: Mapping[str, Change] = field(default_factory=dict)
-    note: str = ""  # for the operator; empty where nothing is to be said
+    note: str = ""  # for the operator
 
     @property
     def texts(self) -> Mapping[str, str]:

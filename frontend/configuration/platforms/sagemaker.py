@@ -1,12 +1,12 @@
 """SageMaker's endpoints, for one model or for many, with Amazon's toolkit or without it.
 
-The toolkit writes a configuration file, starts ``torchserve``, and looks for the server among all
-processes, by the name of TorchServe's Java class in the command line; so that is an argument of the
-server here. All requests come to one port, without tokens. Containers of a pipeline share a
-network: no other port may be taken.
+The toolkit writes a configuration file, starts ``torchserve``, and finds the server among all
+processes by the name of TorchServe's Java class in the command line; so that is an argument of the
+server here. All requests use one port, without keys. Containers of a pipeline share a network, so
+no other port may be used.
 
-Without the toolkit the archives lie in ``/opt/ml/model``, where SageMaker unpacks ``model.tar.gz``;
-where there are many models it registers each by its directory, wherever that is.
+Without the toolkit the archives are in ``/opt/ml/model``, where SageMaker unpacks ``model.tar.gz``.
+With many models it registers each by its directory.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,14 +20,14 @@ from marserve.frontend.configuration.platforms.platform import (
 
 _TOOLKITS_FILE = "sagemaker-ts.properties"
 _PORT, _MANY_MODELS = "SAGEMAKER_BIND_TO_PORT", "SAGEMAKER_MULTI_MODEL"
-_PAYLOAD = "SAGEMAKER_MAX_PAYLOAD_IN_MB"  # what a batch transform job may send
+_PAYLOAD = "SAGEMAKER_MAX_PAYLOAD_IN_MB"  # the limit of a batch transform job
 _SERVER_CLASS = "org.pytorch.serve.ModelServer"
 _MEBIBYTE = 1 << 20
-# What all workers with the toolkit import.
+# The modules that all workers with the toolkit import.
 _PRELOADED = (
     "torch,torchvision,sagemaker_pytorch_serving_container.default_pytorch_inference_handler"
 )
-# What a client of an endpoint may send and get.
+# The limit of requests and answers of an endpoint.
 _REAL_TIME_MEBIBYTES = 25
 
 
@@ -48,7 +48,7 @@ def _set_up(surroundings: Surroundings) -> Setup:
     if _has_toolkit(surroundings):
         shared = "for its toolkit's handlers share them"
         changes.append(Change("preload_modules", _PRELOADED, shared, "default"))
-    # It takes a container into service when /ping is answered.
+    # SageMaker uses a container as soon as /ping is answered.
     return Setup(changes, when_ready=True, server_argument=_SERVER_CLASS)
 
 

@@ -1,10 +1,9 @@
-"""Vertex AI: the port and the routes that it tells by variables ``AIP_...``, and no tokens.
+"""Vertex AI: port and routes from variables ``AIP_...``, without keys.
 
-Containers made for TorchServe often tell Vertex the routes that they have anyway
-(``/predictions/NAME``, ``/ping``); where nobody told it any, Vertex makes some up. Google's own
-containers had no configuration: they served ``model.mar`` of the directory that the model was
-uploaded from, under the name ``model``, and took requests apart by the JSON envelope. So does a
-server that is told that directory and no model.
+Containers for TorchServe often configure existing routes in Vertex (``/predictions/NAME``,
+``/ping``); without a configuration Vertex generates routes. Google's own containers had no
+configuration: they served ``model.mar`` of the directory of the upload under the name ``model``,
+with the JSON envelope. A server with that directory and no model does the same.
 """
 
 import re
@@ -23,8 +22,8 @@ _MODELS = ("load_models", "model_snapshot", "model_catalog")
 
 
 def _evidence(surroundings: Surroundings) -> str:
-    told = [name for name in (_PORT, _PREDICT, _HEALTH) if surroundings.environ.get(name)]
-    return f"{', '.join(told)} are set" if len(told) == 3 else ""
+    found = [name for name in (_PORT, _PREDICT, _HEALTH) if surroundings.environ.get(name)]
+    return f"{', '.join(found)} are set" if len(found) == 3 else ""
 
 
 def _set_up(surroundings: Surroundings) -> Setup:
@@ -48,7 +47,7 @@ def _changes(environ: Mapping[str, str], settings: Mapping[str, str]) -> Iterato
 
 def _stored_model(storage: str) -> Iterator[Change]:
     why = f"for {_STORAGE} says where the model lies"
-    if storage.startswith("/"):  # a directory of the container: nothing is to be fetched
+    if storage.startswith("/"):  # a directory of the container: nothing to download
         yield Change("model_store", storage, why)
         yield Change("load_models", "model=model.mar", why, "default")
         return
