@@ -401,7 +401,7 @@ def test_precisions(server, make_archive, record, tmp_path):
 def test_a_precision_that_the_handler_ignores(server, make_archive):
     archive = make_archive(server.store, ECHO, "imprecise")
     flags = ("imprecise", "--register", archive, "--precision", "bf16", *SHORT)
-    assert "precision bf16, and its handler nothing of it" in refused(server, *flags)
+    assert "precision bf16, but its handler reports none" in refused(server, *flags)
     assert not server.is_known("imprecise")
 
 
@@ -459,7 +459,7 @@ def test_a_model_without_workers(server, install):
 def test_a_handler_that_fails_at_once(server, install):
     output = refused(server, install(handler="def handle(data, context):\n    return data and 5\n"))
     assert output.startswith("The first request was not answered with success: 503 ")
-    assert output.endswith("say with --input or --generate what the model takes.")
+    assert output.endswith("give the model's input with --input or --generate.")
 
 
 def test_errors_are_no_throughput(server, install):
@@ -504,7 +504,7 @@ def test_a_server_that_is_killed_in_the_middle(start_server, wait_for, load):
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        (b"SSH-2.0-OpenSSH_9.9\r\n", "that is no HTTP"),
+        (b"SSH-2.0-OpenSSH_9.9\r\n", "the answer is not HTTP"),
         (b"", "remote end closed connection"),
         (None, "no whole answer within 0.5 s"),
     ],

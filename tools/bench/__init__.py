@@ -1,15 +1,14 @@
-"""``marserve bench``: how fast is a server that runs, marserve or TorchServe?
+"""``marserve bench``: measures the speed of a running server, marserve or TorchServe.
 
-It is a client: it knows the HTTP interfaces and nothing of the rooms that serve them. From the
-command line to the exit status:
+It is a client and uses only the server's HTTP interfaces. From the command line to the exit status:
 
-* ``main``, ``options``, ``progress``     what is typed, and what is told on the way
-* ``bench``                               a session: point after point of a sweep or a search
-* ``points``, ``settings``, ``archive``   what is to be tried, and the server set to it and back
-* ``model_server``, ``client``            the server's own interfaces
-* ``payloads``, ``requests``              what is sent
-* ``generator/``                          processes that send it, and what they saw
-* ``measurement``                         the numbers of a run, which all else is about
-* ``reports/``                            numbers as a table, CSV, JSON and a page
-* ``tuning``, ``recommendation``          which point to try next, and what to make of them
+* ``main``, ``options``, ``progress``     command line, exit status, display of the progress
+* ``bench``                               a session: the points of a sweep or a search in turn
+* ``points``, ``settings``, ``archive``   the points of a sweep; setting the server and undoing it
+* ``model_server``, ``client``            the server's HTTP interfaces
+* ``payloads``, ``requests``              bodies and requests
+* ``generator/``                          processes that send requests and record the results
+* ``measurement``                         the numbers of a run
+* ``reports/``                            table, CSV, JSON and HTML page
+* ``tuning``, ``recommendation``          the search for settings and its result
 """

@@ -1,8 +1,8 @@
-"""The archive that a model is registered from, as it is or with another precision in it.
+"""The archive that a model is registered from, unchanged or with another precision.
 
-Precision is the model author's business: it stands in model-config.yaml, and no registration can
-change it. So the archive is unpacked once, and for each precision there is a directory of links to
-its files in which that one line is another.
+The precision is a key of the archive's model-config.yaml; a registration cannot change it. The
+archive is therefore unpacked once, and each precision gets a directory of links to its files with
+a model-config.yaml that has this precision.
 """
 
 import json
@@ -25,10 +25,10 @@ _CONFIG_FILE = "model-config.yaml"
 
 
 class ArchiveVariants:
-    """An archive that can be had with other precisions until it is closed.
+    """Variants of an archive with other precisions; they exist until `close`.
 
     Args:
-        url: Of the archive, as the server is told.
+        url: The archive's URL, as a registration takes it.
     """
 
     def __init__(self, url: str) -> None:
@@ -36,15 +36,15 @@ class ArchiveVariants:
         self._directory: Path | None = None
 
     def close(self) -> None:
-        """Remove what was made."""
+        """Remove the variants."""
         if self._directory is not None:
             shutil.rmtree(self._directory, ignore_errors=True)
 
     def url_for(self, precision: str | None) -> str:
-        """What to register for a precision; None for what the archive says itself.
+        """Return the URL to register for a precision; None selects the unchanged archive.
 
         Raises:
-            BenchError: The archive cannot be read here.
+            BenchError: The archive cannot be read on this machine.
         """
         if precision is None:
             return self._url
@@ -86,8 +86,8 @@ def _local_path(url: str) -> Path:
     path = Path(unquote(parts.path) if parts.scheme == "file" else url)
     if not path.exists():
         raise BenchError(
-            f"To sweep over precision, bench has to write it into the archive, and finds no {url} "
-            "on this machine: give --register the path of the archive, or a file:// URL."
+            f"To sweep over precision, bench has to write it into the archive, but {url} does not "
+            "exist on this machine: give --register the path of the archive, or a file:// URL."
         )
     return path.resolve()
 
@@ -117,10 +117,10 @@ def _config(path: Path) -> dict[str, Any]:
     except (yaml.YAMLError, ValueError):
         config = None
     if not isinstance(config, dict):
-        raise BenchError(f"The archive's {path.name} is no YAML with keys and values.")
+        raise BenchError(f"The archive's {path.name} is not a YAML mapping.")
     return config
 
 
 def _replace(path: Path, text: str) -> None:
-    path.unlink(missing_ok=True)  # a link: the file that it leads to is not ours
+    path.unlink(missing_ok=True)  # a link to a file of the original archive
     path.write_text(text, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""A session: every point of a sweep set, warmed up, measured, and the server left as it was."""
+"""A session: sets, warms up and measures every point, then restores the server's settings."""
 
 from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -27,27 +27,27 @@ from marserve.tools.bench.validation import Validated, Validation
 _METRICS_TIMEOUT = 5.0
 _GENERATED = "bytes"
 _VALIDATED_PAYLOADS = 5
-_MADE_UP = "It was sent bytes made up: say with --input or --generate what the model takes."
-_BUSY = 0.95  # of the time
-_LATE = 0.005  # seconds; the loop's own share of a latency, else some tens of microseconds
+_GENERATED_HINT = "Its body was generated: give the model's input with --input or --generate."
+_BUSY = 0.95  # share of the time in which the load generator ran
+_LATE = 0.005  # seconds; usually some tens of microseconds
 
 
 T = TypeVar("T")
 
 
 class Bench:
-    """Measures what the options ask for.
+    """Measures the points that the options name.
 
     Args:
-        options: Of the command line.
-        command: The command line, as it may be told.
-        progress: Told how far it is.
+        options: The options of the command line.
+        command: The command line without secrets, for the reports.
+        progress: Displays the progress.
 
     Attributes:
-        measurements: So far; also those before a failure.
+        measurements: The measurements so far, including those before a failure.
 
     Raises:
-        BenchError: The options cannot be followed.
+        BenchError: An option has a value that cannot be used, such as an input without files.
     """
 
     def __init__(self, options: Options, command: str, progress: Progress) -> None:
@@ -67,7 +67,7 @@ class Bench:
 
     @property
     def session(self) -> Session:
-        """What was measured so far."""
+        """Return the session with the measurements so far."""
         return Session(
             target=self._target,
             command=self._command,
@@ -78,10 +78,10 @@ class Bench:
         )
 
     def run(self, points: Sequence[Point]) -> None:
-        """Measure at these points; what was set is put back, come what may.
+        """Measure these points; the server's settings are restored also after a failure.
 
         Raises:
-            BenchError: It cannot go on.
+            BenchError: A setting or a measurement failed.
         """
         with self._opened(needs_settings=any(map(_changes_settings, points))) as settings:
             for point in points:
@@ -90,10 +90,10 @@ class Bench:
                 self._measure(point)
 
     def tune(self, goal: Goal) -> Recommendation:
-        """Search for the best settings within a latency goal; they are put back all the same.
+        """Search for the best settings within a latency goal, then restore the server's settings.
 
         Raises:
-            BenchError: It cannot go on.
+            BenchError: A setting or a measurement failed.
         """
         with self._opened(needs_settings=True) as settings:
             assert settings is not None
@@ -103,13 +103,13 @@ class Bench:
                 self._measure(point)
                 return self.measurements[-1]
 
-            return _finish(tune(goal, self._limits(settings.original), measure))
+            return _run_coroutine(tune(goal, self._search_limits(settings.original), measure))
 
     def validate(self, points: Sequence[Point]) -> Iterator[Validated]:
-        """Compare answers in batches with those alone, with the settings of each point.
+        """Compare answers to batched and to single requests, with the settings of each point.
 
         Raises:
-            BenchError: It cannot go on.
+            BenchError: A setting or a request failed.
         """
         options = self._options
         inference = Client(self._inference, options.headers, options.timeout)
@@ -122,7 +122,7 @@ class Bench:
                     settings.set(point)
                 yield validation.run(point.clients if options.clients else None)
 
-    def _limits(self, model: ServedModel) -> Limits:
+    def _search_limits(self, model: ServedModel) -> Limits:
         options = self._options
         usual = Limits()
         return Limits(
@@ -143,7 +143,7 @@ class Bench:
 
     @contextmanager
     def _opened(self, *, needs_settings: bool) -> Iterator[ServedSettings | None]:
-        """What is needed to set points; None where nothing has to be set."""
+        """Yield the settings of the served model; None if no point changes a setting."""
         self._identify()
         url = self._options.register
         with ExitStack() as stack:
@@ -167,14 +167,14 @@ class Bench:
             first_ms = None
 
     def _first_inference(self) -> float:
-        """Seconds; what fails here would fail a thousand times."""
+        """Return the seconds of one request; its failure ends the session before the load."""
         options = self._options
         payload = self._payloads[0]
         headers = with_content_type(options.headers, payload)
         client = Client(self._inference, headers, options.timeout)
         answer = client.ask("POST", options.target, payload.body)
         if not answer.is_success:
-            sent = "" if options.input or options.generate else f" {_MADE_UP}"
+            sent = "" if options.input or options.generate else f" {_GENERATED_HINT}"
             why = explained(answer, "--token")
             raise BenchError(f"The first request was not answered with success: {why}{sent}")
         return answer.seconds
@@ -206,8 +206,8 @@ class Bench:
             raise BenchError(f"The server was gone during the run: {record.stopped}.")
         part = measured_part(record, load, warm)
         if not part.seconds:
-            raise BenchError("Nothing was measured: not one request was due, or ended, in time.")
-        self._tell_limits(record)
+            raise BenchError("Nothing was measured: no request was due, or ended, in time.")
+        self._note_limits(record)
         return Measurement(
             point=point,
             seconds=part.seconds,
@@ -219,23 +219,23 @@ class Bench:
             timeline=part.timeline,
         )
 
-    def _tell_limits(self, record: Record) -> None:
-        """Where it was the load generator, rather than the server, that took its time."""
+    def _note_limits(self, record: Record) -> None:
+        """Add a note if the load generator, not the server, may have limited the results."""
         late = sorted(record.lateness)[-1 - len(record.lateness) // 100 :][:1]
         if late and late[0] > _LATE:
             self._progress.note(
-                f"The load generator was late itself, by up to {late[0] * 1000:.0f} ms for 99 % of "
-                "the requests: this machine has too little time for it."
+                f"The load generator sent 99 % of the requests up to {late[0] * 1000:.0f} ms late: "
+                "this machine has too little processor time for it."
             )
         if record.busy > _BUSY:
             self._progress.note(
-                f"The load generator had no rest (it ran {record.busy:.0%} of the time): the "
-                "server may be faster. Give it more --processes, if there are cores for them."
+                f"The load generator was busy {record.busy:.0%} of the time: the server may be "
+                "faster. Use more --processes if the machine has cores for them."
             )
 
 
 class _Counting(Listener):
-    """Counts batches from the end of the warm-up on, and tells how far it is."""
+    """Counts batches from the end of the warm-up on, and passes request counts to the progress."""
 
     def __init__(self, server: ModelServer, progress: Progress) -> None:
         self._server = server
@@ -249,7 +249,7 @@ class _Counting(Listener):
         self._progress.count(count)
 
     def mean_batch(self) -> float | None:
-        """Requests per batch since then; None where the server does not tell."""
+        """Return requests per batch since the warm-up; None if the server has no such metric."""
         now = self._server.batches()
         if now is None or self._before is None:
             return None
@@ -280,15 +280,15 @@ def _changes_settings(point: Point) -> bool:
 
 def _check_workers(model: ServedModel | None, name: str) -> None:
     if model is not None and not model.ready_workers:
-        why = f" {model.last_error}" if model.last_error else " Give it some with --workers 1."
+        why = f" {model.last_error}" if model.last_error else " Start one with --workers 1."
         raise BenchError(f"The model {name} has no worker that is ready.{why}")
 
 
-def _finish(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Runs one that never waits, without an event loop: each measurement has a loop of its own."""
+def _run_coroutine(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine that never waits without an event loop; each measurement starts its own."""
     try:
         coroutine.send(None)
     except StopIteration as end:
         value: T = end.value
         return value
-    raise AssertionError("It waits.")
+    raise AssertionError("The coroutine waits.")

@@ -1,6 +1,7 @@
-"""One request after the other: to ask a server who it is, and to change what it serves.
+"""A blocking HTTP client for single requests, such as those to the management interface.
 
-Each wait has a deadline for the whole answer, and answers have a limit. Redirects are not followed.
+Each request has a deadline for the whole answer, and answers have a limit of size. Redirects are
+not followed.
 """
 
 import errno
@@ -33,12 +34,12 @@ class Answer:
 
     Attributes:
         status: Of HTTP; 0 for no answer.
-        body: Without chunks, and not decompressed.
-        headers: Names in small letters; values of repeated ones are joined.
-        seconds: From the request, the connection being open, to the end of the answer.
-        first: The same to the first piece of the body.
-        is_streamed: Whether it came in chunks.
-        problem: Why there is none.
+        body: Without chunk headers, and not decompressed.
+        headers: Names in lower case; values of repeated headers are joined with commas.
+        seconds: From the request on the open connection to the end of the answer.
+        first: Seconds from the request to the first piece of the body.
+        is_streamed: Whether the body was chunked.
+        problem: Why the answer is missing.
     """
 
     status: int = 0
@@ -51,11 +52,11 @@ class Answer:
 
     @property
     def is_success(self) -> bool:
-        """Whether the status says so."""
+        """Whether the status is 2xx."""
         return 200 <= self.status < 300
 
     def json(self) -> Any:
-        """The body as JSON; None if it is none, or too long."""
+        """Return the body parsed as JSON; None if it is not JSON, or longer than `MAX_PARSED`."""
         try:
             return json.loads(self.body) if len(self.body) <= MAX_PARSED else None
         except (ValueError, RecursionError):
@@ -63,12 +64,12 @@ class Answer:
 
     @property
     def text(self) -> str:
-        """The beginning of the body as text."""
+        """Return the first `MAX_PARSED` bytes of the body as text."""
         return self.body[:MAX_PARSED].decode(errors="replace")
 
     @property
     def sentence(self) -> str:
-        """What the server says in words: TorchServe's ``message``, or the beginning of the body."""
+        """Return TorchServe's ``message``, or the beginning of the body, on one line."""
         document = self.json()
         message = document.get("message") if isinstance(document, dict) else None
         words = " ".join((message if isinstance(message, str) else self.text).split())
@@ -77,12 +78,12 @@ class Answer:
 
 @dataclass(frozen=True)
 class Client:
-    """Asks one listener; each request has a connection of its own.
+    """Sends requests to one listener, each on a new connection.
 
     Attributes:
         destination: The listener.
-        headers: Sent with every request.
-        timeout: Seconds that a whole answer may take, and as many for the connection before it.
+        headers: Headers of every request.
+        timeout: Seconds for opening the connection, and again for the whole answer.
     """
 
     destination: Destination
@@ -92,11 +93,11 @@ class Client:
     def ask(
         self, method: str, path: str, body: bytes | None = None, timeout: float | None = None
     ) -> Answer:
-        """Ask; any status is an answer.
+        """Send a request and return the answer, with any status.
 
         Raises:
-            ServerUnreachable: Nobody answers, or not in HTTP.
-            BenchError: The request cannot be written.
+            ServerUnreachable: No answer arrives in time, or it is not HTTP.
+            BenchError: The path or a header contains characters that HTTP does not allow.
         """
         seconds = timeout or self.timeout
         connection = Connection(self.destination, seconds)
@@ -111,7 +112,7 @@ class Client:
 
 
 class Connection(http.client.HTTPConnection):
-    """A connection to a listener; ``seconds`` limit its opening, and then each exchange."""
+    """A connection to a listener; ``seconds`` limits its opening, and each exchange."""
 
     def __init__(self, destination: Destination, seconds: float) -> None:
         self._address, self._tls, self.seconds = destination.address, destination.tls(), seconds
@@ -123,7 +124,7 @@ class Connection(http.client.HTTPConnection):
             super().__init__(self._address.host, self._address.port, timeout=seconds)
 
     def connect(self) -> None:
-        """Open it; TLS follows in `exchange`, which has a deadline for the whole handshake."""
+        """Open the connection; `exchange` does the TLS handshake, within its deadline."""
         if isinstance(self._address, UnixAddress):
             self.sock = socket.socket(socket.AF_UNIX)
             self.sock.settimeout(self.seconds)
@@ -138,11 +139,11 @@ class Connection(http.client.HTTPConnection):
     def exchange(
         self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]
     ) -> Answer:
-        """Send a request and read the answer.
+        """Send a request and return the answer.
 
         Raises:
-            OSError, http.client.HTTPException: There is no whole answer in time.
-            BenchError: The request cannot be written.
+            OSError, http.client.HTTPException: No complete answer arrives in time.
+            BenchError: The path or a header contains characters that HTTP does not allow.
         """
         is_new = self.sock is None
         if is_new:
@@ -156,14 +157,14 @@ class Connection(http.client.HTTPConnection):
             except (ValueError, http.client.InvalidURL):  # its message contains the key
                 raise BenchError(
                     f"{method} {path} cannot be written: the path or a header, such as the key, "
-                    "has a line break in it, or a character that HTTP does not allow."
+                    "contains a line break or a character that HTTP does not allow."
                 ) from None
             with self.getresponse() as response:
                 return _read(response, began)
 
 
 def _read(response: http.client.HTTPResponse, began: float) -> Answer:
-    body = io.BytesIO()  # a list takes 60 times the memory where chunks have 2 bytes
+    body = io.BytesIO()  # a list of 2-byte chunks takes 60 times the memory
     piece = response.read1(_PIECE)
     first = time.perf_counter() - began
     while piece:
@@ -174,7 +175,7 @@ def _read(response: http.client.HTTPResponse, began: float) -> Answer:
     took = time.perf_counter() - began
     if response.length:
         raise http.client.IncompleteRead(b"", response.length)
-    response.read()  # nothing more: it is what makes the connection ready for others
+    response.read()  # empty here; http.client reuses the connection only after it
     found = response.headers
     headers = {name.lower(): ", ".join(found.get_all(name, ())) for name in found}
     is_streamed = headers.get("transfer-encoding", "").lower() == "chunked"
@@ -183,19 +184,19 @@ def _read(response: http.client.HTTPResponse, began: float) -> Answer:
 
 @contextmanager
 def _deadline(opened: socket.socket, seconds: float) -> Iterator[None]:
-    """Shut an open socket when the time is over, however much of the answer still comes.
+    """Shut down a socket after some seconds, even if parts of the answer still arrive.
 
-    The timeout of a socket begins anew with each byte.
+    The timeout of a socket restarts with each byte.
 
     Raises:
-        TimeoutError: It was shut.
+        TimeoutError: The socket was shut down.
     """
     is_over = threading.Event()
 
     def end() -> None:
         is_over.set()
         with suppress(OSError):
-            # Not the method of ssl, which takes away what another thread is reading from.
+            # SSLSocket.shutdown would discard the SSL object that another thread reads from.
             socket.socket.shutdown(opened, socket.SHUT_RDWR)
 
     timer = threading.Timer(seconds, end)
@@ -213,7 +214,7 @@ def _deadline(opened: socket.socket, seconds: float) -> Iterator[None]:
 
 
 def reason(error: Exception, seconds: float) -> str:
-    """Why there is no answer within so many seconds, as a part of a sentence."""
+    """Return why no answer arrived within these seconds, as a part of a sentence."""
     if isinstance(error, TimeoutError):
         return f"no whole answer within {seconds:g} s"
     if isinstance(error, ssl.SSLCertVerificationError):
@@ -221,4 +222,4 @@ def reason(error: Exception, seconds: float) -> str:
     if isinstance(error, OSError):
         text = error.strerror or str(error) or type(error).__name__
         return f"{text[:1].lower()}{text[1:]}"
-    return f"that is no HTTP ({type(error).__name__})"
+    return f"the answer is not HTTP ({type(error).__name__})"

@@ -2,8 +2,8 @@
 
 
 class BenchError(Exception):
-    """Nothing was, or can be, measured; one sentence that says why and, if known, what to do."""
+    """A failure of the benchmark: a sentence with the cause and, if known, what to do."""
 
 
 class ServerUnreachable(BenchError):
-    """Nobody listens there, or nobody that speaks HTTP."""
+    """No server answers HTTP requests at the address."""

@@ -1,4 +1,4 @@
-"""What numbers were taken on: without it they mean nothing."""
+"""Facts about the machine that the benchmark runs on, for the reports."""
 
 import os
 import platform
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def machine() -> Mapping[str, str]:
-    """Facts about this machine, by name."""
+    """Return processor, number of usable cores, system and Python version by name."""
     return {
         "processor": _processor(),
         "cores": str(len(os.sched_getaffinity(0))),

@@ -19,22 +19,22 @@ from marserve.tools.bench.reports.summary import format_point
 from marserve.tools.bench.reports.table import table
 
 _FAILED = 1
-_INTERRUPTED = 130  # 128 and the number of SIGINT: what shells expect
+_INTERRUPTED = 130  # 128 plus the number of SIGINT, as shells report it
 _PERCENTILE = 99.0
 _REPORTS = ("json", "csv", "html")
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs ``marserve bench``.
+    """Run ``marserve bench``.
 
     Args:
-        arguments: What follows ``bench``.
+        arguments: The arguments after ``bench``.
 
     Returns:
-        The exit status: 0 only if every run was within the errors that are allowed.
+        The exit status: 0 only if no run had more errors than allowed.
     """
     options = read_options(arguments)
-    # Whoever ends us in another way than with Ctrl-C wants the server back as it was, too.
+    # SIGTERM also has to restore the server's settings.
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         reports = _reports(options)
@@ -52,13 +52,13 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _run(options: Options, command: str, reports: Mapping[str, Path]) -> int:
-    """Measure, and tell what was measured, also if it was less than was wanted."""
+    """Measure and print the report, also after a failure or an interrupt."""
     points = options.sweep.points()
     total = None if options.tune else len(points) * options.repeat
-    news = progress(total, is_wanted=not options.no_progress)
-    bench = Bench(options, command, news)
+    display = progress(total, is_wanted=not options.no_progress)
+    bench = Bench(options, command, display)
     if options.validate:
-        news.close()
+        display.close()
         return _validate(bench, points)
     recommendation = None
     try:
@@ -67,14 +67,14 @@ def _run(options: Options, command: str, reports: Mapping[str, Path]) -> int:
         else:
             bench.run(points)
     finally:
-        news.close()
+        display.close()
         if bench.measurements:
             _report(options.model, bench.session, recommendation, reports)
     return _judge(bench.session, recommendation)
 
 
 def _validate(bench: Bench, points: Sequence[Point]) -> int:
-    """Whether batching changes no answer, at any of the points."""
+    """Print the comparison at each point; return 0 if batching changes no answer at any of them."""
     status = 0
     for found in bench.validate(points):
         print_text(found.text)
@@ -94,10 +94,10 @@ def _goal(options: Options) -> Goal:
 
 
 def _reports(options: Options) -> Mapping[str, Path]:
-    """Which reports to write, and where; that they cannot be is said before anything is measured.
+    """Return the paths of the reports by format.
 
     Raises:
-        OSError: One cannot be written.
+        OSError: A report cannot be written. Checked before anything is measured.
     """
     reports = {kind: path for kind in _REPORTS if (path := getattr(options, kind)) is not None}
     if options.output_dir is not None:
@@ -116,13 +116,13 @@ def _report(
     recommendation: Recommendation | None,
     reports: Mapping[str, Path],
 ) -> None:
-    # The text of a recommendation has the table of what was tried.
+    # The text of a recommendation includes the table of rejected points.
     print_text(table(session) if recommendation is None else recommendation.text(model))
     write_reports(session, recommendation, **reports)
 
 
 def _judge(session: Session, recommendation: Recommendation | None) -> int:
-    """Whether the numbers are worth anything; where there is a recommendation, it alone."""
+    """Return the exit status; after a search it depends on the recommendation only."""
     if recommendation is not None:
         return _FAILED if recommendation.choice is None else 0
     allowed = session.allowed_error_share
@@ -137,7 +137,7 @@ def _judge(session: Session, recommendation: Recommendation | None) -> int:
 
 
 def _sentences(error: BaseException | None) -> list[str]:
-    """What went wrong, and what before: who puts things back may fail at that, too."""
+    """Return the message of an error and of those before it: restoring settings can fail, too."""
     sentences: list[str] = []
     while isinstance(error, BenchError):
         if not any(str(error) in sentence for sentence in sentences):

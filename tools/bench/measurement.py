@@ -1,4 +1,4 @@
-"""What one run of the load generator found: the numbers every report is made of."""
+"""The results of the load generator's runs, which all reports are made from."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -7,19 +7,19 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """What was set for a run: the load, and what the server was set to; None is "as it was".
+    """The load and the server's settings of a run; None leaves a setting unchanged.
 
     Attributes:
         clients: Connections with one request in flight each; None for an open loop.
-        rate: Requests per second sent whatever comes back; None for a closed loop.
-        batch_size: Of the model.
-        max_batch_delay_ms: Of the model, milliseconds.
-        workers: Of the model.
-        precision: Of the model, a name that the handlers know.
-        batch_policy: Of the model, one of marserve's; TorchServe has only "fixed".
-        max_latency_ms: Of the model: the latency goal of marserve's policy "adaptive".
-        torch_threads: Of each worker: with how many threads torch computes; marserve's only.
-        outstanding_batches: Of each worker: batches that it is sent ahead; marserve's only.
+        rate: Requests per second, sent independently of the answers; None for a closed loop.
+        batch_size: The model's maximum batch size.
+        max_batch_delay_ms: The model's maximum batch delay, milliseconds.
+        workers: The model's number of workers.
+        precision: The model's precision, a name that handlers accept.
+        batch_policy: The model's batch policy (marserve only; TorchServe has only "fixed").
+        max_latency_ms: The latency goal of the policy "adaptive", milliseconds (marserve only).
+        torch_threads: Threads of torch in each worker (marserve only).
+        outstanding_batches: Batches sent to a worker before it answers (marserve only).
     """
 
     clients: int | None = None
@@ -36,20 +36,19 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """What came of a run.
+    """The results of a run.
 
-    Latencies are counted from the moment a request was due: in an open loop that is when the
-    schedule wanted it sent, so one that had to wait for a slow server counts its waiting as well
-    (no coordinated omission).
+    Latencies start when a request is due: in an open loop at its scheduled time, so that they
+    include the time it waited for a slow server (no coordinated omission).
 
     Attributes:
-        point: What was set.
-        seconds: How long was measured, without the warm-up.
-        answers: Requests of that time that were answered with success.
-        errors: Those that were not: by status ("503") or by what happened ("connection reset").
-        latencies_ms: Of the successful answers, milliseconds, in ascending order.
-        first_inference_ms: The very first request, alone, before the warm-up; None if unknown.
-        mean_batch: Requests per batch, as the server counted them; None where it does not tell.
+        point: The load and the settings.
+        seconds: Length of the measured part, without the warm-up.
+        answers: Successful answers in the measured part.
+        errors: Failed requests by status ("503") or cause ("connection reset").
+        latencies_ms: Latencies of the successful answers, milliseconds, ascending.
+        first_inference_ms: Latency of a single request before the warm-up; None if unknown.
+        mean_batch: Requests per batch by the server's metrics; None if it has none.
         timeline: Successful answers in each second of the run.
     """
 
@@ -69,29 +68,25 @@ class Measurement:
 
     @property
     def failed(self) -> int:
-        """Requests that were not answered with success."""
+        """Number of failed requests."""
         return sum(self.errors.values())
 
     @property
     def mean_ms(self) -> float:
-        """Mean latency, milliseconds; not a number without answers."""
+        """Mean latency, milliseconds; NaN without answers."""
         return sum(self.latencies_ms) / self.answers if self.answers else float("nan")
 
     def percentile_ms(self, percent: float) -> float:
-        """The latency that so many percent of the answers kept within, milliseconds.
-
-        See `percentile`. Not a number without answers.
-        """
+        """Return a percentile of the latencies, milliseconds; NaN without answers."""
         return percentile(self.latencies_ms, percent)
 
     def failure(self, allowed_error_share: float) -> str:
-        """Why this run says nothing about speed, in a sentence; empty where it does.
+        """Return a sentence with the reason why this run has failed; empty if it has not.
 
-        A server that refuses everything answers very fast: the throughput of a run with more errors
-        than are allowed is no throughput.
+        Refusals are fast: with more errors than allowed, throughput and latencies mean nothing.
 
         Args:
-            allowed_error_share: Of all requests, from 0 to 1.
+            allowed_error_share: Largest accepted share of failed requests, from 0 to 1.
         """
         if not self.answers:
             return "Not one request was answered with success."
@@ -102,25 +97,22 @@ class Measurement:
 
 
 def percentile(ascending: Sequence[float], percent: float) -> float:
-    """The value that so many percent of the values do not exceed; not a number without values.
-
-    The nearest-rank definition: a value that occurred.
-    """
+    """Return a percentile by the nearest-rank definition; NaN without values."""
     if not ascending:
         return float("nan")
-    # Rounded first: 99.9 is no binary fraction, and a hair above a whole rank is one too many.
+    # Rounded before ceil: 99.9 is not exact in binary, and the excess would raise the rank by one.
     rank = math.ceil(round(len(ascending) * percent / 100, 6))
     return ascending[max(0, rank - 1)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """What was measured.
+    """The measured server and model.
 
     Attributes:
-        server: "marserve 0.1.0", "TorchServe 0.12.0": name and version as far as it tells.
-        url: Where it answers.
-        model: The model's name, with its version where one was asked for.
+        server: Name and version, as far as known: "marserve 0.1.0", "TorchServe 0.12.0".
+        url: URL of the inference listener.
+        model: The model's name, with its version if the command line has one.
     """
 
     server: str
@@ -130,15 +122,15 @@ class Target:
 
 @dataclass(frozen=True, kw_only=True)
 class Session:
-    """All the runs of one call of ``marserve bench``.
+    """All runs of one call of ``marserve bench``.
 
     Attributes:
-        target: What was measured.
-        command: The command line, to be repeated.
-        began: UTC, ISO 8601.
-        machine: Facts about the machine of the client, by name: processor, cores, system, Python.
-        measurements: In the order in which they ran; repetitions are those of an equal point.
-        allowed_error_share: Of all requests of a run, from 0 to 1; with more it has failed.
+        target: The measured server and model.
+        command: The command line that repeats the session.
+        began: Start of the session, UTC, ISO 8601.
+        machine: Facts about the client's machine, by name: processor, cores, system, Python.
+        measurements: In the order of the runs; repetitions have equal points.
+        allowed_error_share: Largest accepted share of failed requests of a run, from 0 to 1.
     """
 
     target: Target

@@ -1,7 +1,7 @@
-"""A server by its management interface: who it is, what it serves, and how to change that.
+"""A client of the server's management interface: describes, registers and changes a model.
 
-TorchServe's interface is marserve's, too. What marserve has beyond it is that batching can be
-changed while a model is served.
+marserve and TorchServe have the same interface; only marserve can change the batching of a model
+while it is served.
 """
 
 from collections.abc import Mapping
@@ -16,11 +16,11 @@ from marserve.tools.bench.client import Answer, Client
 from marserve.tools.bench.errors import BenchError, ServerUnreachable
 
 _NOT_FOUND = 404
-_CHANGE_SECONDS = 600.0  # loading a model, and more workers of it, may take minutes
+_CHANGE_SECONDS = 600.0  # loading a model or starting workers may take minutes
 _POLICY = "batchPolicy"
 _QUEUE = "jobQueueSize"
 _USUAL_QUEUE = "100"
-#: By parameter of a registration: member of a description. TorchServe has none of them.
+#: Members of a model's description by parameter of a registration; TorchServe has none of them.
 _REGISTERED = {
     "job_queue_size": _QUEUE,
     "compiled_batch_sizes": "compiledBatchSizes",
@@ -34,21 +34,21 @@ _UNAUTHORIZED = (401, 403)
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A model version as it is served.
+    """The description of a served model version.
 
     Attributes:
-        version: Its version.
-        archive: The URL that it was registered with.
-        batching: What a registration or a change can say of batching, by parameter, as texts.
-        registered: What only a registration can say, likewise: of marserve, and what is not as it
-            is for a model of which nobody says anything.
-        scale: What a change can say of workers, by parameter.
-        ready_workers: Those that can take requests now.
-        queue_size: Seats for requests that wait.
-        response_timeout: Seconds that a worker may take.
-        is_live: Whether batching can be changed while it is served.
-        last_error: Why a worker failed last, as far as the server tells.
-        largest_batch: Requests in a batch at most.
+        version: Version of the model.
+        archive: The URL that the model was registered with.
+        batching: Batching settings by parameter of a registration or change, as texts.
+        registered: Settings that only a registration can set, likewise; marserve only, and only
+            those that differ from the defaults.
+        scale: Numbers of workers by parameter of a change.
+        ready_workers: Number of workers that can take requests.
+        queue_size: Capacity of the queue, requests.
+        response_timeout: Seconds that a worker may take for a batch.
+        is_live: Whether batching can be changed while the model is served.
+        last_error: The last failure of a worker; empty if unknown.
+        largest_batch: Maximum batch size, requests.
     """
 
     version: str
@@ -65,7 +65,7 @@ class ServedModel:
 
     @classmethod
     def from_description(cls, described: Mapping[str, Any]) -> "ServedModel":
-        """Reads what ``GET /models/{name}`` says of a version."""
+        """Parse one version of the answer to ``GET /models/{name}``."""
         workers = described["workers"]
         return cls(
             version=described["modelVersion"],
@@ -107,8 +107,8 @@ def _registered(described: Mapping[str, Any]) -> Mapping[str, str]:
         for name, value in found.items()
         if value is not None and value is not False
     }
-    # Nobody tells whether the usual queue was asked for, which would bound that of a model with a
-    # latency goal.
+    # The description does not show whether a queue of the default size was set explicitly; setting
+    # it would limit the queue of a model with a latency goal.
     return {name: text for name, text in texts.items() if text and text != _USUAL_QUEUE}
 
 
@@ -120,14 +120,14 @@ def _queue_size(described: Mapping[str, Any]) -> int:
 
 
 class ModelServer:
-    """See the module.
+    """A server and one of its models.
 
     Args:
-        inference: Asks the inference listener.
-        management: Asks the management listener.
-        metrics: Asks the metrics listener.
-        model: Name of the model that this is about.
-        version: Its version; empty for the default one.
+        inference: Client of the inference listener.
+        management: Client of the management listener.
+        metrics: Client of the metrics listener.
+        model: Name of the model.
+        version: Version of the model; empty for the default version.
     """
 
     def __init__(
@@ -140,36 +140,36 @@ class ModelServer:
         self._version = version
 
     def identity(self) -> str:
-        """Name and version of the server, as far as it tells.
+        """Return name and version of the server, as far as known.
 
         Raises:
-            ServerUnreachable: Nobody answers.
+            ServerUnreachable: The inference listener does not answer.
         """
         answer = self._inference.ask("OPTIONS", "/")
         document = answer.json()
         info = document.get("info") if isinstance(document, dict) else None
         if not isinstance(info, dict):
             return answer.headers.get("server", "an unknown server")
-        # marserve keeps TorchServe's title for generated clients; its routes give it away.
+        # marserve keeps TorchServe's title for generated clients; only marserve has /ready.
         is_ours = "/ready" in document.get("paths", {})
         name = "marserve" if is_ours else str(info.get("title", "")).removesuffix(" APIs")
         return f"{name} {info.get('version', '')}".strip()
 
     def describe(self) -> ServedModel:
-        """The model as it is served now.
+        """Return the description of the model.
 
         Raises:
-            BenchError: It is not served, or the server does not tell.
+            BenchError: The model is not served, or the server does not describe it.
         """
         if (found := self.find()) is None:
             raise BenchError(f"There is no model {self._name}. {self._served()}".strip())
         return found
 
     def find(self) -> ServedModel | None:
-        """The model as it is served now; None if it is not.
+        """Return the description of the model; None if it is not served.
 
         Raises:
-            BenchError: The server does not tell.
+            BenchError: The server does not describe the model.
         """
         answer = self._management.ask("GET", self._path())
         if answer.status == _NOT_FOUND:
@@ -179,15 +179,15 @@ class ModelServer:
             return ServedModel.from_description(described)
         except (TypeError, ValueError, LookupError):
             raise BenchError(
-                f"What answers at {self._management.destination.url} is no management interface "
-                "of TorchServe's kind."
+                f"The server at {self._management.destination.url} does not have TorchServe's "
+                "management interface."
             ) from None
 
     def handler_metadata(self) -> Mapping[str, Any]:
-        """What the handler says of the model; nothing where it does not, or cannot.
+        """Return the handler's description of the model; empty if the handler has none.
 
         Raises:
-            ServerUnreachable: Nobody answers.
+            ServerUnreachable: The management listener does not answer.
         """
         answer = self._management.ask("GET", f"{self._path()}?customized=true")
         try:
@@ -201,10 +201,10 @@ class ModelServer:
         return f"{self.model} {self._version}".rstrip()
 
     def describe_if_possible(self) -> ServedModel | None:
-        """The model as it is served now; None where there is no management interface to ask.
+        """Return the description of the model; None if the management listener does not answer.
 
         Raises:
-            BenchError: There is one, and it says no.
+            BenchError: The listener answers with an error.
         """
         try:
             return self.describe()
@@ -215,10 +215,10 @@ class ModelServer:
         """Change workers or batching.
 
         Raises:
-            BenchError: The server does not.
+            BenchError: The server refuses.
         """
         changes = ", ".join(f"{name}={value}" for name, value in parameters.items())
-        # Scaling is over when the answer comes; batching always is.
+        # synchronous: the server answers when scaling is finished.
         path = f"{self._path()}?{urlencode({**parameters, 'synchronous': 'true'})}"
         self._change("PUT", path, f"set {changes}")
 
@@ -226,25 +226,25 @@ class ModelServer:
         """Register the model, and wait for its workers.
 
         Raises:
-            BenchError: The server does not.
+            BenchError: The server refuses, or the model does not load.
         """
         query = {"url": url, "model_name": self.model, "synchronous": "true", **parameters}
         self._change("POST", f"/models?{urlencode(query)}", f"register {url}")
 
     def unregister(self, version: str) -> None:
-        """Remove the model.
+        """Unregister a version of the model.
 
         Raises:
-            BenchError: The server does not.
+            BenchError: The server refuses.
         """
         path = f"/models/{quote(self.model)}/{version}"
         self._change("DELETE", path, f"unregister {self.model}")
 
     def past_batches(self) -> list[dict[str, int]] | None:
-        """The last batches of the model, the newest last; None where the server does not tell.
+        """Return the last batches of the model, the newest last; None if the server keeps none.
 
         Raises:
-            ServerUnreachable: Nobody answers.
+            ServerUnreachable: The management listener does not answer.
         """
         answer = self._management.ask("GET", f"{self._path()}/batches")
         document = answer.json()
@@ -252,7 +252,7 @@ class ModelServer:
         return found if answer.is_success and isinstance(found, list) else None
 
     def batches(self) -> tuple[float, float] | None:
-        """Requests that travelled in batches so far, and batches; None where nobody counts."""
+        """Return the numbers of batched requests and of batches; None without such a metric."""
         totals = dict.fromkeys(("marserve_batch_size_sum", "marserve_batch_size_count"), 0.0)
         query = "&".join(f"name[]={name}" for name in totals)
         try:
@@ -293,7 +293,7 @@ class ModelServer:
 
 
 def _samples(text: str) -> list[Sample]:
-    """Those of metrics in Prometheus' format; none if it is something else, as a page is."""
+    """Return the samples of a text in Prometheus' format; none if it has another format."""
     try:
         return [
             sample for family in text_string_to_metric_families(text) for sample in family.samples
@@ -303,7 +303,7 @@ def _samples(text: str) -> list[Sample]:
 
 
 def explained(answer: Answer, token_option: str) -> str:
-    """What an answer without success says, and what to do about it."""
+    """Return status and message of an error, with advice if it is about authorization."""
     reply = f"{answer.status} {answer.sentence}".rstrip(". ")
     if "token" in answer.sentence.lower() or answer.status in _UNAUTHORIZED:
         return f"{reply}. Give it a key with {token_option} or --key-file."

@@ -21,11 +21,11 @@ from marserve.tools.files import read_file
 
 _CLIENTS = (8,)
 _SECONDS = 10.0
-_CORES_PER_PROCESS = 4  # the others are for the server
+_CORES_PER_PROCESS = 4  # three of four cores are left to the server
 _HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):\s*(.*)", re.ASCII)
 _CHOSEN_BY_TUNING = ("clients", "rate", "max_batch_delay", "batch_policy", "max_latency_ms")
 _OF_MEASURING = ("tune", "rate", "json", "csv", "html", "output_dir")
-# Words of other servers, which stand for several settings here; see docs/batching.md.
+# Options of other servers and the corresponding ones here, as in docs/batching.md.
 _OTHER_SERVERS = {
     "--performance-hint": "--batch-policy adaptive, for latency with --max-batch-delay 0",
     "--batchable": "--batch-policy adaptive, or --batch-size 1",
@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 
 class Options(argparse.Namespace):
-    """What the command line says; each attribute is the option of that name."""
+    """The parsed command line; each attribute is the option of that name."""
 
     model: str
     model_version: str
@@ -95,12 +95,12 @@ class Options(argparse.Namespace):
     no_progress: bool
 
     def destination(self, url: str) -> Destination:
-        """A listener of the server."""
+        """Return the destination for the URL of a listener."""
         return Destination(url, verify=not self.insecure, ca_file=self.ca_certificate)
 
     @property
     def target(self) -> str:
-        """Where requests for predictions go, below the URL."""
+        """Return the path that predictions are requested at."""
         if self.path:
             return self.path
         version = f"/{quote(self.model_version)}" if self.model_version else ""
@@ -108,18 +108,18 @@ class Options(argparse.Namespace):
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """Those of a request for a prediction."""
+        """Return the headers of a request for a prediction."""
         content_type = {"Content-Type": self.content_type} if self.content_type else {}
         return {**self._authorization("inference", self.token), **content_type, **dict(self.header)}
 
     @property
     def management_headers(self) -> Mapping[str, str]:
-        """Those of a request to the management listener."""
+        """Return the headers of a request to the management listener."""
         return self._authorization("management", self.management_token)
 
     @property
     def sweep(self) -> Sweep:
-        """What is to be tried."""
+        """Return the values to measure."""
         return Sweep(
             clients=self.clients or (() if self.rate else _CLIENTS),
             rates=self.rate,
@@ -139,26 +139,26 @@ class Options(argparse.Namespace):
 
 
 def read_options(arguments: Sequence[str]) -> Options:
-    """Reads the command line; a mistake in it ends the program with a sentence and status 2."""
+    """Parse the command line; an error in it ends the program with a message and status 2."""
     parser = build_parser()
     options, unknown = parser.parse_known_args(arguments, namespace=Options())
     if unknown:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}{_advice(parser, unknown)}")
     if options.input and options.generate:
-        parser.error("--input and --generate: one of them, please.")
+        parser.error("--input and --generate exclude each other.")
     if options.seconds is not None and options.requests is not None:
-        parser.error("--seconds and --requests: one of them, please.")
+        parser.error("--seconds and --requests exclude each other.")
     if options.seconds is None and options.requests is None:
         options.seconds = _SECONDS
     if wrong := _wrong_with_tuning(options) or _wrong_with_validating(options):
         parser.error(wrong)
     if options.path and not options.path.startswith("/"):
-        parser.error("--path begins with a slash.")
+        parser.error("--path must begin with a slash.")
     return options
 
 
 def _advice(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> str:
-    """How the first of them is called here, as far as can be guessed; else nothing."""
+    """Return a suggestion for the first unknown option; empty if there is none."""
     name = unknown[0].partition("=")[0].lower().replace("_", "-")
     known = re.findall(r"--[a-z-]+", parser.format_help())
     if not name.startswith("--"):
@@ -170,7 +170,7 @@ def _advice(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> str:
 
 
 def _wrong_with_tuning(options: Options) -> str:
-    """What has no place beside ``--tune``, or without it; empty if all is well."""
+    """Return the conflict of an option with ``--tune``; empty if there is none."""
     if options.tune is None:
         return "--percentile is for --tune." if options.percentile is not None else ""
     chosen = [item for item in _CHOSEN_BY_TUNING if getattr(options, item)]
@@ -182,7 +182,7 @@ def _wrong_with_tuning(options: Options) -> str:
 
 
 def _wrong_with_validating(options: Options) -> str:
-    """What has no place beside ``--validate``, or without it; empty if all is well."""
+    """Return the conflict of an option with ``--validate``; empty if there is none."""
     if not options.validate:
         return "--tolerance is for --validate." if options.tolerance is not None else ""
     chosen = [item for item in _OF_MEASURING if getattr(options, item)]
@@ -190,7 +190,7 @@ def _wrong_with_validating(options: Options) -> str:
 
 
 def without_secrets(arguments: Sequence[str]) -> list[str]:
-    """The command line for the reports."""
+    """Return the command line for the reports, with the values of secret options replaced."""
     public: list[str] = []
     for index, argument in enumerate(arguments):
         name, has_value, _ = argument.partition("=")
@@ -204,13 +204,13 @@ def without_secrets(arguments: Sequence[str]) -> list[str]:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The parser of ``marserve bench``."""
+    """Build the argument parser of ``marserve bench``."""
     parser = argparse.ArgumentParser(
         prog="marserve bench",
-        description="Puts load on a model that is served, and tells how fast the server is. "
-        "It speaks TorchServe's interface, so it measures TorchServe as well. "
-        "Options marked * take several values, with commas between them: everything is tried with "
-        "everything.",
+        description="Puts load on a served model, and measures throughput and latency. "
+        "It uses TorchServe's HTTP interface, so it measures TorchServe as well. "
+        "Options marked * take several values, separated by commas; every combination of values is "
+        "measured.",
         epilog="marserve bench resnet-152 --input kitten.jpg --clients 1,8,64 --batch-size 1,8",
         allow_abbrev=False,  # a mistyped option must not become another one
     )
@@ -230,7 +230,7 @@ def _add_server(group: Any) -> None:
     add("--url", default="http://127.0.0.1:8080", help="inference listener (%(default)s)")
     add("--management-url", default="http://127.0.0.1:8081", metavar="URL", help="(%(default)s)")
     add("--metrics-url", default="http://127.0.0.1:8082", metavar="URL", help="(%(default)s)")
-    add("--model-version", default="", metavar="VERSION", help="another than the default one")
+    add("--model-version", default="", metavar="VERSION", help="instead of the default version")
     add("--path", default="", help="where to post, if not to /predictions/MODEL")
     add(
         "--header",
@@ -240,7 +240,7 @@ def _add_server(group: Any) -> None:
         metavar="'NAME: VALUE'",
         help="sent with every request; may be repeated",
     )
-    add("--token", default="", metavar="KEY", help="inference key, where the server wants one")
+    add("--token", default="", metavar="KEY", help="inference key, if the server requires one")
     add("--management-token", default="", metavar="KEY", help="management key")
     add("--key-file", default="", metavar="FILE", help="both keys: the server's key_file.json")
     add(
@@ -250,7 +250,7 @@ def _add_server(group: Any) -> None:
         metavar="S",
         help="seconds to wait for an answer (%(default)g)",
     )
-    add("--insecure", action="store_true", help="believe any certificate of an https server")
+    add("--insecure", action="store_true", help="accept any certificate of an https server")
     add("--ca-certificate", default="", metavar="FILE", help="PEM file to check it with")
 
 
@@ -261,10 +261,9 @@ def _add_input(group: Any) -> None:
         "--generate",
         default="",
         metavar="KIND",
-        help=f"make input up: {KINDS}, with the sizes they have by default "
-        "(bytes, where nothing is said)",
+        help=f"generate input: {KINDS}, shown with their default sizes (bytes without --input)",
     )
-    add("--content-type", default="", metavar="TYPE", help="by the names of the files otherwise")
+    add("--content-type", default="", metavar="TYPE", help="by default from the names of the files")
 
 
 def _add_load(group: Any) -> None:
@@ -274,20 +273,20 @@ def _add_load(group: Any) -> None:
         type=_several(_positive(int)),
         default=[],
         metavar="N,...",
-        help="* closed loop: each client sends when it has its answer (8)",
+        help="* closed loop: each client sends the next request after the answer (8)",
     )
     add(
         "--rate",
         type=_several(_positive(float)),
         default=[],
         metavar="R,...",
-        help="* open loop: requests per second, whatever comes back",
+        help="* open loop: requests per second, sent independently of the answers",
     )
     add(
         "--arrivals",
         choices=("poisson", "uniform"),
         default="poisson",
-        help="of an open loop: at random, or at equal distances (%(default)s)",
+        help="of an open loop: at random, or at equal intervals (%(default)s)",
     )
     add("--seed", type=int, default=0, metavar="N", help="of the random arrivals (%(default)s)")
     add(
@@ -295,18 +294,22 @@ def _add_load(group: Any) -> None:
         type=_positive(int),
         default=1000,
         metavar="N",
-        help="of an open loop, at a time (%(default)s)",
+        help="of an open loop, at the same time (%(default)s)",
     )
     add("--seconds", type=_positive(float), metavar="S", help="how long to measure (10)")
-    add("--requests", type=_positive(int), metavar="N", help="how many to measure, instead")
+    add(
+        "--requests", type=_positive(int), metavar="N", help="how many requests to measure, instead"
+    )
     add(
         "--warm-up",
         type=_not_negative,
         default=1.0,
         metavar="S",
-        help="seconds of load before that do not count (%(default)g)",
+        help="seconds of load before the measurement (%(default)g)",
     )
-    add("--repeat", type=_positive(int), default=1, metavar="N", help="measure so many times")
+    add(
+        "--repeat", type=_positive(int), default=1, metavar="N", help="number of runs of each point"
+    )
     add(
         "--processes",
         type=_positive(int),
@@ -319,7 +322,7 @@ def _add_load(group: Any) -> None:
         type=_percent,
         default=0.0,
         metavar="P",
-        help="of the requests that may fail (%(default)g); with more the run has",
+        help="share of failed requests above which a run has failed (%(default)g)",
     )
 
 
@@ -331,14 +334,14 @@ def _add_settings(group: Any) -> None:
         type=_several(_positive(int)),
         default=[],
         metavar="N,...",
-        help="* most requests in a batch",
+        help="* maximum number of requests in a batch",
     )
     add(
         "--max-batch-delay",
         type=_several(_whole),
         default=[],
         metavar="MS,...",
-        help="* milliseconds that a batch waits to fill up",
+        help="* milliseconds that a batch waits for further requests",
     )
     add(
         "--batch-policy",
@@ -373,21 +376,21 @@ def _add_settings(group: Any) -> None:
         type=_several(_positive(int)),
         default=[],
         metavar="N,...",
-        help="* of marserve: threads that torch computes with in a worker",
+        help="* of marserve: threads of torch in a worker",
     )
     add(
         "--outstanding-batches",
         type=_several(_positive(int)),
         default=[],
         metavar="N,...",
-        help="* of marserve: batches that a worker is sent ahead of its answers",
+        help="* of marserve: batches sent to a worker before it answers",
     )
     add(
         "--register",
         default="",
         metavar="URL",
-        help="register the model from this archive, and unregister it at the end; what "
-        "POST /models takes: a name in the server's model store, a path, a URL",
+        help="register the model from this archive, and unregister it at the end; as for "
+        "POST /models: a name in the server's model store, a path, a URL",
     )
 
 
@@ -396,14 +399,14 @@ def _add_validation(group: Any) -> None:
     add(
         "--validate",
         action="store_true",
-        help="measure nothing: compare the answers to requests that share batches with those to "
-        "the same requests alone",
+        help="instead of measuring, compare the answers to batched requests with those to the "
+        "same requests sent alone",
     )
     add(
         "--tolerance",
         type=_positive(float),
         metavar="X",
-        help="by how much numbers may differ (0.0001; 0.01 in fp16, 0.05 in bf16)",
+        help="accepted difference of numbers (0.0001; 0.01 in fp16, 0.05 in bf16)",
     )
 
 
@@ -413,15 +416,15 @@ def _add_tuning(group: Any) -> None:
         "--tune",
         type=_positive(float),
         metavar="MS",
-        help="search for the settings with the most throughput at which answers take no "
-        "longer; --batch-size and --workers are the most to try (128; as many as there are), "
-        "and all of --torch-threads and --outstanding-batches are tried",
+        help="search for the settings with the highest throughput within this latency; "
+        "--batch-size and --workers are the largest values to try (128; the present number), "
+        "and all values of --torch-threads and --outstanding-batches are tried",
     )
     add(
         "--percentile",
         type=_percent,
         metavar="P",
-        help="how many percent of the answers (99)",
+        help="percentile of the latencies that --tune limits (99)",
     )
 
 
@@ -433,12 +436,12 @@ def _add_report(group: Any) -> None:
         "--output-dir",
         type=Path,
         metavar="DIR",
-        help="write all of them, named after the model and the time",
+        help="write all three reports, named after the model and the time",
     )
     add(
         "--no-progress",
         action="store_true",
-        help="no bar, no line per run; only what casts doubt on its numbers",
+        help="no bar and no line per run, only notes about doubtful results",
     )
 
 
@@ -515,11 +518,11 @@ def key_of(file: Path | str, kind: str) -> str:
     """Return a key of a server's key_file.json: ``inference`` or ``management``.
 
     Raises:
-        BenchError: There is none.
+        BenchError: The file cannot be read, or does not contain the key.
     """
     try:
         return str(json.loads(read_file(Path(file)))[kind]["key"])
     except OSError as error:
         raise BenchError(f"Cannot read the keys in {file}: {error.strerror}.") from None
     except (ValueError, LookupError, TypeError, RecursionError):
-        raise BenchError(f"{file} is no key_file.json of a server.") from None
+        raise BenchError(f"{file} is not a key_file.json of a server.") from None

@@ -1,4 +1,4 @@
-"""What is sent: files, or input made up."""
+"""The bodies of requests: files, or generated input."""
 
 import glob
 import importlib
@@ -14,7 +14,7 @@ from pathlib import Path
 from marserve.tools.bench.errors import BenchError
 from marserve.tools.files import read_file
 
-#: Bytes of a body that is sent.
+#: Largest body, bytes.
 MAX_BODY = 256 << 20
 _UNKNOWN = "application/octet-stream"
 _WORDS = ("the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "and", "is", "seen")
@@ -22,7 +22,7 @@ _WORDS = ("the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "
 
 @dataclass(frozen=True)
 class Payload:
-    """A body and what it is, and the name of its file."""
+    """The body of a request, its content type, and the name of its file."""
 
     body: bytes
     content_type: str
@@ -30,14 +30,14 @@ class Payload:
 
 
 def read_payloads(pattern: str) -> list[Payload]:
-    """A file, the files of a directory, or those that a pattern finds, by name.
+    """Read a file, the files of a directory, or those that match a pattern, sorted by path.
 
     Raises:
-        BenchError: There are none, or one cannot be read.
+        BenchError: No file matches, or one cannot be read.
     """
     paths = sorted(path for path in _found(pattern) if path.is_file())
     if not paths:
-        raise BenchError(f"There is nothing to send: {pattern} is no file, and matches none.")
+        raise BenchError(f"There is nothing to send: no file has the name or pattern {pattern}.")
     try:
         return [Payload(read_file(path, MAX_BODY), _type_of(path), path.name) for path in paths]
     except OSError as error:
@@ -56,22 +56,22 @@ def _type_of(path: Path) -> str:
 
 
 def generate_payload(kind: str, number: int = 0) -> Payload:
-    """Make input up, always the same.
+    """Generate input; equal arguments give equal input.
 
     Args:
-        kind: One of `KINDS`, and after a colon how much: ``bytes:1024``, ``image:224x224``.
-        number: Another one makes another input.
+        kind: One of `KINDS`, with a size after a colon: ``bytes:1024``, ``image:224x224``.
+        number: Seed of the input.
 
     Raises:
-        BenchError: There is no such kind, or it cannot be made here.
+        BenchError: The kind is unknown, the size is malformed, or a package is missing.
     """
     name, _, amount = kind.partition(":")
     if name not in _MAKERS:
-        raise BenchError(f"Nobody knows how to generate {name!r}: it is one of {KINDS}.")
+        raise BenchError(f"--generate {name!r} is unknown: it is one of {KINDS}.")
     make, usual = _MAKERS[name]
     numbers = re.fullmatch(r"([1-9]\d{0,8})(?:x([1-9]\d{0,4}))?", amount or usual, re.ASCII)
     if numbers is None or (numbers[2] is not None) != ("x" in usual):
-        raise BenchError(f"--generate {kind}: what it needs looks like {name}:{usual}.")
+        raise BenchError(f"--generate {kind}: the expected format is {name}:{usual}.")
     return make(number, *(int(group) for group in numbers.groups() if group))
 
 
@@ -91,7 +91,7 @@ def _json(seed: int, numbers: int) -> Payload:
 
 
 def _tensor(seed: int, numbers: int) -> Payload:
-    """In the protocol of KServe's second version, which is Triton's."""
+    """Return a request of KServe's protocol version 2, which Triton uses."""
     values = random.Random(seed)  # noqa: S311  no secret
     data = [round(values.uniform(-1, 1), 4) for _ in range(numbers)]
     tensor = {"name": "input-0", "shape": [1, numbers], "datatype": "FP32", "data": data}
@@ -100,11 +100,11 @@ def _tensor(seed: int, numbers: int) -> Payload:
 
 def _image(seed: int, width: int, height: int) -> Payload:
     try:
-        # By name at run time: the server has no edge to pillow.
+        # Imported by name: the server does not depend on pillow.
         image = importlib.import_module("PIL.Image")
     except ImportError:
         raise BenchError("--generate image needs pillow: pip install pillow.") from None
-    # Noise, but coarse: fine noise makes files, and decoding times, that no photograph has.
+    # Coarse noise: fine noise has larger files and longer decoding times than photographs.
     coarse = image.frombytes("RGB", (16, 16), random.Random(seed).randbytes(768))  # noqa: S311
     encoded = io.BytesIO()
     coarse.resize((width, height), image.Resampling.BICUBIC).save(encoded, "JPEG", quality=90)
@@ -118,5 +118,5 @@ _MAKERS: dict[str, tuple[Callable[..., Payload], str]] = {
     "tensor": (_tensor, "16"),
     "image": (_image, "224x224"),
 }
-#: What can be generated, and how much of it by default.
+#: The kinds of generated input, with their default sizes.
 KINDS = ", ".join(f"{name}:{usual}" for name, (_, usual) in _MAKERS.items())

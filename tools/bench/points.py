@@ -1,4 +1,4 @@
-"""The points of a sweep: everything that is to be tried, as the cross product of what was named."""
+"""The points of a sweep: the cross product of the values of all settings."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,20 +13,7 @@ WITH_GOAL = "adaptive"
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """What is to be tried; an empty one leaves the setting as it was.
-
-    Attributes:
-        clients: Of closed loops.
-        rates: Of open loops.
-        batch_sizes: Of the model.
-        max_batch_delays_ms: Of the model.
-        batch_policies: Of the model; marserve's only.
-        max_latencies_ms: Of the model; marserve's only.
-        workers: Of the model.
-        precisions: Of the model.
-        torch_threads: Of each worker; marserve's only.
-        outstanding_batches: Of each worker; marserve's only.
-    """
+    """The values to try for each attribute of `Point`; no values leave a setting unchanged."""
 
     clients: Sequence[int] = ()
     rates: Sequence[float] = ()
@@ -40,7 +27,7 @@ class Sweep:
     outstanding_batches: Sequence[int] = ()
 
     def points(self) -> list[Point]:
-        """Every point, what costs most to change changing least often."""
+        """Return all points; settings that are slow to change vary slowest."""
         settings: dict[str, Sequence[Any]] = {
             "precision": self.precisions,
             "torch_threads": self.torch_threads,
@@ -55,15 +42,15 @@ class Sweep:
         loads += [Point(rate=rate) for rate in self.rates]
         combined = product(*(values or (None,) for values in settings.values()))
         points = (
-            _with_sense(replace(load, **dict(zip(settings, values, strict=True))))
+            _without_unused_goal(replace(load, **dict(zip(settings, values, strict=True))))
             for values in combined
             for load in loads
         )
         return list(dict.fromkeys(points))
 
 
-def _with_sense(point: Point) -> Point:
-    """Only one policy has a latency goal; with the others there is nothing to combine it with."""
+def _without_unused_goal(point: Point) -> Point:
+    """Remove the latency goal from points with a policy that does not use it."""
     if point.batch_policy in (None, WITH_GOAL):
         return point
     return replace(point, max_latency_ms=None)

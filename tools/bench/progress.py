@@ -1,4 +1,4 @@
-"""Shows the progress: a bar on a terminal, a line per run elsewhere."""
+"""Displays the progress: a bar on a terminal, a line per run elsewhere."""
 
 import importlib
 import sys
@@ -12,10 +12,10 @@ from marserve.tools.bench.reports.summary import format_point, number
 
 
 class Progress:
-    """Counts runs and tells nothing but notes; the others tell how far it is.
+    """Prints notes only; subclasses also display the progress.
 
     Args:
-        total: Runs that are planned; None where that is not known beforehand.
+        total: Number of runs; None if it is not known beforehand.
     """
 
     def __init__(self, total: int | None = None) -> None:
@@ -23,51 +23,51 @@ class Progress:
         self._done = 0
 
     def begin(self, point: Point, load: Load) -> None:
-        """A run begins."""
+        """Start the display of a run."""
         self._done += 1
         of = f"/{self._total}" if self._total else ""
         self.draw(f"{self._done}{of}  {format_point(point)}", load)
 
     def draw(self, what: str, load: Load) -> None:
-        """Show that this goes on."""
+        """Display the name of the current run."""
 
     def count(self, requests: int) -> None:
-        """So many requests of it have come to an end."""
+        """Update the number of finished requests of the run."""
 
     def end(self, measurement: Measurement) -> None:
-        """It is over."""
+        """End the display of a run."""
 
     def note(self, sentence: str) -> None:
-        """Something that whoever reads the numbers should know."""
+        """Print a sentence that readers of the numbers need."""
         self.close()
         print_text(sentence, sys.stderr)  # the report goes to standard output
 
     def close(self) -> None:
-        """All is over."""
+        """End the display."""
 
 
 class Lines(Progress):
-    """A line per run."""
+    """Prints a line per run."""
 
     _what = ""
 
     def draw(self, what: str, _load: Load) -> None:
-        """Keep it for the end."""
+        """Keep the name for the line at the end of the run."""
         self._what = what
 
     def end(self, measurement: Measurement) -> None:
-        """Say what came of it."""
+        """Print the line of the run."""
         failed = f", {measurement.failed} failed" if measurement.failed else ""
         what = f"{self._what}: {number(measurement.throughput)} answers/s{failed}"
         print_text(what, sys.stderr)
 
 
 class Bar(Progress):
-    """A bar per run, drawn by tqdm.
+    """Draws a bar per run with tqdm.
 
     Args:
-        total: See `Progress`.
-        tqdm: The class.
+        total: Number of runs; None if it is not known beforehand.
+        tqdm: The class ``tqdm.tqdm``.
     """
 
     def __init__(self, total: int | None, tqdm: Any) -> None:
@@ -76,7 +76,7 @@ class Bar(Progress):
         self._bar: Any = None
 
     def draw(self, what: str, load: Load) -> None:
-        """Draw it."""
+        """Draw an empty bar."""
         self.close()
         self._began = time.monotonic() if load.seconds else None
         unit = "s" if load.seconds else "requests"
@@ -89,24 +89,24 @@ class Bar(Progress):
         )
 
     def count(self, requests: int) -> None:
-        """Move it, by the clock if that says when the run ends."""
+        """Advance the bar, by the clock if the run has a fixed length in seconds."""
         now = requests if self._began is None else time.monotonic() - self._began
         self._bar.set_postfix_str(f"{requests} requests", refresh=False)
         self._bar.update(min(now, self._bar.total) - self._bar.n)
 
     def end(self, _measurement: Measurement) -> None:
-        """Wipe it away."""
+        """Remove the bar."""
         self.close()
 
     def close(self) -> None:
-        """Wipe it away, if it is there."""
+        """Remove the bar, if there is one."""
         if self._bar is not None:
             self._bar.close()
             self._bar = None
 
 
 def progress(total: int | None, *, is_wanted: bool) -> Progress:
-    """What suits where standard error goes."""
+    """Return a bar if standard error is a terminal and tqdm is installed, else lines."""
     if not is_wanted:
         return Progress(total)
     try:

@@ -23,8 +23,8 @@ LOAD = SETTINGS[:2]
 SERVER_SETTINGS = SETTINGS[2:]
 assert [item.name for item in LOAD] == ["clients", "rate"]
 
-# By attribute of a point: parameter of a registration, and keys of model-config.yaml and `models=`.
-# The precision is missing: the handler reads it, in model-config.yaml and nowhere else.
+# Parameters of a registration, and keys of model-config.yaml and `models=`, by attribute of Point.
+# Precision has neither: the handler reads it from model-config.yaml.
 _PARAMETERS = {
     "workers": "initial_workers",
     "batch_size": "batch_size",
@@ -44,20 +44,24 @@ _KEYS = {
     "outstanding_batches": ("outstandingBatches",),
 }
 
-#: Of the throughput at full load, what is put on an open loop to confirm it.
+#: Rate of the confirming open loop as a share of the throughput at full load.
 CONFIRMED_SHARE = 0.8
-#: An open loop whose answers fall behind its requests by more is overloaded, whatever it measured.
+#: An open loop with a smaller share of its requests answered is overloaded.
 KEPT_PACE = 0.95
-# Less is no difference.
+# Relative differences of throughput below this are reported as none.
 _NO_FASTER = 0.005
 
 
 @dataclass(frozen=True, kw_only=True)
 class Goal:
-    """So many percent of the answers within so many milliseconds.
+    """A limit for a percentile of the latencies.
+
+    Attributes:
+        percent: The percentile, more than 0 and less than 100.
+        latency_ms: The limit, milliseconds.
 
     Raises:
-        ValueError: There is no such percentile, or nothing is that fast.
+        ValueError: A value is out of range.
     """
 
     percent: float = 99.0
@@ -66,18 +70,18 @@ class Goal:
     def __post_init__(self) -> None:
         if not 0 < self.percent < 100:
             raise ValueError(
-                f"A goal is for more than 0 and less than 100 %, not {self.percent:g}."
+                f"The percentile of a goal is above 0 and below 100 %, not {self.percent:g}."
             )
         if not 0 < self.latency_ms < float("inf"):
             raise ValueError(f"A latency goal is above 0 ms, not {self.latency_ms:g}.")
 
     def latency_of(self, run: Measurement) -> float:
-        """What is held against the goal, milliseconds."""
+        """Return the latency of a run that the goal limits, milliseconds."""
         return run.percentile_ms(self.percent)
 
     @property
     def percentile(self) -> str:
-        """Its name: p99."""
+        """Return the name of the percentile, such as p99."""
         return f"p{self.percent:g}"
 
     def __str__(self) -> str:
@@ -86,12 +90,12 @@ class Goal:
 
 @dataclass(frozen=True)
 class Trial:
-    """A measurement on the way.
+    """A measurement of the search.
 
     Attributes:
-        run: What was found.
-        fault: Why it is no candidate, in a few words; empty for one that meets the goal.
-        is_useless: Whether it failed, and says nothing about speed.
+        run: The measurement.
+        fault: Why the point is rejected, in a few words; empty if it meets the goal.
+        is_useless: Whether the run failed, so that its latencies mean nothing.
     """
 
     run: Measurement
@@ -100,18 +104,18 @@ class Trial:
 
     @classmethod
     def judged(cls, run: Measurement, goal: Goal, allowed_error_share: float) -> "Trial":
-        """Hold a run against the goal."""
+        """Compare a run with the goal."""
         failure = run.failure(allowed_error_share)
         return cls(run, failure or _fault(run, goal), bool(failure))
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What is recommended, and what was measured there and nowhere else.
+    """The recommended settings and their measurements.
 
     Attributes:
-        saturated: Closed loop with a batch waiting behind each that runs: all it can do.
-        confirmed: Open loop at a share of that, as traffic comes.
+        saturated: Closed loop at full load, with one waiting batch for each running one.
+        confirmed: Open loop at `CONFIRMED_SHARE` of the throughput at full load.
     """
 
     saturated: Measurement
@@ -119,19 +123,19 @@ class Choice:
 
     @property
     def point(self) -> Point:
-        """The settings, with the load of the confirmation."""
+        """Return the settings, with the load of the confirming run."""
         return self.confirmed.point
 
 
 @dataclass(frozen=True)
 class Recommendation:
-    """The end of a search.
+    """The result of a search.
 
     Attributes:
-        goal: What was wanted.
-        choice: None if nothing meets the goal.
-        trials: All that was measured, in order.
-        reasons: Why points that keep to the goal were passed over, where their numbers do not say.
+        goal: The latency goal.
+        choice: The recommended settings; None if no point meets the goal.
+        trials: All measurements in order.
+        reasons: Why points that meet the goal were rejected, if their numbers do not show it.
     """
 
     goal: Goal
@@ -141,9 +145,9 @@ class Recommendation:
 
     @property
     def nearest(self) -> Measurement | None:
-        """Where nothing meets the goal, what comes nearest; None if no run succeeded at all.
+        """Return the run that comes nearest to the goal; None if no run succeeded.
 
-        Of those under open load if there are any: that is where it has to hold.
+        Runs under open load are preferred, because the goal is for open load.
         """
         runs = [trial.run for trial in self.trials if trial.fault and not trial.is_useless]
         opened = [run for run in runs if run.point.rate is not None]
@@ -151,14 +155,14 @@ class Recommendation:
 
     @property
     def rejected(self) -> list[Trial]:
-        """The other points by their best run, each with its reason as the fault."""
+        """Return the best trial of each other point, with the reason of rejection as the fault."""
         best: dict[Point, Trial] = {}
         for trial in self.trials:
             known = best.setdefault(trial.run.point, trial)
             if self._is_better(trial, known):
                 best[trial.run.point] = trial
         return [
-            replace(item, fault=item.fault or self._why_not(item.run))
+            replace(item, fault=item.fault or self._rejection_reason(item.run))
             for point, item in best.items()
             if not (self.choice and bare(point) == bare(self.choice.point))
         ]
@@ -169,7 +173,7 @@ class Recommendation:
         return self.goal.latency_of(trial.run) < self.goal.latency_of(other.run)
 
     def rejected_cells(self) -> list[list[str]]:
-        """A table of those: headings, then a line for each, with the reason in the last column."""
+        """Return the table of rejected points: the headings, then a line for each point."""
         rejected = self.rejected
         settings = varied([item.run.point for item in rejected])
         headings = [setting.heading for setting in settings]
@@ -180,10 +184,10 @@ class Recommendation:
         return [[*headings, "answers/s", f"{self.goal.percentile} ms", "rejected, for"], *lines]
 
     def text(self, model: str = "MODEL") -> str:
-        """All of it, for a terminal: what matters stands at the end, where eyes are.
+        """Return the report for a terminal; the recommendation comes last, after the table.
 
         Args:
-            model: Its name, for the lines to paste; as in a session.
+            model: Name of the model, optionally with a version, as in `Target`.
         """
         parts = [aligned(self.rejected_cells(), prose=1)] if self.rejected else []
         parts.append(self.verdict())
@@ -194,7 +198,7 @@ class Recommendation:
         return "\n\n".join(parts)
 
     def verdict(self) -> str:
-        """What is recommended and what was measured there; or that nothing meets the goal."""
+        """Return the recommendation with its measurements, or that no point meets the goal."""
         if self.choice is None:
             return self._nothing()
         saturated, confirmed = self.choice.saturated, self.choice.confirmed
@@ -207,14 +211,14 @@ class Recommendation:
         )
 
     def yaml_lines(self) -> list[str]:
-        """The lines of model-config.yaml; none if nothing meets the goal."""
+        """Return the lines for model-config.yaml; none if no point meets the goal."""
         lines = [f"{key}: {value}" for key, value in self._keys().items()]
         if self.choice and self.choice.point.precision is not None:
             lines += ["optimization:", f"  precision: {self.choice.point.precision}"]
         return lines
 
     def register_call(self, model: str) -> str:
-        """The call that registers the model with these settings; for its name as in a session."""
+        """Return a curl command that registers the model with these settings."""
         name = model.partition(" ")[0]
         known = self._values().items()
         values = {_PARAMETERS[name]: item for name, item in known if name in _PARAMETERS}
@@ -222,13 +226,13 @@ class Recommendation:
         return f"curl -X POST {shlex.quote(f'http://localhost:8081/models?{query}')}"
 
     def properties_line(self, model: str) -> str:
-        """The line of config.properties; for its name as in a session, maybe with a version."""
+        """Return the line for config.properties; ``model`` may contain a version."""
         name, _, version = model.partition(" ")
         settings = {"marName": f"{name}.mar", **self._keys()}
         return f"models={json.dumps({name: {version or '1.0': settings}})}"
 
     def document(self) -> dict[str, Any]:
-        """As JSON is to have it."""
+        """Return the member ``recommendation`` of the JSON report."""
         return {
             "goal": {"percent": self.goal.percent, "latency_ms": self.goal.latency_ms},
             "is_met": self.choice is not None,
@@ -283,14 +287,14 @@ class Recommendation:
             f"{number(nearest.throughput)} answers/s."
         )
 
-    def _why_not(self, run: Measurement) -> str:
-        """Why a run that keeps to the goal is not the choice."""
+    def _rejection_reason(self, run: Measurement) -> str:
+        """Return why a run that meets the goal is not the choice."""
         if self.choice is None or run.point in self.reasons:
-            return self.reasons.get(run.point, "its settings keep to it under this load only")
+            return self.reasons.get(run.point, "its settings meet the goal under this load only")
         if run.point.rate is not None:
             return f"slower than the choice at {number(run.point.rate)} requests/s"
         if _size(run.point) == _size(self.choice.point):
-            return "the same size, but for how batches wait"
+            return "the same size, with another batch policy or delay"
         gain = run.throughput / self.choice.saturated.throughput - 1
         if gain > _NO_FASTER:
             return f"only {gain:.0%} more throughput, with more workers or larger batches"
@@ -298,7 +302,7 @@ class Recommendation:
 
 
 def bare(point: Point) -> Point:
-    """What the server was set to, without the load."""
+    """Return the point without its load."""
     return replace(point, clients=None, rate=None)
 
 

@@ -7,16 +7,16 @@ from marserve.tools.bench.payloads import Payload
 
 
 def request_bytes(path: str, host: str, headers: Mapping[str, str], payload: Payload) -> bytes:
-    """A POST over HTTP/1.1.
+    """Return the bytes of an HTTP/1.1 POST.
 
     Args:
         path: The request's target.
-        host: What the ``Host`` header says.
-        headers: Beside ``Host`` and those of the body; a content type here goes before.
+        host: Value of the ``Host`` header.
+        headers: Further headers; a content type here replaces the payload's.
         payload: The body.
 
     Raises:
-        BenchError: The path or a header cannot be sent.
+        BenchError: The path or a header contains characters that cannot be sent.
     """
     length = {"Content-Length": str(len(payload.body))}
     all_headers = {"Host": host, **with_content_type(headers, payload), **length}
@@ -26,12 +26,12 @@ def request_bytes(path: str, host: str, headers: Mapping[str, str], payload: Pay
     try:
         head = "\r\n".join([*lines, "", ""]).encode("latin-1")
     except UnicodeEncodeError:
-        raise BenchError("A path or a header with such letters cannot be sent.") from None
+        raise BenchError("A path or a header with letters beyond Latin-1 cannot be sent.") from None
     return head + payload.body
 
 
 def with_content_type(headers: Mapping[str, str], payload: Payload) -> Mapping[str, str]:
-    """The headers, with the payload's content type unless they have one."""
+    """Return the headers, with the payload's content type if they have none."""
     if any(name.lower() == "content-type" for name in headers):
         return headers
     return {"Content-Type": payload.content_type, **headers}

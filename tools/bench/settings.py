@@ -1,8 +1,8 @@
-"""Sets a model as a point asks for, and puts it back at the end, come what may.
+"""Applies the settings of points to a model, and restores the original settings at the end.
 
-marserve changes batching while it serves. TorchServe has to unregister the model and register the
-same archive again; so has marserve for what holds for the life of a worker (threads of torch,
-batches outstanding), and for another precision, which the archive's model-config.yaml says.
+marserve changes batching while it serves the model. In TorchServe, the model has to be unregistered
+and its archive registered again; in marserve only for threads of torch and outstanding batches,
+which are fixed for the life of a worker, and for the precision in the archive's model-config.yaml.
 """
 
 import time
@@ -15,19 +15,19 @@ from marserve.tools.bench.measurement import Point
 from marserve.tools.bench.model_server import ModelServer, ServedModel
 from marserve.tools.bench.points import WITH_GOAL
 
-#: A precision that nobody wants: what holds while one archive is replaced by another.
-_IN_BETWEEN = "\0"
+#: The precision while one archive is replaced by another; equals no precision of a point.
+_NO_ARCHIVE = "\0"
 _USUAL_PRECISION = "fp32"
-_READY_SECONDS = 60.0  # for stragglers: who registers or scales has waited already
+_READY_SECONDS = 60.0  # for workers that start late: registering and scaling wait already
 _POLL_SECONDS = 0.05
 
-#: The URL of an archive that says a precision; None for what it says itself.
+#: Returns the URL of the archive with a precision; None selects the unchanged archive.
 ArchiveFor = Callable[[str | None], str]
 
 
 @dataclass(frozen=True)
 class _Wanted:
-    """What is to be served, in the words of the interface."""
+    """The settings to apply, by parameter of the management interface."""
 
     batching: dict[str, str]
     registered: dict[str, str]
@@ -40,7 +40,7 @@ class _Wanted:
 
 
 def _parameters(point: Point) -> dict[str, str]:
-    """What a point asks of batching, in the words of the interface."""
+    """Return the batching settings of a point by parameter."""
     return _texts(
         {
             "batch_size": point.batch_size,
@@ -52,7 +52,7 @@ def _parameters(point: Point) -> dict[str, str]:
 
 
 def _registered(point: Point) -> dict[str, str]:
-    """What a point asks of a registration, which cannot be changed afterwards."""
+    """Return the settings of a point that only a registration can set, by parameter."""
     return _texts(
         {
             "torch_threads": point.torch_threads,
@@ -68,8 +68,8 @@ def _texts(values: Mapping[str, int | float | str | None]) -> dict[str, str]:
     return numbers | {name: value for name, value in values.items() if isinstance(value, str)}
 
 
-def _agree(batching: dict[str, str], point: Point) -> None:
-    """A goal makes the policy adaptive, and marserve bears one beside no other policy."""
+def _reconcile_goal(batching: dict[str, str], point: Point) -> None:
+    """Make policy and latency goal consistent: marserve accepts a goal only for "adaptive"."""
     if "batch_policy" in batching:
         if point.max_latency_ms is not None and point.batch_policy is None:
             batching["batch_policy"] = WITH_GOAL
@@ -81,21 +81,21 @@ def _agree(batching: dict[str, str], point: Point) -> None:
 def served_settings(
     server: ModelServer, archive_for: ArchiveFor | None = None, *, register: bool = False
 ) -> Iterator["ServedSettings"]:
-    """A context in which points can be set; what was served before it is served after it.
+    """Return a context in which points can be set; its end restores the original settings.
 
     Args:
         server: Serves the model.
-        archive_for: Where the model comes from for a precision; None where it cannot be changed.
-        register: Whether the model is there for the duration of the context only.
+        archive_for: Returns the archive for a precision; None if it cannot be changed.
+        register: Whether to register the model, and unregister it at the end.
 
     Raises:
-        BenchError: There is no such model; or, at the end, what was set cannot be put back.
+        BenchError: The model is not served; or, at the end, the settings cannot be restored.
     """
     with ExitStack() as undo:
         if register:
             assert archive_for is not None
             _check_free(server)
-            # First: who gives up waiting for a slow model leaves a server that registers it.
+            # Before the registration: after an interrupt the server still finishes it.
             undo.callback(_put_back, lambda: _unregister(server))
             server.register(archive_for(None), initial_workers=1)
         settings = ServedSettings(server, archive_for)
@@ -108,14 +108,14 @@ def _put_back(undo: Callable[[], None]) -> None:
     try:
         undo()
     except BenchError as error:
-        raise BenchError(f"What was set could not be put back: {error}") from error
+        raise BenchError(f"The original settings could not be restored: {error}") from error
 
 
 def _check_free(server: ModelServer) -> None:
     if server.find() is not None:
         raise BenchError(
-            f"A model named {server.model} is served already: leave out --register, or choose "
-            "another name."
+            f"A model named {server.model} is already served: omit --register, or choose another "
+            "name."
         )
 
 
@@ -125,14 +125,14 @@ def _unregister(server: ModelServer) -> None:
 
 
 class ServedSettings:
-    """A model whose settings can be changed, and what they were.
+    """Changes the settings of a model and restores the original ones.
 
     Args:
         server: Serves the model.
-        archive_for: Where the model comes from for a precision; None where it cannot be changed.
+        archive_for: Returns the archive for a precision; None if it cannot be changed.
 
     Attributes:
-        original: What was served in the beginning.
+        original: The description of the model before any change.
     """
 
     def __init__(self, server: ModelServer, archive_for: ArchiveFor | None = None) -> None:
@@ -142,18 +142,18 @@ class ServedSettings:
         self.original = server.describe()
 
     def put_back(self) -> None:
-        """Set what was set in the beginning.
+        """Restore the original settings.
 
         Raises:
-            BenchError: The server does not.
+            BenchError: The server refuses a change.
         """
         self._set(self._wanted(Point()))
 
     def set(self, point: Point) -> None:
-        """Set what a point asks for.
+        """Apply the settings of a point.
 
         Raises:
-            BenchError: The server does not, or does something else.
+            BenchError: The server refuses a change, or describes other settings afterwards.
         """
         wanted = self._wanted(point)
         self._set(wanted)
@@ -166,12 +166,12 @@ class ServedSettings:
         batching, scale = {**self.original.batching}, {**self.original.scale}
         for parameter, value in _parameters(point).items():
             if parameter not in batching:
-                raise BenchError(f"This server knows nothing of {parameter}; marserve does.")
+                raise BenchError(f"This server does not support {parameter}; marserve does.")
             batching[parameter] = value
-        _agree(batching, point)
+        _reconcile_goal(batching, point)
         registered = {**self.original.registered, **_registered(point)}
         if not self.original.is_live and registered:
-            raise BenchError(f"This server knows nothing of {min(registered)}; marserve does.")
+            raise BenchError(f"This server does not support {min(registered)}; marserve does.")
         if point.workers is not None:
             scale = dict.fromkeys(scale, point.workers)
         return _Wanted(batching, registered, scale, point.precision)
@@ -186,7 +186,7 @@ class ServedSettings:
             self._server.change(**wanted.scale)
 
     def _is_fixed(self, now: ServedModel, wanted: _Wanted) -> bool:
-        """Whether something is to be changed that cannot be while the model is served."""
+        """Whether a setting changes that cannot be changed while the model is served."""
         is_live = now.is_live and now.registered == wanted.registered
         return not is_live and (now.batching, now.registered) != (
             wanted.batching,
@@ -196,7 +196,7 @@ class ServedSettings:
     def _register_again(self, now: ServedModel | None, wanted: _Wanted) -> ServedModel:
         archive = self._archive_of(wanted.precision)
         if now is not None:
-            self._precision = _IN_BETWEEN
+            self._precision = _NO_ARCHIVE
             self._server.unregister(now.version)
         self._server.register(
             archive,
@@ -212,7 +212,7 @@ class ServedSettings:
         if precision is None:
             return self.original.archive
         if not self.original.is_live:
-            raise BenchError("This server knows nothing of precision; marserve does.")
+            raise BenchError("This server does not support precision; marserve does.")
         if self._archive_for is None:
             raise BenchError(
                 "To sweep over precision, bench has to write it into the archive: "
@@ -229,24 +229,24 @@ class ServedSettings:
             time.sleep(_POLL_SECONDS)
 
     def _check(self, wanted: _Wanted) -> None:
-        """In TorchServe an archive's model-config.yaml wins against a registration."""
+        """Check the settings: TorchServe prefers model-config.yaml to those of a registration."""
         now = self._server.describe()
         have = {**now.batching, **now.registered, **now.scale}
         for name, value in {**wanted.batching, **wanted.registered, **wanted.scale}.items():
             if have.get(name) != value:
                 raise BenchError(
-                    f"The server was told {name}={value} and keeps {have.get(name)}: "
-                    "the archive's model-config.yaml may say so."
+                    f"The server keeps {name}={have.get(name)} instead of {value}: the archive's "
+                    "model-config.yaml may set it."
                 )
 
     def _check_precision(self, wanted: str) -> None:
-        """A handler with an ``initialize`` of its own may never look at what the archive says."""
+        """Check the handler's precision: a custom ``initialize`` may ignore model-config.yaml."""
         metadata = self._server.handler_metadata().get("optimization")
         precision = metadata.get("precision") if isinstance(metadata, dict) else None
         if precision == wanted or (precision is None and wanted == _USUAL_PRECISION):
             return
         raise BenchError(
-            f"The archive says precision {wanted}, and its handler "
-            f"{'nothing of it' if precision is None else precision}: one with an initialize of its "
-            "own has to call BaseHandler's, or to report in its description what it does."
+            f"The archive sets precision {wanted}, but its handler reports "
+            f"{'none' if precision is None else precision}: a handler that overrides initialize "
+            "has to call BaseHandler's, or to report its precision in its description."
         )

@@ -1,24 +1,23 @@
 """``marserve bench --tune``: the settings with the most throughput within a latency goal.
 
-Decisions only: what they are about is measured by whoever calls. The search has two halves.
+The module decides which point is measured next; the caller measures. The search has two phases.
 
-**How much.** For each number of workers (and of threads of torch and batches outstanding, where
-some are named), batch sizes rise by powers of two and one and a half of
-them (1, 2, 3, 4, 6, 8, 12, ...). Each is measured in a closed loop with two batches per worker, one
-that runs and one that waits: by Little's law a request then takes twice as long as a batch, which
-is how long one takes that just missed a batch, and the worker is never idle. So the largest size
-that keeps to the goal there is the largest with 2 l(b) <= D, as in Nexus (SOSP 2019). A size that
-gains less than 3 % or misses the goal is a strike; two in a row end the sweep. What would count
-against a size is measured twice. What is chosen is
-the knee: the fewest workers, then the smallest batch, with 95 % of the best throughput.
+**Workers and batch size.** For each number of workers (and each given number of torch threads and
+outstanding batches), batch sizes rise through the powers of two and one and a half of them (1, 2,
+3, 4, 6, 8, 12, ...). Each is measured in a closed loop with two batches per worker, one running and
+one waiting. By Little's law a request then takes twice as long as a batch l(b), as one that just
+missed a batch does, and the worker is never idle. The largest size within the goal D is therefore
+the largest with 2 l(b) <= D, as in Nexus (SOSP 2019). A size that gains less than 3 % or misses the
+goal is a strike; two strikes in a row end the sweep. An unfavourable result is measured twice. The
+choice is the knee: the fewest workers, then the smallest batch, with 95 % of the best throughput.
 
-**How to wait.** Under full load batches are full, and neither window nor policy matters. They do
-below it, so they are compared in an open loop at 80 % of the throughput found. The winner is
-measured at full load and confirmed by one more open loop. A size that cannot keep to the goal there
-gives way to one that was faster by as much as was missing.
+**Batch policy and delay.** Under full load batches are full, and neither delay nor policy matters.
+They are therefore compared in an open loop at 80 % of that throughput. The best one is measured at
+full load and confirmed by another open loop. If a size misses the goal in the open loop, the next
+candidate must have been faster at full load by the factor that was missing.
 
 Triton's Model Analyzer searches the same space by a grid over concurrency; two batches per worker
-stand for its maximum at a tenth of the runs.
+replace its maximum over this grid, with a tenth of the runs.
 """
 
 import math
@@ -35,41 +34,41 @@ from marserve.tools.bench.recommendation import (
     Trial,
 )
 
-#: Sets a point up and measures there.
+#: Applies the settings of a point and measures it.
 Measure = Callable[[Point], Awaitable[Measurement]]
 
 _KNEE = 0.95
 _GAIN = 1.03
 _STRIKES = 2
-# Runs of the same thing differ by so much; a way to wait may be slower by it at full load.
+# Equal runs differ by up to 10 %; the throughput of a policy at full load may be lower by that.
 _SAME = 0.9
-# Among ways as good as this the adaptive policy is taken: it refuses in time what would be late.
+# The adaptive policy is preferred within 10 % of the best latency: it refuses late requests early.
 _TIE = 1.1
-# Windows that are tried, whole milliseconds as TorchServe takes them. Not 0: there it means two
-# requests at most, and `models=` passes over it; greedy is what it should be, where it is known.
+# Batch delays to try, in whole milliseconds as TorchServe requires. Not 0: TorchServe then limits a
+# batch to two requests, and ignores 0 in `models=`; in marserve the policy "greedy" replaces it.
 _DELAYS_MS = (1, 2, 5, 10, 20, 50, 100, 200)
-# Of the goal: a longer window leaves too little for the batch itself.
+# Longest delays as shares of the goal; a longer one leaves too little time for the batch.
 _LONGEST_WINDOW = 0.5
 _SWEEP_WINDOW = 0.1
 _MAX_CANDIDATES = 4
-# Times the goal, where runs had errors and nobody knows.
+# Assumed ratio of latency to goal if all open loops failed.
 _MISSED_BY = 1.25
 _SHARE = f"{CONFIRMED_SHARE:.0%}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What may be tried.
+    """The limits of the search.
 
     Attributes:
-        max_batch_size: The largest batch.
-        max_workers: The most workers.
-        is_adaptive: Whether the server has marserve's policies; TorchServe has fixed windows only.
-        queue_size: Seats in the model's queue: no more requests are left waiting.
-        allowed_error_share: Of all requests of a run, from 0 to 1.
-        precision: What every measurement is taken in; None is "as it was".
-        torch_threads: The numbers of threads to try; none is "as it was".
-        outstanding_batches: Likewise, of batches that a worker is sent ahead.
+        max_batch_size: Largest batch size.
+        max_workers: Largest number of workers.
+        is_adaptive: Whether the server has marserve's policies; TorchServe has fixed delays only.
+        queue_size: Capacity of the model's queue, which limits the waiting requests.
+        allowed_error_share: Largest accepted share of failed requests of a run, from 0 to 1.
+        precision: Precision of all measurements; None leaves it unchanged.
+        torch_threads: Numbers of torch threads to try; empty leaves it unchanged.
+        outstanding_batches: Numbers of outstanding batches to try; empty leaves it unchanged.
     """
 
     max_batch_size: int = 128
@@ -86,9 +85,9 @@ async def tune(goal: Goal, limits: Limits, measure: Measure) -> Recommendation:
     """Search for the settings with the most throughput within a goal.
 
     Args:
-        goal: What is wanted.
-        limits: What may be tried.
-        measure: Sets a point up and measures there; what it raises ends the search.
+        goal: The latency goal.
+        limits: The limits of the search.
+        measure: Measures a point; an exception it raises ends the search.
     """
     search = _Search(goal, limits, measure)
     choice = await search.run()
@@ -121,34 +120,34 @@ class _Search:
             self.reasons[tried.run.point] = f"misses the goal at {_SHARE} of its throughput"
             candidates = self._faster(candidates, enough_ms)
         for candidate in candidates:
-            self.reasons[candidate.run.point] = "was not tried in an open loop: others were better"
+            self.reasons[candidate.run.point] = "not tried in an open loop: others were better"
         return None
 
     def _candidates(self) -> list[Trial]:
-        """Of every point that keeps to the goal, the best run."""
+        """Return the best trial of every point that meets the goal."""
         best: dict[Point, Trial] = {}
         for trial in sorted(self.trials, key=self._latency_or_never, reverse=True):
             best[trial.run.point] = trial
         return [item for item in best.values() if not item.fault]
 
     def _faster(self, candidates: Sequence[Trial], latency_ms: float) -> list[Trial]:
-        """Those within a latency; the others would miss the goal as well."""
+        """Return the candidates within a latency; the others would miss the goal as well."""
         for candidate in candidates:
             if self._latency(candidate) > latency_ms:
                 self.reasons[candidate.run.point] = (
-                    "too slow for an open loop, as another has shown"
+                    "too slow for an open loop, as another candidate has shown"
                 )
         return [item for item in candidates if self._latency(item) <= latency_ms]
 
     async def _try(self, point: Point, *, more_than: float = 0.0) -> Trial:
-        """Measure, and again where what was found would count against the point.
+        """Measure a point, and a second time if the first result is unfavourable.
 
-        Whatever disturbs a machine makes it slower, never faster: of two runs the faster is nearer
-        to the truth. Runs with errors are not repeated: a server has a reason to refuse.
+        Disturbances make a machine slower, never faster, so the faster of two runs is more exact.
+        Failed runs are not repeated.
 
         Args:
-            point: What to set.
-            more_than: The throughput that would count for it.
+            point: The load and the settings.
+            more_than: Throughput above which a result is favourable, requests per second.
         """
         first = await self._try_once(point)
         if first.is_useless or (not first.fault and first.run.throughput > more_than):
@@ -162,10 +161,10 @@ class _Search:
         self.trials.append(trial)
         return trial
 
-    # -- how much ----------------------------------------------------------------------------------
+    # -- workers and batch size --------------------------------------------------------------------
 
     async def _sweep_workers(self, registered: Point) -> None:
-        """Try workers and sizes with what else a registration says."""
+        """Try numbers of workers and batch sizes with the other settings of a registration."""
         best, strikes = 0.0, 0
         for workers in sizes(self._limits.max_workers):
             throughput = await self._sweep_sizes(workers, registered)
@@ -175,7 +174,7 @@ class _Search:
                 break
 
     async def _sweep_sizes(self, workers: int, registered: Point) -> float:
-        """Returns the best throughput within the goal, 0 where nothing meets it."""
+        """Return the best throughput within the goal; 0 if no size meets it."""
         best, strikes = 0.0, 0
         for size in sizes(self._limits.max_batch_size):
             point = self._full_load(self._sweep_point(workers, size, registered))
@@ -188,7 +187,7 @@ class _Search:
         return best or await self._without_queue(workers, registered)
 
     async def _without_queue(self, workers: int, registered: Point) -> float:
-        """One request per worker and none that waits: where two are too slow, one may do."""
+        """Try one request per worker without waiting requests, and return its throughput."""
         point = replace(self._sweep_point(workers, 1, registered), clients=workers)
         trial = await self._try(point)
         return 0.0 if trial.fault else trial.run.throughput
@@ -210,16 +209,16 @@ class _Search:
         running = point.workers * point.batch_size
         return replace(point, clients=running + min(running, self._limits.queue_size), rate=None)
 
-    # -- how to wait -------------------------------------------------------------------------------
+    # -- batch policy and delay --------------------------------------------------------------------
 
     async def _confirm(self, full: Measurement) -> tuple[Choice | None, float]:
-        """Choose how to wait, measure and confirm it.
+        """Choose policy and delay, measure them at full load and confirm them.
 
         Returns:
-            The choice; without one, the latency at full load that others need to do better,
-            milliseconds.
+            The choice, and without one the latency at full load, milliseconds, that another
+            candidate may have at most.
         """
-        ways = await self._ways(replace(full.point, clients=None, rate=_share_of(full)))
+        ways = await self._try_policies(replace(full.point, clients=None, rate=_share_of(full)))
         good = sorted((item for item in ways if not item.fault), key=self._worth)
         for way in good:
             choice = await self._confirmed(way.run.point, full)
@@ -229,9 +228,10 @@ class _Search:
         return None, await self._enough(full, ways)
 
     async def _enough(self, full: Measurement, ways: Sequence[Trial]) -> float:
-        """What others need after these have failed, milliseconds at full load.
+        """Return the largest latency at full load of further candidates, milliseconds.
 
-        Where the throughput was luck, its open loops were overloaded, and tell nothing of others.
+        It is unlimited if a second run has clearly less throughput: the rate of the open loops was
+        then too high, and their latencies do not apply to others.
         """
         again = await self._try_once(full.point)
         if again.run.throughput < _KNEE * full.throughput:
@@ -248,19 +248,19 @@ class _Search:
         else:
             saturated = (await self._try(saturating, more_than=enough)).run
         if self._is_useless(saturated) or saturated.throughput < enough:
-            self.reasons[point] = self.reasons[saturating] = "cannot do as much at full load"
+            self.reasons[point] = self.reasons[saturating] = "less throughput at full load"
             return None
-        # Once: of two, the better would be luck.
+        # Only once: the better of two confirmations would be biased.
         confirmed = await self._try_once(replace(point, rate=_share_of(saturated)))
         if confirmed.fault:
-            self.reasons[point] = "a second run did not confirm it"
+            self.reasons[point] = "not confirmed by a second run"
             return None
         return Choice(saturated, confirmed.run)
 
     def _explain_tie(self, chosen: Trial, good: Sequence[Trial]) -> None:
         for item in good:
             if self._latency(item) < self._latency(chosen) and item.run.point not in self.reasons:
-                self.reasons[item.run.point] = "hardly faster than adaptive, which refuses in time"
+                self.reasons[item.run.point] = "hardly faster than adaptive, which refuses early"
 
     def _is_useless(self, run: Measurement) -> bool:
         return bool(run.failure(self._limits.allowed_error_share))
@@ -269,11 +269,11 @@ class _Search:
         return self._goal.latency_of(trial.run)
 
     def _worth(self, trial: Trial) -> float:
-        """Smaller is better."""
+        """Return the sort key of policies; the smallest is the best."""
         return self._latency(trial) / (_TIE if trial.run.point.max_latency_ms else 1)
 
-    async def _ways(self, point: Point) -> list[Trial]:
-        """Try the ways to wait under the load of a point."""
+    async def _try_policies(self, point: Point) -> list[Trial]:
+        """Try all policies and delays under the load of a point."""
         has_policies = self._limits.is_adaptive
         ways = [await self._try(policy) for policy in self._policies(point)] if has_policies else []
         windows: list[Trial] = []
@@ -281,11 +281,11 @@ class _Search:
             windows.append(await self._try(replace(point, max_batch_delay_ms=window)))
             best = min(range(len(windows)), key=lambda at: self._latency_or_never(windows[at]))
             if len(windows) - 1 - best == _STRIKES:
-                break  # longer ones only make it worse
+                break  # longer delays only increase the latency
         return [*ways, *windows] or [await self._try(point)]
 
     def _policies(self, point: Point) -> tuple[Point, Point]:
-        """What marserve has beside windows: no waiting, and as much as the load calls for."""
+        """Return the point with marserve's policies "adaptive" and "greedy"."""
         return self._adaptive(point), replace(point, batch_policy="greedy", max_batch_delay_ms=None)
 
     def _adaptive(self, point: Point) -> Point:
@@ -293,7 +293,7 @@ class _Search:
             point,
             batch_policy="adaptive",
             max_batch_delay_ms=self._windows(_LONGEST_WINDOW)[-1],
-            max_latency_ms=max(1, int(self._goal.latency_ms)),  # the server takes whole ones
+            max_latency_ms=max(1, int(self._goal.latency_ms)),  # a whole number
         )
 
     def _latency_or_never(self, trial: Trial) -> float:
@@ -305,19 +305,19 @@ class _Search:
 
 
 def _share_of(full: Measurement) -> float:
-    """The rate of the open loop that belongs to a full load, to three digits."""
+    """Return the rate of the open loop for a throughput at full load, to three digits."""
     return float(f"{CONFIRMED_SHARE * full.throughput:.3g}")
 
 
 def sizes(largest: int) -> list[int]:
-    """Powers of two and one and a half of them, up to a size, and that size."""
+    """Return powers of two and one and a half of them up to a size, and that size."""
     powers = [1 << exponent for exponent in range(largest.bit_length())]
     between = [3 * power // 2 for power in powers[1:]]
     return sorted({*(power for power in (*powers, *between) if power <= largest), largest})
 
 
 def _by_preference(trials: Sequence[Trial]) -> list[Trial]:
-    """The knee first, then whatever has most throughput."""
+    """Sort trials: first those at the knee, then the others by falling throughput."""
     good = sorted(trials, key=lambda item: -item.run.throughput)
     enough = [item for item in good if item.run.throughput >= _KNEE * good[0].run.throughput]
     knee = sorted(enough, key=lambda value: (value.run.point.workers, value.run.point.batch_size))

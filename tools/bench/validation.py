@@ -1,9 +1,9 @@
-"""``--validate``: whether answers are the same when requests share batches with others.
+"""``--validate``: checks that requests have the same answers in batches as alone.
 
-Each payload is sent alone, twice; then all of them by as many clients at a time as fill two
-batches, in an order that changes, until batches of the full size were seen (`_ROUNDS` at most).
-Every answer has to be the one that its payload had alone. That batches were formed is asked of the
-server; one that does not tell (TorchServe) is believed.
+Each payload is sent alone, twice; then all of them in a changing order by enough concurrent clients
+to fill two batches, until the server reports a batch of the full size (`_ROUNDS` at most). Every
+answer must equal the one to the payload alone. TorchServe does not report the sizes of batches;
+there a single round is compared.
 """
 
 import random
@@ -22,20 +22,20 @@ _ROUNDS = 20
 _MIN_PAYLOADS = 2
 _MAX_PAYLOADS = 64
 _MAX_CLIENTS = 256
-_MAX_TOLD = 5  # differences
+_MAX_LISTED = 5  # differences
 
 
 @dataclass
 class Validated:
-    """What was found with the settings of a point.
+    """The result of the comparison with the settings of a point.
 
     Attributes:
-        batch_size: Of the model.
-        sizes: Batches that were formed meanwhile; None where the server does not tell.
-        answers: How many were compared.
-        largest: The largest difference between two numbers.
-        tolerance: How large it may be.
-        differences: Sentences about answers that were others than alone.
+        batch_size: The model's maximum batch size.
+        sizes: Sizes of the batches in the comparison; None if the server does not report them.
+        answers: Number of compared answers.
+        largest: Largest difference between two numbers.
+        tolerance: Accepted difference between two numbers.
+        differences: A clause for each answer that differs from the one to the request alone.
     """
 
     batch_size: int
@@ -47,22 +47,22 @@ class Validated:
 
     @property
     def failure(self) -> str:
-        """Why batching is not known to change nothing, in a sentence; empty where it is."""
+        """Return why the validation failed, in a sentence; empty if it did not."""
         if self.differences:
-            more = len(self.differences) - _MAX_TOLD
-            told = "; ".join(self.differences[:_MAX_TOLD]) + (f"; {more} more" if more > 0 else "")
-            return f"Batching changes answers: {told}."
+            more = len(self.differences) - _MAX_LISTED
+            listed = "; ".join(self.differences[:_MAX_LISTED])
+            return f"Batching changes answers: {listed}{f'; {more} more' if more > 0 else ''}."
         if self.sizes is not None and max(self.sizes, default=0) < _MIN_PAYLOADS:
             return (
-                "No batches were formed, so that nothing is proved: give the model a larger "
-                "--batch-size, or --max-batch-delay."
+                "No batches were formed, so batching was not tested: use a larger --batch-size or "
+                "--max-batch-delay."
             )
         return ""
 
     @property
     def text(self) -> str:
-        """The line about it."""
-        sizes = "the server does not tell which" if self.sizes is None else _listed(self.sizes)
+        """Return the line of the report."""
+        sizes = "sizes not reported by the server" if self.sizes is None else _listed(self.sizes)
         return (
             f"batch size {self.batch_size}: {self.answers} answers, in batches of: {sizes}; "
             f"largest difference {self.largest:.3g}, tolerated {self.tolerance:g}"
@@ -70,7 +70,7 @@ class Validated:
 
 
 class Validation:
-    """Compares answers to requests that share batches with those to the same requests alone."""
+    """Compares the answers to batched requests with those to the same requests alone."""
 
     def __init__(
         self,
@@ -90,10 +90,10 @@ class Validation:
             raise BenchError("--validate needs at least two different inputs: several --input.")
 
     def run(self, clients: int | None) -> Validated:
-        """Compare with the present settings; ``clients`` are by default two for each place.
+        """Compare with the present settings, by default with clients for two full batches.
 
         Raises:
-            BenchError: There is nothing to compare with, or a request fails.
+            BenchError: A request alone fails, or its answers do not allow a comparison.
         """
         model = self._server.describe()
         size = model.largest_batch
@@ -126,14 +126,14 @@ class Validation:
                     "is nothing to compare with."
                 )
         if not any(compare(alone[0].body, other.body, found.tolerance).what for other in alone[1:]):
-            raise BenchError("All inputs have the same answer: nobody would see them mixed up.")
+            raise BenchError("All inputs have the same answer, so exchanged answers are not found.")
         return alone
 
     def _round(
         self, threads: ThreadPoolExecutor, count: int, alone: Sequence[Answer], found: Validated
     ) -> None:
         before = self._server.past_batches()
-        order = [place % len(self._payloads) for place in range(count)]
+        order = [index % len(self._payloads) for index in range(count)]
         self._order.shuffle(order)
         answers = list(threads.map(lambda number: self._ask(self._payloads[number]), order))
         after = self._server.past_batches()
@@ -153,7 +153,7 @@ class Validation:
 
 
 def _difference(alone: Sequence[Answer], number: int, answer: Answer, found: Validated) -> str:
-    """How an answer differs from that to the same request alone; empty for not at all."""
+    """Return how an answer differs from the one to the request alone; empty if it does not."""
     expected = alone[number]
     if answer.status != expected.status:
         return f"status {answer.status} instead of {expected.status} ({answer.sentence})"
@@ -170,7 +170,7 @@ def _difference(alone: Sequence[Answer], number: int, answer: Answer, found: Val
 
 
 def _sizes_since(before: Sequence[dict[str, int]], after: Sequence[dict[str, int]]) -> set[int]:
-    """The sizes of the batches after the last one that was known before."""
+    """Return the sizes of the batches after the last one of ``before``."""
     new = after
     if before and before[-1] in after:
         last = len(after) - 1 - list(reversed(after)).index(before[-1])

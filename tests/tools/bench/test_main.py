@@ -12,4 +12,4 @@ def test_a_percentile_that_is_no_goal_is_told(
     url = ("--url", "http://127.0.0.1:1")  # nobody is there to measure
     assert main(["m", "--tune", "50", "--percentile", percentile, *url]) == 1
     output = capsys.readouterr().err
-    assert f"more than 0 and less than 100 %, not {percentile}." in output
+    assert f"above 0 and below 100 %, not {percentile}." in output

@@ -123,7 +123,7 @@ def test_a_model_that_is_not_served_is_told_with_those_that_are() -> None:
 
 @pytest.mark.parametrize("body", ["<html>", {}, [], [{}], [{"modelVersion": "1"}], [1]])
 def test_another_kind_of_server_is_told(body: Any) -> None:
-    with pytest.raises(BenchError, match="no management interface"):
+    with pytest.raises(BenchError, match="does not have TorchServe's management interface"):
         asking(("GET /models/m", 200, body)).describe()
 
 

@@ -263,7 +263,7 @@ def test_a_run_that_was_luck_is_not_recommended() -> None:
 
     found = asyncio.run(tune(GOAL, Limits(), measure))
     assert found.choice is None
-    assert "a second run did not confirm it" in reasons(found, clients=None, batch_size=16)
+    assert "not confirmed by a second run" in reasons(found, clients=None, batch_size=16)
 
 
 def test_a_run_that_was_disturbed_is_measured_again() -> None:

@@ -181,7 +181,7 @@ def test_a_key_file_that_is_nested_too_deeply_is_told(tmp_path, capsys):
     (tmp_path / "key_file.json").write_text("[" * 100_000)
     arguments = ["--url", "http://127.0.0.1:1", "--key-file", str(tmp_path / "key_file.json")]
     assert main(arguments) == 2
-    assert "is no key_file.json of a server" in capsys.readouterr().err
+    assert "is not a key_file.json of a server" in capsys.readouterr().err
 
 
 def test_no_more_text_is_read_than_is_promised(tmp_path, capsys, monkeypatch):

@@ -131,8 +131,8 @@ def repeat(start, piece):
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
-        (repeat(b"HTTP/1.1 200 OK\r\n", b"X: y\r\n"), "that is no HTTP"),
-        (repeat(b"HTTP/1.1 200 OK\r\nX: ", b"yyyyyyyyyy"), "that is no HTTP"),
+        (repeat(b"HTTP/1.1 200 OK\r\n", b"X: y\r\n"), "the answer is not HTTP"),
+        (repeat(b"HTTP/1.1 200 OK\r\nX: ", b"yyyyyyyyyy"), "the answer is not HTTP"),
         (repeat(b"", b"HTTP/1.1 100 Continue\r\n\r\n"), "no whole answer within 0.5 s"),
         (
             repeat(
@@ -141,8 +141,8 @@ def repeat(start, piece):
             ),
             "no whole answer within 0.5 s",
         ),
-        (raw(b"\0\xff\x1b[31m\r\n\r\n"), "that is no HTTP"),
-        (raw(b"HTTP/1.1 abc \x1b[31m\r\n\r\n"), "that is no HTTP"),
+        (raw(b"\0\xff\x1b[31m\r\n\r\n"), "the answer is not HTTP"),
+        (raw(b"HTTP/1.1 abc \x1b[31m\r\n\r\n"), "the answer is not HTTP"),
         (raw(b""), "remote end closed connection"),
         (stall, "no whole answer within 0.5 s"),
         (raw(whole(b"\xff\xfe{")), "is no management interface"),

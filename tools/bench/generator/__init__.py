@@ -1,4 +1,4 @@
-"""The load generator: processes that send HTTP requests and write down what became of them.
+"""The load generator: processes that send HTTP requests and record their results.
 
-It knows nothing of models: an address, the bytes of requests, and how many of them when.
+Its input is an address, the bytes of requests and a load; it does not depend on models.
 """

@@ -1,4 +1,4 @@
-"""When the requests of an open loop are due: known beforehand, never slowed by the server."""
+"""The moments when the requests of an open loop are due, fixed before the run."""
 
 import random
 from array import array
@@ -8,12 +8,11 @@ from marserve.tools.bench.generator.load import Load
 
 
 def due_moments(load: Load) -> "array[float]":
-    """All moments of a load, rising: seconds from its start.
+    """Return all moments of a load in ascending order, seconds from its start.
 
-    The measured part has exactly as many requests as its rate and length say. Where they come at
-    random, their moments are uniformly distributed over it: that is a Poisson process of which the
-    number of arrivals is known, and without the luck of that number two runs, or a throughput and
-    the rate that was asked for, can be compared after seconds rather than hours.
+    The measured part has exactly rate times length requests. Random arrivals are distributed
+    uniformly over it: a Poisson process conditioned on the number of arrivals. Without the
+    randomness of this number, runs of seconds are comparable with each other and with the rate.
     """
     assert load.rate is not None
     if load.arrivals == "uniform":
@@ -22,7 +21,7 @@ def due_moments(load: Load) -> "array[float]":
 
 
 def _evenly(load: Load, rate: float) -> Iterator[float]:
-    # Multiples, not sums: rounding would add up.
+    # Multiples, not sums, in which rounding errors would accumulate.
     for index in range(round(load.warm_up * rate)):
         yield load.offset + index / rate
     for index in range(load.measured_requests):

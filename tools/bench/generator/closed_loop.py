@@ -1,11 +1,10 @@
 """Closed loop: each client sends its next request when it has the answer to the last one.
 
-It finds what a server can do at most; how long requests wait at a given load it cannot tell, for a
-server that stalls is sent nothing meanwhile.
+It measures the maximum throughput, not the waiting times at a given load: a server that stalls
+receives no requests meanwhile.
 
-The clock starts with an answer and stops with an answer. So a server that answers by the batch is
-measured over whole batches; by wall time alone a run of ten batches would be uncertain by one in
-ten.
+The measurement starts and ends with an answer, so a server that answers in batches is measured over
+whole batches; by wall time alone, a run of ten batches would have an error of up to a tenth.
 """
 
 import math
@@ -17,11 +16,11 @@ _SUCCESS = range(200, 300)
 
 
 class ClosedLoop(Traffic):
-    """See the module, and `Traffic`."""
+    """A load with a fixed number of clients, each with one request in flight."""
 
     _began = 0.0
     _turn_at = math.inf
-    _left = -1  # requests until the end; below 0 it is the clock that says when
+    _left = -1  # requests until the end; negative if the clock ends the run
 
     async def connect(self) -> None:
         """Open one connection per client."""
@@ -30,7 +29,7 @@ class ClosedLoop(Traffic):
             self._connections.add(await self._connector.open())
 
     def answered(self, connection: Connection, due: float, status: int) -> None:
-        """Count it, and send the next."""
+        """Record the answer, and send the next request."""
         now = self._clock()
         self._silent_since = math.inf
         if status in _SUCCESS:
@@ -46,8 +45,8 @@ class ClosedLoop(Traffic):
         else:
             connection.send(next(self._requests), now)
 
-    def failed(self, connection: Connection, due: float, kind: str) -> None:  # noqa: ARG002  see Answers
-        """Count it, and send the next on another connection."""
+    def failed(self, connection: Connection, due: float, kind: str) -> None:  # noqa: ARG002  from Answers
+        """Record the failure, and send the next request on another connection."""
         now = self._clock()
         self.record.fail(now, kind)
         self._left -= 1
@@ -59,15 +58,15 @@ class ClosedLoop(Traffic):
         now = self._clock()
         self._turn_at = start + self._load.warm_up
         for connection in [*self._connections]:
-            if connection.is_closed:  # the server did not wait for us
+            if connection.is_closed:  # closed by the server before the start
                 self._leave(connection, now)
             else:
                 connection.send(next(self._requests), now)
 
     def _turn(self, now: float) -> None:
-        """The warm-up is over, or the measurement, once the number of answers fits."""
+        """Start or end the measurement if the number of answers is a multiple of the step."""
         if self.record.count % self._load.step:
-            self._turn_at = now  # looks again at the next answer
+            self._turn_at = now  # check again at the next answer
             return
         if self._began:
             self._is_over = True

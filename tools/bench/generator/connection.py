@@ -1,9 +1,8 @@
-"""A keep-alive HTTP/1.1 connection with one request in flight, and what opens it.
+"""A keep-alive HTTP/1.1 connection with one request in flight, and its connector.
 
-An answer is looked at just enough to know its status and its end: the load generator shares the
-machine with what it measures. httptools, nginx's grammar in C, takes less time for that than a
-search for the content length in Python does, and knows chunks, interim answers and bodies that end
-with their connection.
+Of an answer only the status and the end are parsed, because the load generator shares the machine
+with the server. httptools (llhttp in C) takes less time than a search for the content length in
+Python, and supports chunks, interim answers and bodies that end with their connection.
 """
 
 import asyncio
@@ -21,33 +20,33 @@ _MAX_ANSWER = 256 << 20  # bytes
 
 
 class Answers(Protocol):
-    """Who is told what became of requests."""
+    """The receiver of the results of requests."""
 
     def answered(self, connection: "Connection", due: float, status: int) -> None:
-        """The request that was due then has its whole answer.
+        """Receive the status of the request that was due at this moment.
 
         The connection may be used again unless it ``is_closed``.
         """
 
     def failed(self, connection: "Connection", due: float, kind: str) -> None:
-        """The request that was due then gets no answer; the connection is closed."""
+        """Receive the failure of the request that was due then; its connection is closed."""
 
 
 class Connection(asyncio.Protocol):
-    """See the module.
+    """A connection of the load generator.
 
     Args:
-        answers: Who is told what became of requests.
+        answers: Receives the results of requests.
 
     Attributes:
-        due: When the request in flight was due; 0 while there is none.
-        is_closed: Whether no other request can be sent.
+        due: When the request in flight was due; 0 without one.
+        is_closed: Whether no further request can be sent.
     """
 
     def __init__(self, answers: Answers) -> None:
         self._answers = answers
         self._parser = httptools.HttpResponseParser(self)
-        self._is_framed = False  # the answer says itself where it ends
+        self._is_framed = False  # the answer has a length or chunks
         self._is_body = False
         self._size = 0  # bytes of the answer so far
         self.due = 0.0
@@ -59,54 +58,54 @@ class Connection(asyncio.Protocol):
         self._transport.write(request)
 
     def abort(self, kind: str) -> None:
-        """Give up what is in flight."""
+        """Close the connection at once; the request in flight fails."""
         self._transport.abort()
         self._fail(kind)
 
     def close(self) -> None:
-        """Close it in order; nothing is in flight."""
+        """Close the connection after the last answer."""
         self.is_closed = True
         self._transport.close()
 
-    # What the event loop calls
+    # Called by the event loop
 
     def connection_made(self, transport: Any) -> None:
-        """It is open."""
+        """Keep the transport."""
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
-        """A piece of an answer."""
+        """Parse a part of an answer."""
         self._size += len(data)
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             if isinstance(error, httptools.HttpParserCallbackError):
-                raise  # a defect of our own
+                raise  # an error in a callback
             self.abort("malformed answer")
         if self._size > (_MAX_ANSWER if self._is_body else _MAX_HEAD):
             self.abort("answer too large")
 
     def connection_lost(self, error: Exception | None) -> None:
-        """It is closed, by whichever side."""
+        """Complete or fail the request in flight."""
         if self.due and self._is_body and not self._is_framed and error is None:
             self.is_closed = True
             self._complete()  # this body ended with its connection
         else:
             self._fail("connection closed" if error is None else "connection reset")
 
-    # What the parser calls
+    # Called by the parser
 
     def on_header(self, name: bytes, _value: bytes) -> None:
-        """One of the answer's headers."""
+        """Look for headers that determine the end of the answer."""
         if name.lower() in _FRAMING:
             self._is_framed = True
 
     def on_headers_complete(self) -> None:
-        """The body comes next."""
+        """Start the body."""
         self._is_body = True
 
     def on_message_complete(self) -> None:
-        """The answer is whole."""
+        """Complete the request, unless the answer is an interim one."""
         if self._parser.get_status_code() < 200:  # an interim answer: 100, 103
             self._is_body = self._is_framed = False
             return
@@ -118,7 +117,7 @@ class Connection(asyncio.Protocol):
         self._is_body = self._is_framed = False
         self._size = 0
         due, self.due = self.due, 0.0
-        if due:  # else nobody asked
+        if due:  # else the server sent an answer without a request
             self._answers.answered(self, due, self._parser.get_status_code())
 
     def _fail(self, kind: str) -> None:
@@ -129,12 +128,12 @@ class Connection(asyncio.Protocol):
 
 
 class Connector:
-    """Opens connections to one place.
+    """Opens connections to a destination.
 
     Args:
-        destination: The place.
-        answers: Told what becomes of the requests on them.
-        timeout: Seconds that opening one may take.
+        destination: The address of the server.
+        answers: Receives the results of the requests on the connections.
+        timeout: Seconds for opening a connection.
     """
 
     def __init__(self, destination: Destination, answers: Answers, timeout: float) -> None:
@@ -144,10 +143,10 @@ class Connector:
         self._timeout = timeout
 
     async def open(self) -> Connection:
-        """Open one.
+        """Open a connection.
 
         Raises:
-            OSError: It cannot be opened; `ConnectionRefusedError` if nobody listens.
+            OSError: It cannot be opened; `ConnectionRefusedError` without a listener.
         """
         opening = asyncio.ensure_future(self._open())
         try:

@@ -1,4 +1,4 @@
-"""Where requests go: an address, and how its certificate is checked."""
+"""The destination of requests: an address, and how its certificate is checked."""
 
 import ssl
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ _parse_address = listener_address(80, 443)
 
 @dataclass(frozen=True)
 class Destination:
-    """A listener, as its clients see it.
+    """The address of a listener.
 
     Attributes:
         url: ``http://host:port``, ``https://host:port`` or ``unix:/path``.
         verify: Whether the certificate of an https listener must be trusted.
-        ca_file: PEM file with the certificates to trust instead of the system's; empty for those.
+        ca_file: PEM file with the trusted certificates; empty for the system's.
     """
 
     url: str
@@ -26,32 +26,32 @@ class Destination:
 
     @property
     def address(self) -> Address | UnixAddress:
-        """Host and port, or the path of a socket.
+        """Return host and port, or the path of a socket.
 
         Raises:
-            BenchError: The URL is none.
+            BenchError: The URL is malformed, or has no port.
         """
         try:
             address = _parse_address(self.url.rstrip("/"))
         except ValueError as error:
-            raise BenchError(f"{self.url!r} is no address of a server: {error}.") from None
+            raise BenchError(f"{self.url!r} is not the address of a server: {error}.") from None
         if not address.is_fixed:
-            raise BenchError(f"{self.url!r} names no port.")
+            raise BenchError(f"{self.url!r} does not contain a port.")
         return address
 
     @property
     def host(self) -> str:
-        """What the ``Host`` header says."""
+        """Return the value of the ``Host`` header."""
         address = self.address
         if isinstance(address, UnixAddress):
             return "localhost"
         return address.url.partition("://")[2]
 
     def tls(self) -> ssl.SSLContext | None:
-        """How to speak TLS; None where it is not spoken.
+        """Return the TLS context; None for a listener without TLS.
 
         Raises:
-            BenchError: The file with certificates cannot be used.
+            BenchError: The file with certificates is missing or malformed.
         """
         address = self.address
         if isinstance(address, UnixAddress) or address.scheme != "https":
@@ -65,8 +65,8 @@ class Destination:
 
 def _context(ca_file: str) -> ssl.SSLContext:
     if ca_file and not Path(ca_file).is_file():
-        raise BenchError(f"There is no file {ca_file} with certificates.")
+        raise BenchError(f"The file {ca_file} with certificates does not exist.")
     try:
         return ssl.create_default_context(cafile=ca_file or None)
     except ssl.SSLError:
-        raise BenchError(f"{ca_file} holds no certificates in PEM format.") from None
+        raise BenchError(f"{ca_file} contains no certificates in PEM format.") from None

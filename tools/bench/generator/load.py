@@ -1,4 +1,4 @@
-"""What load is put on a server, and how it is shared out between processes."""
+"""The load of a run, and its distribution over processes."""
 
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -11,20 +11,19 @@ class Load:
     """One run of the load generator; either ``clients`` or ``rate`` is set.
 
     Attributes:
-        clients: Of a closed loop: connections with one request in flight each.
-        rate: Of an open loop: requests per second, whatever comes back.
-        arrivals: Of an open loop: whether its requests come at random (a Poisson process, as those
-            of independent users do) or at equal distances.
-        seed: Of the arrivals, so that those who are compared get the same.
-        offset: Seconds by which the first arrival is put off: processes with equal distances take
-            turns.
-        seconds: How long is measured; None where ``requests`` says when to end.
-        requests: How many are measured; None where ``seconds`` says when to end.
-        warm_up: Seconds of load before that.
-        timeout: Seconds after which nobody waits for an answer any more.
-        max_connections: Of an open loop: the most at a time.
-        step: Of a closed loop: the clock starts and stops only with a multiple of so many answers;
-            ``requests`` are made up to one.
+        clients: Closed loop: connections with one request in flight each.
+        rate: Open loop: requests per second, sent independently of the answers.
+        arrivals: Open loop: whether requests are due at random (a Poisson process, as those of
+            independent users) or at equal intervals.
+        seed: Open loop: seed of random arrivals; equal seeds give equal arrivals.
+        offset: Seconds before the first arrival, so that processes with equal intervals alternate.
+        seconds: Length of the measurement; None if ``requests`` limits it.
+        requests: Number of measured requests; None if ``seconds`` limits the measurement.
+        warm_up: Seconds of load before the measurement.
+        timeout: Seconds to wait for an answer.
+        max_connections: Open loop: largest number of connections.
+        step: Closed loop: the measurement starts and ends at a multiple of this number of answers;
+            ``requests`` is rounded up to one.
     """
 
     clients: int | None = None
@@ -41,15 +40,15 @@ class Load:
 
     @property
     def measured_requests(self) -> int:
-        """Of an open loop: how many are due while it is measured; at least one."""
+        """Open loop: number of requests that are due in the measurement, at least 1."""
         assert self.rate is not None
         return self.requests or max(1, round(self.rate * (self.seconds or 0.0)))
 
     def shared(self, processes: int) -> list["Load"]:
-        """The same load as the sum of several, as equal as can be; none of them is without work.
+        """Split the load into nearly equal, non-empty loads for at most ``processes`` processes.
 
-        Independent Poisson processes add up to one, and equal distances that take turns to equal
-        distances.
+        The sum of independent Poisson processes is a Poisson process, and alternating equal
+        intervals give equal intervals.
         """
         count = min(self.clients or processes, self.requests or processes, self.max_connections)
         count = max(1, min(processes, count))
@@ -63,7 +62,7 @@ class Load:
             max_connections=_part(self.max_connections, index, count),
             rate=self.rate and self.rate / count,
             offset=index / self.rate if self.rate else 0.0,
-            # Far apart, so that neighbouring seeds of the user's do not meet.
+            # Factor 1000: the seeds of processes differ also for adjacent seeds of runs.
             seed=self.seed * 1000 + index,
         )
 

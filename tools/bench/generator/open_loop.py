@@ -1,12 +1,12 @@
-"""Open loop: requests leave at their own times, whether or not earlier ones were answered.
+"""Open loop: requests are sent on a schedule, whether or not earlier ones were answered.
 
-Latency counts from the moment a request was due. So a server that stalls is charged for everybody
-it kept waiting, those included who could not even be sent because all connections were taken (no
-coordinated omission: Gil Tene, "How NOT to Measure Latency").
+Latency counts from the moment a request was due. It includes the time a request waited because the
+server stalled and all connections were in use (no coordinated omission: Gil Tene, "How NOT to
+Measure Latency").
 
-The loop's own timers are no use here: uvloop counts in milliseconds, and turns in circles for the
-last one, on processors that the server may need. The interval timer of the process wakes it within
-some 20 microseconds and costs nothing while it sleeps.
+Timers of the event loop are unsuitable: uvloop's have a resolution of a millisecond, and it polls
+during the last one, on processors that the server may need. The interval timer of the process wakes
+it within about 20 microseconds and takes no processor time while it sleeps.
 """
 
 import asyncio
@@ -19,17 +19,17 @@ from marserve.tools.bench.generator.connection import Connection
 from marserve.tools.bench.generator.traffic import Traffic
 
 _SUCCESS = range(200, 300)
-_AT_ONCE = 1e-6  # seconds; 0 would disarm the timer
+_SHORTEST_TIMER = 1e-6  # seconds; 0 would disarm the timer
 
 
 class OpenLoop(Traffic):
-    """See the module, and `Traffic`. Only one at a time in a process: it has one timer."""
+    """A load with a schedule. A process runs only one at a time, as it has one interval timer."""
 
     _in_flight = 0
     _opening = 0
 
     async def connect(self) -> None:
-        """Make sure that the server is there, and know when what is due."""
+        """Compute the schedule, and open a first connection."""
         self._moments = iter(due_moments(self._load))
         connection = await self._connector.open()
         self._connections.add(connection)
@@ -37,7 +37,7 @@ class OpenLoop(Traffic):
         self._backlog: deque[float] = deque()
 
     def answered(self, connection: Connection, due: float, status: int) -> None:
-        """Count it; the connection is for whoever is due next."""
+        """Record the answer; the connection is free for the next request."""
         now = self._clock()
         self._silent_since = math.inf
         if due >= self._measured_from:
@@ -49,7 +49,7 @@ class OpenLoop(Traffic):
         self._leave(connection)
 
     def failed(self, connection: Connection, due: float, kind: str) -> None:
-        """Count it."""
+        """Record the failure."""
         self._fail(due, kind)
         self._leave(connection)
 
@@ -70,7 +70,7 @@ class OpenLoop(Traffic):
             self._send(self._next_due, now)
             self._plan_next()
         if not self._is_over:
-            wait = max(_AT_ONCE, self._next_due - self._clock())
+            wait = max(_SHORTEST_TIMER, self._next_due - self._clock())
             signal.setitimer(signal.ITIMER_REAL, wait)
 
     def _plan_next(self) -> None:
@@ -82,7 +82,7 @@ class OpenLoop(Traffic):
         if due >= self._measured_from:
             self.record.lateness.append(now - due)
         while self._idle:
-            connection = self._idle.pop()  # the last one used: the others may close meanwhile
+            connection = self._idle.pop()  # the newest: idle ones may be closed meanwhile
             if not connection.is_closed:
                 connection.send(next(self._requests), due)
                 return
@@ -104,7 +104,7 @@ class OpenLoop(Traffic):
         self._end_if_done()
 
     def _serve(self, connection: Connection) -> None:
-        """A connection that is free takes whoever has waited longest."""
+        """Send the request that has waited longest, or add the connection to the idle ones."""
         if self._backlog:
             connection.send(next(self._requests), self._backlog.popleft())
         else:

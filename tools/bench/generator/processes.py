@@ -18,18 +18,18 @@ from marserve.tools.bench.generator.destination import Destination
 from marserve.tools.bench.generator.load import Load
 from marserve.tools.bench.generator.record import Record
 
-_LONGEST_LINE = 2**30  # bytes: the line of a record names what became of each failed request
-_START_IN = 0.1  # seconds until all processes have read when to start
+_LONGEST_LINE = 2**30  # bytes; the line of a record contains the cause of each failure
+_START_IN = 0.1  # seconds until all processes have read the moment of the start
 
 
 class Listener:
-    """Is told how a run goes; this one does not care."""
+    """Receives the events of a run; this base class ignores them."""
 
     def measuring(self) -> None:
-        """The warm-up is over."""
+        """Receive the end of the warm-up."""
 
     def counted(self, count: int) -> None:
-        """So many requests have come to an end by now."""
+        """Receive the number of finished requests."""
 
 
 async def generate(
@@ -40,21 +40,21 @@ async def generate(
     processes: int = 1,
     listener: Listener | None = None,
 ) -> tuple[Record, float]:
-    """Put a load on a server, from processes of its own.
+    """Put a load on a server from separate processes.
 
     Args:
-        load: As a whole; it is shared out.
-        destination: Where to.
+        load: The total load of all processes.
+        destination: The server.
         requests: The bytes of HTTP requests, sent in turn by each process.
-        processes: At most so many.
-        listener: Told how it goes.
+        processes: Largest number of processes.
+        listener: Receives the events of the run.
 
     Returns:
-        What came of it, merged, and the moment when the warm-up was over.
+        The merged record, and the moment of the end of the warm-up.
 
     Raises:
         ServerUnreachable: Connections are refused before the load begins.
-        BenchError: A process of the load generator died, or lacks what it needs.
+        BenchError: A process of the load generator died, or httptools is not installed.
     """
     if importlib.util.find_spec("httptools") is None:
         raise BenchError("The load generator needs httptools: pip install 'marserve[bench]'.")
@@ -80,10 +80,9 @@ class _Run:
         self._counts: dict[_Child, int] = {}
         self._is_measuring = False
 
-    def heard(self, child: "_Child", news: dict[str, Any]) -> None:
-        """A child says how it goes."""
-        if news["event"] == "count":
-            self._counts[child] = news["count"]
+    def receive(self, child: "_Child", message: dict[str, Any]) -> None:
+        if message["event"] == "count":
+            self._counts[child] = message["count"]
             self._listener.counted(sum(self._counts.values()))
         elif not self._is_measuring:
             self._is_measuring = True
@@ -92,7 +91,7 @@ class _Run:
 
 @asynccontextmanager
 async def _started(run: _Run, load: Load) -> AsyncIterator["_Child"]:
-    # -P, new in Python 3.11: the working directory may hold a file named like one of ours.
+    # -P, new in Python 3.11: a file of the working directory must not replace a module.
     safe_path = ["-P"] if sys.version_info >= (3, 11) else []
     process = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -102,7 +101,7 @@ async def _started(run: _Run, load: Load) -> AsyncIterator["_Child"]:
         stdin=PIPE,
         stdout=PIPE,
         limit=_LONGEST_LINE,
-        start_new_session=True,  # Ctrl-C is for us: we end it in order
+        start_new_session=True,  # Ctrl-C must not reach the child
     )
     try:
         yield _Child(run, load, process)
@@ -110,13 +109,13 @@ async def _started(run: _Run, load: Load) -> AsyncIterator["_Child"]:
         _kill(process)
         raise
     finally:
-        # Reading to the end as well, or the pipe's transport would stay open.
+        # communicate also reads the pipe to its end; its transport would stay open otherwise.
         await process.communicate()
 
 
 def _kill(process: Process) -> None:
-    # Not process.kill(): that looks first whether it lives, and takes its exit status away from the
-    # thread that waits for it. asyncio then complains of an unknown child.
+    # Not process.kill(): it polls the child first and so takes the exit status from asyncio's
+    # waiting thread, which then warns about an unknown child.
     if process.returncode is None:
         with suppress(ProcessLookupError):
             os.kill(process.pid, signal.SIGKILL)
@@ -131,7 +130,7 @@ class _Child:
         self._process = process
 
     async def connected(self) -> None:
-        """Wait until its connections are open."""
+        """Send the order to the process, and wait until its connections are open."""
         requests = self._run.requests
         order = {
             "load": asdict(self._load),
@@ -139,17 +138,17 @@ class _Child:
             "lengths": list(map(len, requests)),
         }
         await self._write(json.dumps(order).encode(), b"\n", *requests)
-        news = await self._news()
-        if news["event"] == "refused":
+        message = await self._receive()
+        if message["event"] == "refused":
             raise ServerUnreachable(
-                f"Nothing to measure at {self._run.destination.url}: {news['why']}."
+                f"Nothing to measure at {self._run.destination.url}: {message['why']}."
             )
 
     async def record(self, start: float) -> Record:
-        """Let it run; what came of it."""
+        """Run the load, and return its record."""
         await self._write(json.dumps({"start": start}).encode(), b"\n")
-        while (news := await self._news())["event"] != "finished":
-            self._run.heard(self, news)
+        while (message := await self._receive())["event"] != "finished":
+            self._run.receive(self, message)
         line = await self._read(self._stdout.readline())
         return Record.from_bytes(line, await self._body(Record.body_length(line)))
 
@@ -160,19 +159,19 @@ class _Child:
 
     async def _write(self, *pieces: bytes) -> None:
         assert self._process.stdin is not None
-        with suppress(ConnectionError):  # what it died of is told where it is read
+        with suppress(ConnectionError):  # the next read reports the death
             self._process.stdin.writelines(pieces)
             await self._process.stdin.drain()
 
-    async def _news(self) -> dict[str, Any]:
-        news: dict[str, Any] = json.loads(await self._read(self._stdout.readline()))
-        return news
+    async def _receive(self) -> dict[str, Any]:
+        message: dict[str, Any] = json.loads(await self._read(self._stdout.readline()))
+        return message
 
     async def _body(self, length: int) -> bytes:
         return await self._read(self._stdout.readexactly(length)) if length else b""
 
     async def _read(self, reading: Awaitable[bytes]) -> bytes:
-        """No deadline: the child keeps those of its load, and its death ends the pipe."""
+        """Read without a deadline: the child has those of its load, and its death ends the pipe."""
         try:
             read = await reading
         except asyncio.IncompleteReadError:
@@ -186,5 +185,5 @@ class _Child:
 def generate_now(
     load: Load, destination: Destination, requests: Sequence[bytes], **how: Any
 ) -> tuple[Record, float]:
-    """`generate` for those who have no event loop."""
+    """Run `generate` in a new event loop."""
     return asyncio.run(generate(load, destination, requests, **how))

@@ -1,15 +1,15 @@
-"""The program that puts load on a server: a process of its own, or several.
+"""The program of a load generator's process.
 
-It is told what to do on its standard input, and tells on its standard output, a line of JSON each:
+It reads orders from standard input and writes events to standard output, one line of JSON each:
 
     in   {"load": ..., "destination": ..., "lengths": [...]}, then the bytes of the requests
     out  {"event": "connected"}, or {"event": "refused", "why": ...} and the end
     in   {"start": moment}: all processes start together
     out  {"event": "measuring"} when the warm-up is over
-    out  {"event": "count", "count": requests so far} now and then
+    out  {"event": "count", "count": requests so far} every `_REPORT_SECONDS`
     out  {"event": "finished"}, then a `Record`: its line and its bytes
 
-It ends when it cannot write any more: whoever started it is gone then.
+It ends when standard output is closed, that is when its parent is gone.
 """
 
 import asyncio
@@ -33,13 +33,13 @@ _REPORT_SECONDS = 0.2  # seconds
 
 
 def main() -> None:
-    """Be the load generator that standard input asks for."""
+    """Run the load generator with the order on standard input."""
     order = json.loads(sys.stdin.buffer.readline())
     requests = [sys.stdin.buffer.read(length) for length in order["lengths"]]
     load = Load(**order["load"])
     loop = OpenLoop if load.clients is None else ClosedLoop
     _allow_many_connections()
-    # Nothing here goes in circles at the rate of requests, and a pause would count as the server's.
+    # Requests create no reference cycles, and a pause would be measured as the server's.
     gc.disable()
     with contextlib.suppress(BrokenPipeError):
         uvloop.run(_generate(loop(load, requests, Destination(**order["destination"]))))
@@ -86,7 +86,7 @@ def _write(*pieces: bytes) -> None:
 
 
 def _allow_many_connections() -> None:
-    """As many descriptors as we may have: a common limit is 1024."""
+    """Raise the limit of file descriptors from the usual 1024 to the hard limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 

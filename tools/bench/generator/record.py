@@ -1,4 +1,4 @@
-"""What a load generator saw: one entry per request, small and quick to write."""
+"""The record of a load generator: one compact entry per request."""
 
 import json
 from array import array
@@ -14,18 +14,18 @@ def _doubles() -> "array[float]":
 
 @dataclass
 class Record:
-    """Requests that came to an end, in the order of their ends.
+    """Finished requests in the order of their ends.
 
     Moments are those of `time.monotonic`, which all processes of a machine share.
 
     Attributes:
         ended: When each successful answer was complete.
-        latencies: Seconds from when it was due; as many, in the same order.
-        failed: When each other request came to its end.
-        kinds: What became of it: a status ("503") or what happened ("connection reset").
-        lateness: Of an open loop: seconds that the generator itself was late, per request.
-        busy: Share of the time in which the generator had a processor, from 0 to 1; the busiest
-            process of several.
+        latencies: Seconds from the due moment to the answer, in the same order as ``ended``.
+        failed: When each failed request ended.
+        kinds: The status ("503") or cause ("connection reset") of each failure.
+        lateness: Open loop: seconds by which the generator sent each request late.
+        busy: Processor time of the generator as a share of the time, from 0 to 1; the largest one
+            of several processes.
         stopped: Why the load ended early; empty if it did not.
     """
 
@@ -38,17 +38,17 @@ class Record:
     stopped: str = ""
 
     def fail(self, now: float, kind: str) -> None:
-        """A request came to a bad end."""
+        """Record a failed request."""
         self.failed.append(now)
         self.kinds.append(kind)
 
     @property
     def count(self) -> int:
-        """Requests that came to an end."""
+        """Return the number of finished requests."""
         return len(self.ended) + len(self.failed)
 
     def to_bytes(self) -> tuple[bytes, bytes]:
-        """A line that says what follows, and what follows."""
+        """Return a line of JSON with the lengths of the arrays, and the bytes of the arrays."""
         arrays = self.arrays
         document = {
             "lengths": list(map(len, arrays)),
@@ -60,13 +60,13 @@ class Record:
 
     @staticmethod
     def body_length(line: bytes) -> int:
-        """How many bytes follow the line."""
+        """Return the number of bytes that follow the line."""
         lengths: list[int] = json.loads(line)["lengths"]
         return _DOUBLE * sum(lengths)
 
     @classmethod
     def from_bytes(cls, line: bytes, body: bytes) -> "Record":
-        """Reads what `to_bytes` wrote."""
+        """Parse the result of `to_bytes`."""
         document = json.loads(line)
         record = cls(kinds=document["kinds"], busy=document["busy"], stopped=document["stopped"])
         at = 0
@@ -76,7 +76,7 @@ class Record:
         return record
 
     def extend(self, other: "Record") -> None:
-        """Add another's; no longer in the order of ends."""
+        """Append another record; the result is not in the order of ends."""
         for into, values in zip(self.arrays, other.arrays, strict=True):
             into.extend(values)
         self.kinds += other.kinds
@@ -85,5 +85,5 @@ class Record:
 
     @property
     def arrays(self) -> Sequence["array[float]"]:
-        """All the numbers."""
+        """Return the arrays in the order of `to_bytes`."""
         return (self.ended, self.latencies, self.failed, self.lateness)

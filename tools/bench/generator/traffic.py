@@ -1,4 +1,4 @@
-"""What closed and open loops have in common: connections, patience, and an end in order."""
+"""The common part of closed and open loops: connections, timeouts, and an orderly end."""
 
 import asyncio
 import math
@@ -13,25 +13,25 @@ from marserve.tools.bench.generator.destination import Destination
 from marserve.tools.bench.generator.load import Load
 from marserve.tools.bench.generator.record import Record
 
-#: The server is gone: whoever goes on measures nothing but that.
+#: Errors after which the load ends, because the server is gone.
 _GONE = (ConnectionRefusedError, FileNotFoundError, socket.gaierror)
 _RETRY_SECONDS = 0.05
-_SILENCE = 2  # times the timeout of a request: without any answer for so long, the load ends
-_LONGEST_CHECK = 0.5  # seconds between looks at who has waited too long
+_SILENCE = 2  # timeouts of a request without any answer, after which the load ends
+_LONGEST_CHECK = 0.5  # seconds between checks for timeouts
 
 
 class Traffic(ABC):
-    """A load on its way; a subclass says when the next request is due.
+    """A load in progress; subclasses determine when requests are due.
 
     Args:
-        load: What to put on the server.
+        load: The load.
         requests: The bytes of requests, sent in turn.
-        destination: Where to.
-        clock: Seconds.
+        destination: The server.
+        clock: Returns the time in seconds.
 
     Attributes:
-        record: What came of it.
-        warm_up: Seconds from the start that do not count.
+        record: The results so far.
+        warm_up: Seconds from the start that are not measured.
     """
 
     def __init__(
@@ -55,46 +55,46 @@ class Traffic(ABC):
 
     @abstractmethod
     async def connect(self) -> None:
-        """Open the connections that are needed from the beginning.
+        """Open the first connections.
 
         Raises:
-            OSError: The server does not take them.
+            OSError: A connection cannot be opened.
         """
 
     async def run(self, start: float) -> None:
-        """Put the load on the server from that moment on, and wait for the last answer."""
+        """Run the load from the moment ``start`` on, and wait for the last answer."""
         await asyncio.sleep(start - self._clock())
-        patience = asyncio.create_task(self._watch())
+        watchdog = asyncio.create_task(self._watch())
         used = time.process_time()
         try:
             self._begin(start)
             await self._ended.wait()
             self.record.busy = (time.process_time() - used) / (self._clock() - start)
         finally:
-            for task in (patience, *self._tasks):
+            for task in (watchdog, *self._tasks):
                 task.cancel()
-            await asyncio.gather(patience, *self._tasks, return_exceptions=True)
+            await asyncio.gather(watchdog, *self._tasks, return_exceptions=True)
             self._stop_timers()
             for connection in self._connections:
                 connection.close()
 
     @abstractmethod
     def answered(self, connection: Connection, due: float, status: int) -> None:
-        """See `Answers`."""
+        """Receive an answer, as described at `Answers`."""
 
     @abstractmethod
     def failed(self, connection: Connection, due: float, kind: str) -> None:
-        """See `Answers`."""
+        """Receive a failure, as described at `Answers`."""
 
     @abstractmethod
     def _begin(self, start: float) -> None:
-        """Put the first requests on their way."""
+        """Send the first requests."""
 
     def _stop_timers(self) -> None:  # noqa: B027  a closed loop has none
-        """Nothing is due any more."""
+        """Stop the timers of due requests."""
 
     def _give_up_waiting(self, before: float) -> None:
-        """Requests that were due before that moment have waited too long."""
+        """Abort the requests that were due before a moment."""
         for connection in [item for item in self._connections if 0 < item.due < before]:
             self._silent_since = min(self._silent_since, connection.due)
             connection.abort("timeout")
@@ -108,9 +108,9 @@ class Traffic(ABC):
         task.add_done_callback(self._tasks.discard)
 
     async def _connection(self) -> Connection | None:
-        """Opens another connection, at the second try or later if need be; None when all is over.
+        """Open another connection, with retries; return None if the load ends meanwhile.
 
-        A server that is gone, or takes no connection for too long, ends the load.
+        The load ends if the server is gone, or opens no connection within the timeout.
         """
         deadline = self._clock() + self._load.timeout
         while not self._ended.is_set():
@@ -141,5 +141,5 @@ class Traffic(ABC):
 
 
 def reason(error: OSError) -> str:
-    """Why a connection could not be opened, in the system's words."""
+    """Return the system's message for a connection that could not be opened."""
     return (error.strerror or str(error) or type(error).__name__).lower()

@@ -1,4 +1,4 @@
-"""Which of the recorded requests count: the measured part of a run."""
+"""The measured part of a recorded run."""
 
 import math
 from bisect import bisect_left
@@ -12,12 +12,12 @@ from marserve.tools.bench.generator.record import Record
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """The part of a run that counts.
+    """The measured part of a run.
 
     Attributes:
-        seconds: How long it lasted.
-        latencies: Of the successful answers, seconds, in ascending order.
-        errors: The others, by what became of them.
+        seconds: Length of the part.
+        latencies: Latencies of the successful answers, seconds, ascending.
+        errors: Numbers of failed requests by status or cause.
         timeline: Successful answers in each whole second.
     """
 
@@ -28,12 +28,12 @@ class Measured:
 
 
 def measured_part(record: Record, load: Load, warm: float) -> Measured:
-    """What counts of a run.
+    """Return the measured part of a run.
 
     Args:
-        record: Of the run.
-        load: That was put on the server.
-        warm: The moment when the warm-up was over.
+        record: The record of the run.
+        load: The load of the run.
+        warm: The moment of the end of the warm-up.
     """
     if load.clients:
         began, ended = _closed(record, load, warm)
@@ -56,10 +56,10 @@ def _within(moment: float, counted: tuple[float, float]) -> bool:
 
 
 def _closed(record: Record, load: Load, warm: float) -> tuple[float, float]:
-    """From an answer to an answer, of all processes together; of a round the last.
+    """Return start and end: the moments of answers, the last ones of a step, over all processes.
 
-    The clock of each process starts no sooner, and it does not stop earlier, so that all load is on
-    in between.
+    No process starts its measurement before this start, or ends it before this end, so the whole
+    load is on in between.
     """
     moments = sorted((*record.ended, *record.failed))[load.step - 1 :: load.step]
     if not moments:
@@ -74,10 +74,10 @@ def _closed(record: Record, load: Load, warm: float) -> tuple[float, float]:
 
 
 def _open(record: Record, load: Load, warm: float) -> tuple[float, float]:
-    """All that was due is recorded, and only that.
+    """Return start and end; the record of an open loop contains exactly the measured requests.
 
-    It lasts as long as requests were due, and longer where the server fell behind: from the first
-    answer to the last. How long each took is no matter: a slow server may well keep pace.
+    The length is that of the schedule, or from the first answer to the last if that is longer,
+    because the server fell behind. Long latencies alone do not change it.
     """
     assert load.rate is not None
     moments = sorted((*record.ended, *record.failed))
@@ -88,7 +88,7 @@ def _open(record: Record, load: Load, warm: float) -> tuple[float, float]:
 
 
 def _by_second(moments: Sequence[float], began: float, ended: float) -> list[int]:
-    """Whole seconds only: what is left over would look like a server that slows down."""
+    """Count answers by whole seconds; a partial last second would look like a slower server."""
     counts = [0] * int(ended - began)
     for moment in moments:
         second = math.floor(moment - began)

@@ -1,1 +1,1 @@
-"""What ``marserve bench`` tells of its measurements: a table, CSV, JSON, one HTML page."""
+"""The reports of ``marserve bench``: a table, CSV, JSON and an HTML page."""

@@ -1,15 +1,14 @@
-"""Cells in columns, for a terminal."""
+"""Tables of aligned cells for a terminal."""
 
 from collections.abc import Sequence
 
 
 def aligned(lines: Sequence[Sequence[str]], *, prose: int = 0) -> str:
-    """Lines of cells as text.
+    """Return lines of cells as text in columns.
 
     Args:
-        lines: As many cells in each.
-        prose: How many of the last columns are sentences. They begin at the left; all others end at
-            the right, where numbers are compared.
+        lines: Lines with equal numbers of cells.
+        prose: Number of last columns with sentences, aligned left; all others are aligned right.
     """
     columns = list(zip(*lines, strict=True))
     first_prose = len(columns) - prose

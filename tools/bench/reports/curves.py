@@ -1,4 +1,4 @@
-"""Which points of a sweep belong on one line, from little load to much."""
+"""Groups the points of a sweep into the lines of a plot."""
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -16,9 +16,9 @@ from marserve.tools.bench.reports.summary import (
 
 _THROUGHPUT, _P50, _, _P99 = FIGURES[:4]
 _BY_NAME = {setting.name: setting for setting in SETTINGS}
-# What a line may lead through, in the order of preference. The pair is for sweeps where the clients
-# grow with the batches.
-_WALKS = tuple(
+# Settings that may vary along a line, in the order of preference. The pair is for sweeps in which
+# clients grow with the batch size.
+_VARIED_TOGETHER = tuple(
     tuple(_BY_NAME[name] for name in names)
     for names in (
         ("clients",),
@@ -36,13 +36,13 @@ _WALKS = tuple(
 
 @dataclass(frozen=True)
 class Place:
-    """A point of a curve; of repeated runs, the medians.
+    """A point of a curve, with medians over repeated runs.
 
     Attributes:
-        label: The value that grows along the curve.
+        label: The value of the setting that varies along the curve.
         throughput: Answers per second.
-        p50_ms: Median latency.
-        p99_ms: The latency that 99 % kept within.
+        p50_ms: Median latency, milliseconds.
+        p99_ms: 99th percentile of the latencies, milliseconds.
     """
 
     label: str
@@ -53,12 +53,12 @@ class Place:
 
 @dataclass(frozen=True)
 class Curve:
-    """Points that differ in one thing only.
+    """Points that differ in one setting only.
 
     Attributes:
-        label: In what they differ from other curves; empty where there are none.
-        along: What grows along the curve.
-        places: In the order in which they were measured.
+        label: The settings in which the curve differs from others; empty for a single curve.
+        along: Heading of the setting that varies along the curve.
+        places: The points in the order of their measurement.
     """
 
     label: str
@@ -67,37 +67,39 @@ class Curve:
 
 
 def curves(summaries: Sequence[Summary]) -> list[Curve]:
-    """The points that did not fail, on as few lines as tell the truth."""
+    """Return the successful points on the smallest number of lines."""
     good = [summary for summary in summaries if not summary.has_failed]
     settings = varied([item.point for item in good])
-    walks = [_grouped(good, settings, walk) for walk in _WALKS]
-    possible = [(walk, groups) for walk, groups in zip(_WALKS, walks, strict=True) if groups]
-    walk, groups = min(possible, key=lambda item: len(item[1]), default=(_WALKS[0], []))
-    others = [setting for setting in settings if setting not in walk]
+    groupings = [_grouped(good, settings, along) for along in _VARIED_TOGETHER]
+    possible = [
+        (along, groups) for along, groups in zip(_VARIED_TOGETHER, groupings, strict=True) if groups
+    ]
+    along, groups = min(possible, key=lambda item: len(item[1]), default=(_VARIED_TOGETHER[0], []))
+    others = [setting for setting in settings if setting not in along]
     return [
         Curve(
             format_point(group[0].point, others),
-            walk[0].heading,
-            [_place(value, walk[0]) for value in group],
+            along[0].heading,
+            [_place(value, along[0]) for value in group],
         )
         for group in groups
     ]
 
 
 def _grouped(
-    summaries: Sequence[Summary], settings: Sequence[Setting], walk: Sequence[Setting]
+    summaries: Sequence[Summary], settings: Sequence[Setting], along: Sequence[Setting]
 ) -> list[list[Summary]]:
-    """Those that differ only in what is walked; empty where a walk would return to a value."""
+    """Group points that differ only in ``along``; empty if a group has a value of it twice."""
     groups: dict[Hashable, list[Summary]] = {}
     for summary in summaries:
-        key = tuple(setting.of(summary.point) for setting in settings if setting not in walk)
+        key = tuple(setting.of(summary.point) for setting in settings if setting not in along)
         groups.setdefault(key, []).append(summary)
     points = [[item.point for item in group] for group in groups.values()]
-    leads_on = all(_is_walk(group, setting) for group in points for setting in walk)
-    return list(groups.values()) if leads_on else []
+    are_distinct = all(_has_distinct(group, setting) for group in points for setting in along)
+    return list(groups.values()) if are_distinct else []
 
 
-def _is_walk(points: Sequence[Point], setting: Setting) -> bool:
+def _has_distinct(points: Sequence[Point], setting: Setting) -> bool:
     values = [setting.of(point) for point in points]
     return len(values) == len(set(values))
 

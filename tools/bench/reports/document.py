@@ -1,8 +1,8 @@
-"""The report for programs: JSON with the whole session, CSV with one row per run.
+"""The reports for programs: JSON with the whole session, CSV with one row per run.
 
-docs/bench-report.schema.json says what the JSON holds; whoever changes that raises `VERSION`. JSON
-knows no "not a number": what is unknown is null there, and empty in CSV. So is every figure of a
-run that has failed, lest a program takes the speed of refusals for one.
+docs/bench-report.schema.json describes the JSON; every change of it increments `VERSION`. Unknown
+figures (NaN) and all figures of failed runs are null in JSON and empty in CSV, because the speed of
+refusals means nothing.
 """
 
 import csv
@@ -29,10 +29,10 @@ FORMAT = "marserve-bench"
 VERSION = 1
 
 _PERCENTS = (0, 1, 5, 10, 25, 50, 75, 90, 95, 99, 99.9, 99.99, 100)
-# Neighbouring limits differ by 2.3 %: finer than two runs ever agree.
+# Adjacent limits differ by 2.3 %, less than the difference between equal runs.
 _BUCKETS_PER_DECADE = 100
 
-# The order is a promise to those who read columns by number: new ones come last.
+# The order is fixed for programs that read columns by number: append new columns.
 CSV_COLUMNS = (
     "began",
     "server",
@@ -52,7 +52,7 @@ CSV_COLUMNS = (
 
 
 def as_json(session: Session, recommendation: Recommendation | None = None) -> str:
-    """The session as JSON, latencies as a histogram."""
+    """Return the session as JSON, with histograms of the latencies."""
     document = {
         "format": FORMAT,
         "version": VERSION,
@@ -68,7 +68,7 @@ def as_json(session: Session, recommendation: Recommendation | None = None) -> s
 
 
 def as_csv(session: Session) -> str:
-    """One row per run under `CSV_COLUMNS`, lines ended as RFC 4180 wants them."""
+    """Return one row per run with the columns `CSV_COLUMNS`, with the line ends of RFC 4180."""
     text = io.StringIO()
     writer = csv.DictWriter(text, CSV_COLUMNS)
     writer.writeheader()
@@ -77,14 +77,14 @@ def as_csv(session: Session) -> str:
 
 
 def histogram(latencies_ms: Sequence[float]) -> list[dict[str, float]]:
-    """How many answers took how long.
+    """Return a histogram of latencies.
 
     Args:
-        latencies_ms: Ascending, milliseconds.
+        latencies_ms: Latencies in ascending order, milliseconds.
 
     Returns:
-        Buckets that are not empty, rising. Each holds those above the limit of the one before (or
-        2.3 % below its own, where buckets between are empty) and up to its own.
+        The buckets that are not empty, in ascending order. A bucket contains the latencies up to
+        its limit and above a limit that is 2.3 % lower.
     """
     return [
         {"up_to_ms": _limit(bucket), "count": len(list(ones))}
@@ -152,16 +152,16 @@ def _rows(session: Session) -> list[dict[str, object]]:
         rows.append(
             {
                 "began": session.began,
-                **{key: _harmless(value) for key, value in vars(session.target).items()},
+                **{key: _escape_formula(value) for key, value in vars(session.target).items()},
                 "run": number,
-                **{key: _harmless(value) for key, value in _settings(run.point).items()},
+                **{key: _escape_formula(value) for key, value in _settings(run.point).items()},
                 "status": _status(failure),
                 "seconds": run.seconds,
                 "answers": run.answers,
                 "errors": run.failed,
                 **_figures(run, failure),
                 "max_ms": None if failure else run.percentile_ms(100),
-                "errors_by_kind": _harmless(
+                "errors_by_kind": _escape_formula(
                     "; ".join(f"{kind}: {count}" for kind, count in run.errors.items())
                 ),
             }
@@ -169,7 +169,7 @@ def _rows(session: Session) -> list[dict[str, object]]:
     return rows
 
 
-def _harmless(value: object) -> object:
-    """A spreadsheet runs what begins like a formula; a model may be called so."""
+def _escape_formula(value: object) -> object:
+    """Quote texts that a spreadsheet would run as formulas, such as names of models."""
     is_formula = isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
     return f"'{value}" if is_formula else value

@@ -1,4 +1,4 @@
-"""Reports on disk."""
+"""Writes the reports to files."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -16,34 +16,34 @@ def write_reports(
     csv: Path | None = None,
     html: Path | None = None,
 ) -> None:
-    """Write the reports that are asked for.
+    """Write the reports that have a path.
 
     Args:
-        session: What was measured.
-        recommendation: What tuning made of it, told in JSON and HTML.
-        json: Where the JSON goes.
-        csv: Where the CSV goes.
-        html: Where the page goes.
+        session: The measurements.
+        recommendation: The result of tuning, for JSON and HTML.
+        json: Path of the JSON report.
+        csv: Path of the CSV report.
+        html: Path of the HTML page.
 
     Raises:
         OSError: A file cannot be written; a sentence for each, with its name and the reason. The
-            other reports are written all the same: measuring again would take longer.
+            other reports are written nevertheless.
     """
     wanted: list[tuple[Path | None, Callable[[], str]]] = [
         (json, lambda: as_json(session, recommendation)),
         (csv, lambda: as_csv(session)),
         (html, lambda: _page(session, recommendation)),
     ]
-    complaints = [_write(path, made()) for path, made in wanted if path is not None]
-    if any(complaints):
-        raise OSError(" ".join(filter(None, complaints)))
+    errors = [_write(path, made()) for path, made in wanted if path is not None]
+    if any(errors):
+        raise OSError(" ".join(filter(None, errors)))
 
 
 def check_writable(path: Path) -> None:
-    """Find out before measuring whether a report can be written, and leave the file as it is.
+    """Check that a report can be written, without changing the file.
 
     Raises:
-        OSError: It cannot; one sentence that names the file and the reason.
+        OSError: It cannot be written; one sentence with its name and the reason.
     """
     is_new = not path.exists()
     try:
@@ -52,24 +52,24 @@ def check_writable(path: Path) -> None:
         if is_new:
             path.unlink()
     except OSError as error:
-        raise OSError(_complaint(path, error)) from error
+        raise OSError(_message(path, error)) from error
 
 
 def _page(session: Session, recommendation: Recommendation | None) -> str:
-    # Here, for who asks for no page needs neither it nor what draws its pictures.
+    # Imported here, because only the page needs it and matplotlib.
     from marserve.tools.bench.reports.page import as_html
 
     return as_html(session, recommendation)
 
 
 def _write(path: Path, text: str) -> str:
-    """Returns a complaint, empty where all went well."""
+    """Write a file; return an error message, empty after success."""
     try:
         path.write_text(text, encoding="utf-8", newline="")
     except OSError as error:
-        return _complaint(path, error)
+        return _message(path, error)
     return ""
 
 
-def _complaint(path: Path, error: OSError) -> str:
+def _message(path: Path, error: OSError) -> str:
     return f"The report {path} cannot be written: {error.strerror or error}."

@@ -1,8 +1,7 @@
-"""The report as one HTML page that needs nothing but itself.
+"""The report as one self-contained HTML page, without scripts, fonts or pictures to load.
 
-Everything from outside (a model's name, an error's text, the command) is escaped where it is put
-in. There is no script, no font and no picture to load: it can be mailed, archived and opened
-anywhere. Colours are variables, so that pictures and text follow the reader's light or dark mode.
+All external text (the model's name, error messages, the command) is escaped where it is inserted.
+Colours are CSS variables, so pictures and text follow the reader's light or dark mode.
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,7 +25,7 @@ from marserve.tools.bench.reports.table import Columns, format_errors, notes, sh
 
 
 def as_html(session: Session, recommendation: Recommendation | None = None) -> str:
-    """The page of a session."""
+    """Return the HTML page of a session."""
     summaries = summarise(session)
     title = f"{plain(session.target.model)} on {plain(session.target.server)}"
     parts = [
@@ -75,7 +74,7 @@ def _results(summaries: Sequence[Summary]) -> str:
         return _section("Results", "<p>Nothing was measured.</p>")
     columns = Columns.of(summaries)
     rows = [(columns.cells(summary), summary.has_failed) for summary in summaries]
-    body = _table("What each point came to", columns.headings, rows)
+    body = _table("Results of each point", columns.headings, rows)
     return _section("Results", body + _notes(summaries) + _errors(summaries))
 
 
@@ -95,7 +94,9 @@ def _pictures(summaries: Sequence[Summary], recommendation: Recommendation | Non
     try:
         body = "\n".join(map(_figure, pictures(summaries, recommendation)))
     except ImportError as error:
-        body = f"<p>{escape(f'Plots need matplotlib: pip install marserve[bench] ({error}).')}</p>"
+        body = (
+            f"<p>{escape(f'Plots require matplotlib: pip install marserve[bench] ({error}).')}</p>"
+        )
     return _section("Plots", body or "<p>No run succeeded: there is nothing to draw.</p>")
 
 
@@ -133,7 +134,7 @@ def _runs_of(summary: Summary) -> Iterable[tuple[Measurement, str]]:
     return zip(summary.runs, summary.failures, strict=True)
 
 
-# -- what belongs to it ----------------------------------------------------------------------------
+# -- recommendation and environment ----------------------------------------------------------------
 
 
 def _recommended(recommendation: Recommendation, model: str) -> str:
@@ -184,7 +185,7 @@ def _table(
     rows: Iterable[tuple[Sequence[str], bool]],
     kind: str = "",
 ) -> str:
-    """A table; rows that failed are marked, and a class says which columns are words."""
+    """Return a table; failed rows are marked, and the class ``kind`` selects columns of text."""
     head = "".join(f'<th scope="col">{escape(heading)}</th>' for heading in headings)
     body = "\n".join(_row(cells, has_failed) for cells, has_failed in rows)
     return (
@@ -201,7 +202,7 @@ def _row(cells: Sequence[str], has_failed: bool) -> str:
 
 
 def _cell(text: str) -> str:
-    """A spread stands small below its median: in a line they would make tables twice as wide."""
+    """Return a cell, with a spread below its median: in one line, tables were twice as wide."""
     median, mark, spread = text.partition(" (")
     is_spread = bool(mark) and spread.endswith(")") and median[:1].isdigit()
     if is_spread:

@@ -1,4 +1,4 @@
-"""Which pictures the HTML page has, and what is said about them."""
+"""The selection of the HTML page's pictures, and their captions."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,12 +13,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture with its words.
+    """A picture with title and caption.
 
     Attributes:
-        title: Above it.
-        svg: Itself, as part of a page.
-        caption: How to read it.
+        title: Heading above the picture.
+        svg: The picture, as an element of the page.
+        caption: Text below the picture that explains it.
     """
 
     title: str
@@ -27,31 +27,31 @@ class Picture:
 
 
 _PERCENTILES = (
-    "Read it from the right: the latency that all but so few answers kept within, the axis "
-    "stretched towards the slowest. Where runs were repeated, the line is the median of the runs "
-    "and the band reaches from the smallest to the largest."
+    "The latency within which a share of the answers arrived; the axis is stretched towards the "
+    "slowest answers. For repeated runs, the line is the median of the runs, and the band reaches "
+    "from the smallest to the largest value."
 )
 _TIMELINE = (
-    "Answers in each second of a run: a level line is a server that had settled, dips are pauses. "
-    "Every run is a line of its own."
+    "Answers in each second of a run: a level line is a server in a steady state, dips are pauses. "
+    "Every run has a separate line."
 )
 _CURVE = (
     "Marked lines are p99, dotted lines p50; the numbers at the marks are: {along}. Where a line "
-    "turns up without going further to the right, more load only makes answers slower."
+    "rises without reaching further to the right, more load only increases the latency."
 )
 
 
 def pictures(
     summaries: Sequence[Summary], recommendation: Recommendation | None = None
 ) -> Iterator[Picture]:
-    """Draw what there is to see; points that failed are left out, and that is said.
+    """Draw the pictures; captions contain the number of failed points, which are left out.
 
-    Of a search only the settings found are drawn one by one, the others as curves.
+    Of a search, only the recommended settings are drawn separately, the others as curves.
 
     Raises:
         ImportError: matplotlib cannot be imported.
     """
-    # Here, for it is an extra, and takes half a second.
+    # Imported here: matplotlib is optional, and its import takes half a second.
     from marserve.tools.bench.reports.plots import (
         Series,
         percentiles,
@@ -77,7 +77,7 @@ def pictures(
 def _drawn(
     title: str, items: Sequence[T], draw: Callable[[Sequence[T], str, str], str], caption: str
 ) -> Iterator[Picture]:
-    """As many pictures as it takes to tell the lines apart."""
+    """Draw pictures with at most `MAX_SERIES` lines each."""
     from marserve.tools.bench.reports.plots import MAX_SERIES
 
     key = title.lower().replace(" ", "-")
@@ -89,7 +89,7 @@ def _drawn(
 
 
 def _curves(good: Sequence[Summary], recommendation: Recommendation | None) -> list[Curve]:
-    """Of a search only the full loads: its open loops differ in how batches wait."""
+    """Return the curves; of a search only those at full load, as open loops vary the policy."""
     if recommendation is None:
         return curves(good)
     return curves([item for item in good if item.point.rate is None])

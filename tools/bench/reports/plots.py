@@ -1,8 +1,8 @@
-"""The pictures of the HTML page, drawn by matplotlib as SVG that stands in the page itself.
+"""The pictures of the HTML page, drawn by matplotlib as inline SVG.
 
-matplotlib only knows fixed colours. Each colour here is a number that stands for a CSS variable and
-is exchanged for it in the finished SVG, so that pictures follow the page into dark mode. Series
-differ in dashes as well as in colour, for those who see no difference in colours.
+matplotlib supports fixed colours only. Each colour here is a placeholder that is replaced by a CSS
+variable in the finished SVG, so that pictures follow the page into dark mode. Series differ in
+dashes as well as in colour, for readers with colour blindness.
 """
 
 import io
@@ -28,14 +28,14 @@ _VARIABLES = {_INK: "--ink", _FAINT: "--faint", _GRID: "--grid"} | {
     colour: f"--series-{index}" for index, colour in enumerate(_SERIES, start=1)
 }
 _DASHES = ("-", (0, (5, 2)), (0, (2, 1.5)), (0, (7, 2, 2, 2)), (0, (9, 3)), (0, (1, 1)))
-#: More lines than that cannot be told apart.
+#: The largest number of distinguishable lines.
 MAX_SERIES = len(_SERIES)
 
 _SIZE = (12.0, 4.2)  # inches; the page scales it
-# Of the size, where the axes are: the same in all pictures, with room for a legend at the right.
+# Edges of the axes as shares of the size: equal in all pictures, with a margin for the legend.
 _FRAME = {"left": 0.065, "right": 0.79, "bottom": 0.13, "top": 0.96}
 _LEGEND_AT = (1.01, 1.0)
-# Text stays text: it can be read aloud, searched and copied. No fonts are needed but the reader's.
+# Text remains text: it can be read aloud, searched and copied, in the reader's fonts.
 _STYLE: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "marserve",  # the same picture has the same bytes
@@ -55,28 +55,28 @@ _STYLE: Any = {
     "ytick.labelcolor": _FAINT,
     "legend.frameon": False,
 }
-# How far apart percentiles are drawn: as many nines as the answers allow.
+# Number of drawn percentiles for each nine (90 %, 99 %, ...).
 _STEPS_PER_NINE = 40
 _TICKS = (0.0, 50.0, 90.0, 99.0, 99.9, 99.99, 99.999)
-# Above it the fast end of a linear scale is a line along the bottom.
+# Ratio of the largest to the smallest value above which the scale is logarithmic.
 _LOG_FROM = 20.0
 
 
 @dataclass(frozen=True)
 class Series:
-    """The runs of a point, and what a legend calls them."""
+    """The runs of a point, and their label in the legend."""
 
     label: str
     summary: Summary
 
 
 def percentiles(series: Sequence[Series], alternative: str, name: str) -> str:
-    """Latency by percentile, the axis stretched towards the slowest; a band where runs differ.
+    """Draw latency by percentile, with the axis stretched towards the slowest answers.
 
     Args:
-        series: At most `MAX_SERIES`, none that has failed.
-        alternative: What the picture shows, for those who cannot see it.
-        name: Of the picture, no other of the page has it.
+        series: At most `MAX_SERIES` successful ones.
+        alternative: Description of the picture for screen readers.
+        name: Name of the picture, unique in the page.
     """
 
     def draw(axes: Axes) -> None:
@@ -94,12 +94,12 @@ def percentiles(series: Sequence[Series], alternative: str, name: str) -> str:
 
 
 def timeline(series: Sequence[Series], alternative: str, name: str) -> str:
-    """Answers in each second; every run is a line of its own.
+    """Draw the answers in each second, with a line for every run.
 
     Args:
-        series: At most `MAX_SERIES`, none that has failed.
-        alternative: What the picture shows, for those who cannot see it.
-        name: Of the picture, no other of the page has it.
+        series: At most `MAX_SERIES` successful ones.
+        alternative: Description of the picture for screen readers.
+        name: Name of the picture, unique in the page.
     """
 
     def draw(axes: Axes) -> None:
@@ -111,18 +111,18 @@ def timeline(series: Sequence[Series], alternative: str, name: str) -> str:
         axes.set_ylim(bottom=0)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_xlabel("second")
-        axes.set_ylabel("answers in it")
+        axes.set_ylabel("answers per second")
 
     return _svg(draw, alternative, name)
 
 
 def throughput_and_latency(curves: Sequence[Curve], alternative: str, name: str) -> str:
-    """What throughput costs in latency: p99 as marked lines, p50 dotted below.
+    """Draw latency over throughput: p99 as marked lines, p50 dotted.
 
     Args:
         curves: At most `MAX_SERIES`.
-        alternative: What the picture shows, for those who cannot see it.
-        name: Of the picture, no other of the page has it.
+        alternative: Description of the picture for screen readers.
+        name: Name of the picture, unique in the page.
     """
 
     def draw(axes: Axes) -> None:
@@ -161,7 +161,7 @@ def _draw_percentiles(axes: Axes, series: Series, index: int) -> None:
 
 
 def _nines(summary: Summary) -> float:
-    """How far percentiles mean something: of 1000 answers, up to 99.9 % (three nines)."""
+    """Return the number of nines of the last meaningful percentile: 3 (99.9 %) for 1000 answers."""
     return max(1.0, math.log10(min(run.answers for run in summary.runs)))
 
 
@@ -207,7 +207,7 @@ def _svg(draw: Callable[[Axes], None], alternative: str, name: str) -> str:
 
 
 def _for_page(svg: str, alternative: str, name: str) -> str:
-    """As a part of a page: without a head of its own, its ids and rules nobody else's."""
+    """Convert an SVG file to an element of a page, with unique ids and without style rules."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>|<style[^>]*>.*?</style>", "", svg, flags=re.DOTALL)
     svg = re.sub(r' (?:width|height)="[^"]*pt"', "", svg, count=2)

@@ -1,8 +1,8 @@
-"""How the HTML page looks."""
+"""The style sheet of the HTML page."""
 
-#: Light by default, dark where the reader's system is; text has the contrast that WCAG calls AA.
-#: The colours of series are those of Okabe and Ito (2008), made for every kind of colour vision,
-#: darkened on light paper and lightened on dark.
+#: Light by default, dark if the reader's system is; text has the contrast of WCAG's level AA.
+#: The colours of series are those of Okabe and Ito (2008) for all kinds of colour vision, darkened
+#: in light mode and lightened in dark mode.
 STYLE = """
 :root { color-scheme: light dark;
   --paper: #fff; --ink: #1b222c; --faint: #566170; --line: #d8dde4; --wash: #f5f7f9;

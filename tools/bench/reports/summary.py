@@ -1,8 +1,8 @@
-"""From runs to figures: repetitions of a point become one line, with their spread.
+"""Summaries of runs: one line for the repetitions of a point, with their spread.
 
-A percentile belongs to a run. Repetitions are told by the median of their percentiles, with the
-smallest and the largest beside it; pooling the latencies of all runs would let the longest run
-speak for the others and hide that they differ.
+Percentiles are computed for each run; a summary has their median, smallest and largest value.
+Percentiles of the pooled latencies would give the longest run the largest weight, and hide
+differences between runs.
 """
 
 import statistics
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from marserve.tools.bench.measurement import Measurement, Point, Session
 
-#: Where nothing is known or was set.
+#: Text for unknown figures and unchanged settings.
 NOTHING = "-"
 FAILED = "FAILED"
 
@@ -21,10 +21,10 @@ class Spread:
     """A figure of several runs.
 
     Attributes:
-        median: Of the runs.
-        low: The smallest.
-        high: The largest.
-        runs: How many there are.
+        median: Median over the runs.
+        low: Smallest value.
+        high: Largest value.
+        runs: Number of runs.
     """
 
     median: float
@@ -34,7 +34,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Spread":
-        """That of at least one value."""
+        """Return the spread of at least one value."""
         return cls(statistics.median(values), min(values), max(values), len(values))
 
     def __str__(self) -> str:
@@ -46,13 +46,13 @@ class Spread:
 
 @dataclass(frozen=True)
 class Setting:
-    """Something that is set for a point.
+    """A setting of a point.
 
     Attributes:
-        name: The attribute of `Point`.
-        heading: Of its column.
-        words: In a sentence; ``{}`` is the value.
-        words_for_one: The same where the value is 1; empty for no difference.
+        name: Name of the attribute of `Point`.
+        heading: Heading of its column.
+        words: Its text in a sentence, with ``{}`` for the value.
+        words_for_one: The text for the value 1; empty if it is the same.
     """
 
     name: str
@@ -61,12 +61,12 @@ class Setting:
     words_for_one: str = ""
 
     def of(self, point: Point) -> int | float | str | None:
-        """Its value; None is "as it was"."""
+        """Return the value; None leaves the setting unchanged."""
         value: int | float | str | None = getattr(point, self.name)
         return value
 
     def format(self, point: Point) -> str:
-        """Its value in words; empty for None."""
+        """Return the text of the value; empty for None."""
         value = self.of(point)
         words = (self.words_for_one if value == 1 else "") or self.words
         return "" if value is None else words.format(plain(value))
@@ -88,12 +88,12 @@ SETTINGS = (
 
 @dataclass(frozen=True)
 class Figure:
-    """Something that is found by measuring.
+    """A measured figure.
 
     Attributes:
-        name: In CSV and JSON, with its unit.
-        heading: Of its column in tables.
-        of: Its value in a run that did not fail; None where it is not known.
+        name: Name in CSV and JSON, with the unit.
+        heading: Heading of its column in tables.
+        of: Returns the value of a successful run; None if it is unknown.
     """
 
     name: str
@@ -120,12 +120,12 @@ FIRST_INFERENCE = Figure("first_inference_ms", "first ms", lambda run: run.first
 
 @dataclass(frozen=True)
 class Summary:
-    """All the runs of a point.
+    """All runs of a point.
 
     Attributes:
-        point: What was set.
-        runs: In their order.
-        failures: Of each run, why it says nothing about speed; empty where it does.
+        point: The load and the settings.
+        runs: The runs in order.
+        failures: For each run, why it has failed; empty if it has not.
     """
 
     point: Point
@@ -134,12 +134,12 @@ class Summary:
 
     @property
     def has_failed(self) -> bool:
-        """Whether any of its runs did: the others are then no measure of this point either."""
+        """Whether any run failed; figures of the other runs are then not reported either."""
         return any(self.failures)
 
     @property
     def errors(self) -> dict[str, int]:
-        """Of all runs, by kind, the most frequent first."""
+        """Return the errors of all runs by kind, the most frequent first."""
         total: dict[str, int] = {}
         for run in self.runs:
             for kind, count in run.errors.items():
@@ -147,7 +147,7 @@ class Summary:
         return dict(sorted(total.items(), key=lambda item: (-item[1], item[0])))
 
     def spread(self, figure: Figure) -> Spread | None:
-        """A figure over the runs; None where a run has failed or does not know it."""
+        """Return a figure over the runs; None if a run failed, or no run has the figure."""
         if self.has_failed:
             return None
         values = [value for run in self.runs if (value := figure.of(run)) is not None]
@@ -155,7 +155,7 @@ class Summary:
 
 
 def summarise(session: Session) -> list[Summary]:
-    """The points of a session, in the order in which they were first measured."""
+    """Summarise the points of a session, in the order of their first measurement."""
     runs: dict[Point, list[Measurement]] = {}
     for measurement in session.measurements:
         runs.setdefault(measurement.point, []).append(measurement)
@@ -167,22 +167,22 @@ def summarise(session: Session) -> list[Summary]:
 
 
 def varied(points: Sequence[Point]) -> list[Setting]:
-    """The settings in which points differ."""
+    """Return the settings in which points differ."""
     return [setting for setting in SETTINGS if len({setting.of(point) for point in points}) > 1]
 
 
 def format_point(point: Point, settings: Sequence[Setting] = SETTINGS) -> str:
-    """What was set, in words: "8 clients, batch size 4"."""
+    """Return the settings of a point as text: "8 clients, batch size 4"."""
     return ", ".join(filter(None, (setting.format(point) for setting in settings)))
 
 
 def number(value: float) -> str:
-    """Three digits that count: 0.0123, 1.23, 12.3, 123, 1234."""
+    """Format with three significant digits: 0.0123, 1.23, 12.3, 123, 1234."""
     return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
 def plain(value: float | str | None) -> str:
-    """What was set, as it was set; what a terminal would obey is shown as an escape."""
+    """Format a value; texts with control characters for a terminal are escaped."""
     if value is None:
         return NOTHING
     if isinstance(value, str):

@@ -1,4 +1,4 @@
-"""The report in a terminal, and the cells that the HTML page has as well."""
+"""The report for a terminal, and the cells of tables, which the HTML page uses, too."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,17 +20,17 @@ from marserve.tools.bench.reports.summary import (
     varied,
 )
 
-# Below it, there is no answer beyond p99.9.
+# With fewer answers, p99.9 is the slowest answer.
 _ENOUGH = 1000
 
 
 @dataclass(frozen=True)
 class Columns:
-    """What a table shows of its points.
+    """The columns of a table.
 
     Attributes:
-        settings: Only those that vary: what all points share is said once, above.
-        figures: Found in every table, the first inference only where one is known.
+        settings: The settings that vary; those that all points share are in the heading.
+        figures: All figures; the first inference only if one was measured.
     """
 
     settings: Sequence[Setting]
@@ -38,7 +38,7 @@ class Columns:
 
     @classmethod
     def of(cls, summaries: Sequence[Summary]) -> "Columns":
-        """Those that points of a session need."""
+        """Return the columns for the points of a session."""
         runs = (run for summary in summaries for run in summary.runs)
         is_first_known = any(run.first_inference_ms is not None for run in runs)
         first = (FIRST_INFERENCE,) if is_first_known else ()
@@ -46,12 +46,12 @@ class Columns:
 
     @property
     def headings(self) -> list[str]:
-        """One per cell; errors stand between the figures and the first inference."""
+        """Return the headings; errors are between the figures and the first inference."""
         figures = [figure.heading for figure in self.figures]
         return [*(setting.heading for setting in self.settings), *_with_errors(figures, "errors")]
 
     def cells(self, summary: Summary) -> list[str]:
-        """The line of a point."""
+        """Return the cells of a point."""
         figures = [
             FAILED if summary.has_failed and figure is FIGURES[0] else _text(summary, figure)
             for figure in self.figures
@@ -62,7 +62,7 @@ class Columns:
 
 
 def table(session: Session) -> str:
-    """The report of a session, for a terminal."""
+    """Return the report of a session for a terminal."""
     summaries = summarise(session)
     if not summaries:
         return "Nothing was measured."
@@ -73,7 +73,7 @@ def table(session: Session) -> str:
 
 
 def shared_settings(summaries: Sequence[Summary]) -> str:
-    """What all points have in common, in words; empty for nothing."""
+    """Return the settings that all points share, as text; empty if there are none."""
     points = [summary.point for summary in summaries]
     common = [setting for setting in SETTINGS if setting not in varied(points)]
     return format_point(points[0], common) if points else ""
@@ -88,7 +88,7 @@ def _heading(session: Session, summaries: Sequence[Summary]) -> str:
 
 
 def format_errors(summaries: Sequence[Summary]) -> list[str]:
-    """Of each point with errors a sentence: how many of which kind, and whether it failed."""
+    """Return a sentence for each point with errors: their numbers by kind, and failures."""
     return [
         _errors_of(summary, len(summaries) == 1)
         for summary in summaries
@@ -108,7 +108,7 @@ def _errors_of(summary: Summary, is_alone: bool) -> str:
 
 
 def notes(summaries: Sequence[Summary]) -> list[str]:
-    """What has to be known to read the numbers, a sentence each."""
+    """Return sentences that explain the numbers."""
     sentences = []
     if any(len(summary.runs) > 1 for summary in summaries):
         sentences.append(
@@ -116,7 +116,7 @@ def notes(summaries: Sequence[Summary]) -> list[str]:
         )
     if any(0 < run.answers < _ENOUGH for summary in summaries for run in summary.runs):
         sentences.append(
-            f"Of fewer than {_ENOUGH} answers, p99.9 is the slowest: measure longer to know it."
+            f"Of fewer than {_ENOUGH} answers, p99.9 is the slowest: measure longer for a p99.9."
         )
     return sentences
 

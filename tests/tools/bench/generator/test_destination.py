@@ -44,8 +44,8 @@ def test_tls_is_for_https() -> None:
 
 def test_certificates_that_cannot_be_used_are_told(tmp_path: Path) -> None:
     file = tmp_path / "ca.pem"
-    with pytest.raises(BenchError, match=r"no file .*ca\.pem"):
+    with pytest.raises(BenchError, match=r"file .*ca\.pem with certificates does not exist"):
         Destination("https://a:1", ca_file=str(file)).tls()
     file.write_text("nonsense")
-    with pytest.raises(BenchError, match=r"ca\.pem holds no certificates"):
+    with pytest.raises(BenchError, match=r"ca\.pem contains no certificates"):
         Destination("https://a:1", ca_file=str(file)).tls()
