@@ -26,7 +26,8 @@ import psutil
 import pytest
 import requests
 
-from marserve.tools.archiver.archiver import ModelArchiverConfig, generate_model_archive
+from marserve.tools.archiver.archiver import generate_model_archive
+from marserve.tools.archiver.config import ModelArchiverConfig
 from marserve.tools.archiver.workflow_archiver import (
     WorkflowArchiverConfig,
     generate_workflow_archive,

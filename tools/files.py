@@ -1,6 +1,6 @@
-"""The one way in which doctor and bench read files of others: regular ones, up to a limit.
+"""Reading of user files for doctor and bench: regular files only, up to a size limit.
 
-A pipe or a device may have no end, or never begin; the size that the system states may be wrong.
+A pipe or a device may block or never end, and the size reported by the system may be wrong.
 """
 
 import errno
@@ -14,21 +14,21 @@ MAX_BYTES = 2 << 20
 
 
 def open_regular(path: Path) -> IO[bytes]:
-    """Open a regular file; OSError where it is none, or cannot be read."""
+    """Open a regular file; raise OSError for any other file or an unreadable one."""
     try:
         return open_file(path)
     except (NoFile, ValueError):  # ValueError: a zero byte in its name
-        raise OSError(errno.EINVAL, "it is no regular file", str(path)) from None
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path)) from None
 
 
 def read_beginning(path: Path, limit: int = MAX_BYTES) -> bytes:
-    """Read at most ``limit`` bytes of a regular file; raises as `open_regular`."""
+    """Read at most ``limit`` bytes of a regular file; raise as `open_regular` does."""
     with open_regular(path) as file:
-        return file.read(limit) or b""  # None: one of /proc that would keep its reader waiting
+        return file.read(limit) or b""  # None: a file of /proc that would block
 
 
 def read_file(path: Path, limit: int = MAX_BYTES) -> bytes:
-    """Read a regular file; OSError also where it is longer than ``limit`` bytes."""
+    """Read a regular file; raise OSError also for more than ``limit`` bytes."""
     content = read_beginning(path, limit + 1)
     if len(content) > limit:
         raise OSError(errno.EFBIG, f"it is longer than {limit >> 20} MiB", str(path))

@@ -1,9 +1,8 @@
-"""Start, stop and feed a server from Python: what TorchServe offers as ``ts.launcher``.
+"""Start, stop and feed a server from Python: TorchServe's ``ts.launcher``.
 
-Every call runs the command line in a process of its own, so nothing of the server is loaded here.
-Which addresses it listens at is read from the configuration file that was named; without one from
-``config.properties``, and without that they are TorchServe's, http://127.0.0.1:8080 and :8081. Only
-plain http is spoken.
+Every call runs the command line in a separate process, so this process loads no server code. The
+addresses come from the given configuration file, by default ``config.properties``. Without such a
+file they are TorchServe's, http://127.0.0.1:8080 and :8081. Only plain http is supported.
 """
 
 import contextlib
@@ -25,35 +24,35 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-#: Of each listener: where it is when nothing is said, and the port when none is said.
+#: For each listener: its default address, and the port of an address without one.
 _DEFAULTS = {
     "inference_address": ("http://127.0.0.1:8080", 80),
     "management_address": ("http://127.0.0.1:8081", 8081),
 }
-_EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - to be asked there, not bound
-# Unpacking large models comes before the listeners open.
+_EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - connected to, not bound
+# Large models are unpacked before the listeners open.
 _START_SECONDS = 600.0
-# A registration waits for the workers; the server's own deadlines come first.
+# A registration waits for the workers; the server's deadlines expire earlier.
 _REGISTER_SECONDS = 1800.0
 _LOOK_SECONDS = 0.1
-# Between the end of a server and its last line here.
+# Between the end of a server and the last line of its output.
 _LAST_WORDS_SECONDS = 5.0
 _KEPT_LINES = 1000
 
 
 class LauncherError(RuntimeError):
-    """The server did not do what it was asked for; the text says what it said."""
+    """The server did not start or stop."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What the management listener answered."""
+    """A response of the management listener."""
 
     status_code: int
     text: str
 
     def json(self) -> Any:
-        """The body as a JSON value."""
+        """Return the body as a JSON value."""
         return json.loads(self.text)
 
 
@@ -70,26 +69,26 @@ def start(
     models: str | Iterable[str] | None = None,
     enable_model_api: bool = False,
 ) -> "queue.Queue[str | None]":
-    """Starts a server in the background and returns when it answers.
+    """Start a server in the background and return when it answers.
 
-    A server that runs already is stopped before. What the new one writes to its console is printed,
-    for as long as this process lives; the server itself lives on.
+    A running server is stopped first. This process prints the console output of the new server.
+    The server continues to run after this process ends.
 
     Args:
         model_store: Directory with the model archives.
-        snapshot_file: A configuration file, which a snapshot is too.
+        snapshot_file: A configuration file or a snapshot.
         no_config_snapshots: Whether snapshots are neither written nor restored.
-        plugin_folder: For TorchServe's scripts; Java plugins have no effect.
-        disable_token: Whether requests go without a token.
-        models: What to load, one or several: ``all``, ``FILE.mar``, ``NAME=FILE.mar`` or a URL.
-        enable_model_api: Whether models may be registered over HTTP.
+        plugin_folder: Accepted for TorchServe's scripts; Java plugins have no effect.
+        disable_token: Whether requests need no token.
+        models: One or several models: ``all``, ``FILE.mar``, ``NAME=FILE.mar`` or a URL.
+        enable_model_api: Whether clients may register models over HTTP.
 
     Returns:
-        The lines of the server's console, and None at its end. Of those that nobody takes, the
-        first 1000 are kept.
+        The lines of the server's console, and None at its end. The queue keeps up to 1000 lines;
+        further lines are dropped.
 
     Raises:
-        LauncherError: It did not start; its output tells why.
+        LauncherError: The server did not start; its output contains the reason.
     """
     global _config_file, _reader
     _config_file = snapshot_file
@@ -111,19 +110,19 @@ def start(
     _reader.start()
     if command.wait() != 0:
         _reader.join(_LAST_WORDS_SECONDS)
-        raise LauncherError("The server was not started; its output tells why.")
+        raise LauncherError("The server did not start; its output contains the reason.")
     _wait_until_open(host, port)
     return lines
 
 
 def stop(wait: float | bool = True) -> None:
-    """Stops the server.
+    """Stop the server.
 
     Args:
-        wait: Whether to wait for its end, or for how many seconds at most.
+        wait: Whether to wait for its end, or the limit in seconds.
 
     Raises:
-        LauncherError: It has not ended by then.
+        LauncherError: The server was not stopped, or not within the limit.
     """
     command = _command("--stop")
     if wait is False:
@@ -133,17 +132,17 @@ def stop(wait: float | bool = True) -> None:
     except subprocess.TimeoutExpired as error:
         raise LauncherError(f"The server has not ended within {wait} s.") from error
     if status != 0:
-        raise LauncherError("The server was not stopped; the output tells why.")
+        raise LauncherError("The server was not stopped; the output contains the reason.")
     if _reader is not None:
         _reader.join(_LAST_WORDS_SECONDS)
 
 
 def register_model(model_name: str, url: str) -> Answer:
-    """Registers a model with one worker and waits for it.
+    """Register a model with one worker and wait until the worker is ready.
 
     Args:
-        model_name: Under which name.
-        url: A file in the model store, or where to fetch the archive.
+        model_name: Name of the model.
+        url: A file in the model store, or the URL of the archive.
     """
     return register_model_with_params(
         {"model_name": model_name, "url": url, "initial_workers": 1, "synchronous": "true"}
@@ -151,17 +150,17 @@ def register_model(model_name: str, url: str) -> Answer:
 
 
 def register_model_with_params(params: Mapping[str, Any]) -> Answer:
-    """Registers a model.
+    """Register a model.
 
     Args:
-        params: The query of ``POST /models``.
+        params: Query parameters of ``POST /models``.
 
     Raises:
         OSError: No server answers.
     """
     host, port = _address("management_address")
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}/models"
-    request = urllib.request.Request(  # noqa: S310 - the address of our own server
+    request = urllib.request.Request(  # noqa: S310 - the address of this server
         f"{url}?{urllib.parse.urlencode(params)}", method="POST"
     )
     try:
@@ -188,35 +187,37 @@ def _pass_on(output: IO[bytes], lines: "queue.Queue[str | None]") -> None:
     with output:
         for line in output:
             text = line.decode(errors="replace").rstrip()
-            sys.stdout.write(f"{text}\n")  # in one piece: others print, too
+            sys.stdout.write(f"{text}\n")  # one write: other threads print, too
             sys.stdout.flush()
             _keep(lines, text)
     _keep(lines, None)
 
 
 def _keep(lines: "queue.Queue[str | None]", line: str | None) -> None:
-    if line is None and lines.full():  # whoever reads must meet the end
+    if line is None and lines.full():  # the reader must receive the end
         lines.get_nowait()
     with contextlib.suppress(queue.Full):
         lines.put_nowait(line)
 
 
 def _command(*arguments: str, stdout: int | None = None) -> "subprocess.Popen[bytes]":
-    # As a module: the console script need not be on the path. Its folder of modules is not the
-    # working directory's, where a model author's logging.py may lie (-P, new in Python 3.11).
+    # As a module, because the console script may not be on PATH. -P (Python 3.11) keeps the working
+    # directory off sys.path, where a logging.py of a model's author would hide Python's.
     safe_path = ["-P"] if sys.version_info >= (3, 11) else []
     command = [sys.executable, *safe_path, "-m", "marserve.frontend", *arguments]
-    return subprocess.Popen(  # noqa: S603 - our own interpreter, the caller's own flags
+    return subprocess.Popen(  # noqa: S603 - this interpreter, the caller's flags
         command, stdout=stdout, stderr=stdout and subprocess.STDOUT
     )
 
 
 def _wait_until_open(host: str, port: int) -> None:
-    """Waits for the inference listener: it is the last one that opens."""
+    """Wait for the inference listener, which opens last."""
     deadline = time.monotonic() + _START_SECONDS
     while not _is_open(host, port):
         if not _pid_file().exists():
-            raise LauncherError("The server ended while it started; its output tells why.")
+            raise LauncherError(
+                "The server ended during its start; its output contains the reason."
+            )
         if time.monotonic() > deadline:
             raise LauncherError(f"The server does not answer after {_START_SECONDS:g} s.")
         time.sleep(_LOOK_SECONDS)
@@ -234,14 +235,14 @@ def _is_open(host: str, port: int) -> bool:
 
 
 def _address(key: str) -> tuple[str, int]:
-    """Host and port of a listener, as the configuration file says."""
+    """Return host and port of a listener from the configuration file."""
     text, implied_port = _DEFAULTS[key]
     path = Path(os.environ.get("TS_CONFIG_FILE") or _config_file or "config.properties")
     with contextlib.suppress(FileNotFoundError):
-        # One line each, and no escapes but those of Java's own writer.
+        # One setting per line; only the escapes that Java's writer adds.
         lines = re.findall(rf"^\s*{key}\s*[=:\s]\s*(\S+)", path.read_text(), re.MULTILINE)
         text = lines[-1].replace("\\", "") if lines else text
     address = urllib.parse.urlsplit(text)
     if address.scheme != "http" or not address.hostname:
-        raise LauncherError(f"{key}={text} in {path}: the launcher speaks plain http only.")
+        raise LauncherError(f"{key}={text} in {path}: the launcher supports plain http only.")
     return _EVERYWHERE.get(address.hostname, address.hostname), address.port or implied_port

@@ -1,11 +1,11 @@
 """``python -m ts.llm_launcher``: a server for one language model, without writing an archive.
 
-A model directory is written into the model store (a manifest and model-config.yaml, nothing else),
-and the server is started on it in the foreground. When it ends, the directory goes, and the exit
-status is the server's.
+The launcher writes a model directory with a manifest and model-config.yaml into the model store and
+starts the server in the foreground. When the server ends, the directory is removed. The exit status
+is the server's.
 
-Of TensorRT-LLM, TorchServe cloned a release's repository into /tmp and ran its scripts. Here the
-engine gets the model of Hugging Face's itself, which the library builds when it loads.
+For TensorRT-LLM, TorchServe cloned the repository of a release into /tmp and ran its scripts. Here
+the engine receives the Hugging Face model, and the library builds it at the load.
 """
 
 import argparse
@@ -25,9 +25,9 @@ import yaml
 from marserve.handlers.engines.hugging_face import download_model
 from marserve.handlers.engines.optional import need
 from marserve.tools.archiver.archiver import (
-    ModelArchiverConfig,
     generate_model_archive,
 )
+from marserve.tools.archiver.config import ModelArchiverConfig
 from marserve.tools.archiver.members import ModelArchiverError
 
 ENGINES = ("vllm", "trt_llm")
@@ -62,7 +62,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serve until the server ends, or is ended; the server's exit status."""
+    """Run the server until it ends; return its exit status."""
     options = build_parser().parse_args(argv)
     try:
         settings = model_config(options, _gpus())
@@ -74,11 +74,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def model_config(options: argparse.Namespace, gpus: int) -> dict[str, Any]:
-    """Make the content of model-config.yaml.
+    """Return the content of model-config.yaml.
 
     Args:
         options: The parsed command line.
-        gpus: How many GPUs the model may have; 0 is the CPU.
+        gpus: Number of GPUs that the model may use; 0 means CPU.
     """
     engine = {"vllm": _vllm_settings, "trt_llm": _trt_llm_settings}[options.engine]
     return {
@@ -129,7 +129,7 @@ def _trt_llm_settings(options: argparse.Namespace, gpus: int) -> dict[str, Any]:
 
 @contextmanager
 def _model_directory(options: argparse.Namespace, settings: dict[str, Any]) -> Iterator[Path]:
-    """Write the model's directory; one that was there before stays, with its files renewed."""
+    """Write the model's directory. An existing one gets new files and is kept at the end."""
     store = Path(options.model_store)
     existed = (store / options.model_name).exists()
     with TemporaryDirectory() as folder:
@@ -154,7 +154,7 @@ def _model_directory(options: argparse.Namespace, settings: dict[str, Any]) -> I
 
 
 def _command(options: argparse.Namespace) -> list[str]:
-    # Beside this Python, even where the environment is not activated.
+    # The script beside this interpreter is found even if the environment is not activated.
     places = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     words = [shutil.which("torchserve", path=places) or "torchserve", "--foreground", "--ncs"]
     words += ["--model-store", options.model_store, "--models", options.model_name]
@@ -162,7 +162,7 @@ def _command(options: argparse.Namespace) -> list[str]:
 
 
 def _run(command: list[str]) -> int:
-    """Run the server; signals that end this process end it too, and are waited for."""
+    """Run the server, pass SIGINT and SIGTERM on to it, and wait for its end."""
     server = subprocess.Popen(command)  # noqa: S603 - the console script of this installation
     before = [
         signal.signal(number, lambda number, _: server.send_signal(number))

@@ -20,7 +20,8 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 from torch import nn
 
-from marserve.tools.archiver.archiver import ModelArchiverConfig, generate_model_archive
+from marserve.tools.archiver.archiver import generate_model_archive
+from marserve.tools.archiver.config import ModelArchiverConfig
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]

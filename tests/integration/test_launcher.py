@@ -115,8 +115,8 @@ def lines_until(lines, last):
     ("arguments", "words"),
     [
         ("model_store='nowhere'", "--model-store directory not found: "),
-        ("snapshot_file='https.properties'", "the launcher speaks plain http only"),
-        ("snapshot_file='taken.properties'", "The server was not started"),
+        ("snapshot_file='https.properties'", "the launcher supports plain http only"),
+        ("snapshot_file='taken.properties'", "The server did not start"),
     ],
 )
 def test_a_server_that_does_not_start(prepared, server, arguments, words):

@@ -1,1 +1,1 @@
-"""torch-model-archiver: packs the files of a model into an archive."""
+"""torch-model-archiver and torch-workflow-archiver: pack files into an archive."""

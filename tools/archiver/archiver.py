@@ -1,18 +1,18 @@
-"""`torch-model-archiver`: a model's files → one archive with a manifest.
+"""`torch-model-archiver`: pack the files of a model and a manifest into one archive.
 
-First everything is planned (which file goes where, under which name), then it is written once,
-straight from where the files lie: no work directory, no second copy of the weights. The archive
-grows under a hidden temporary name beside its place and is renamed when complete, so a run that
-fails leaves nothing, and two runs at a time do not meet.
+The archiver first plans all members, then writes them once from their original paths, without a
+work directory or a second copy of the weights. It writes to a hidden temporary name in the target
+directory and renames the complete file. A failed run leaves nothing, and simultaneous runs do not
+conflict.
 
-The manifest goes first, the other members follow sorted by name, owners are left out: the same
-files give the same list every time.
+The manifest is the first member, the others follow sorted by name, without owners: the same files
+give the same list of members.
 
-Archives are flat: a file goes to the root by its base name, of a directory the contents do. Where
-two files claim one name, the later wins, as it always did, but with a warning. ``--keep-tree``
-(ours) keeps the path of every extra entry below the current directory instead; an entry from
-elsewhere keeps its own name. For the LSP runtime a handler that is not built in is a library: the
-name up to the colon, with ``.so`` where it is missing.
+Archives are flat: a file goes to the root by its base name, a directory by its contents. If two
+files have the same name, the later one replaces the earlier one with a warning. ``--keep-tree``
+(an addition to TorchServe) keeps the path of each extra entry relative to the current directory;
+entries outside of it keep their base name. For the LSP runtime, a handler that is not built in is
+a library: the name up to the colon, with ``.so`` appended if missing.
 """
 
 import argparse
@@ -20,10 +20,8 @@ import importlib.metadata
 import logging
 import re
 import sys
-from dataclasses import dataclass, field, fields
 from datetime import datetime
 from pathlib import Path
-from typing import Self
 
 from marserve.backend.manifest import (
     MANIFEST_PATH,
@@ -32,6 +30,8 @@ from marserve.backend.manifest import (
     ManifestError,
     check_addressable,
 )
+from marserve.tools.archiver.cast import accuracy, cast
+from marserve.tools.archiver.config import ModelArchiverConfig
 from marserve.tools.archiver.members import (
     Members,
     ModelArchiverError,
@@ -62,93 +62,34 @@ ARCHIVE_SUFFIXES = {"default": ".mar", "zip-store": ".mar", "tgz": ".tar.gz", "n
 logger = logging.getLogger(__name__)
 
 
-@dataclass
-class ArchiverConfig:
-    """What a configuration of either archiver can do."""
-
-    @classmethod
-    def of(cls, options: object) -> Self:
-        """The configuration in any object's attributes; what it lacks is the default.
-
-        Raises:
-            TypeError: It lacks one that has no default.
-        """
-        if isinstance(options, cls):
-            return options
-        names = [each.name for each in fields(cls) if hasattr(options, each.name)]
-        return cls(**{name: getattr(options, name) for name in names})
-
-
-@dataclass
-class ModelArchiverConfig(ArchiverConfig):
-    """What goes into an archive, and where it goes; the command line's options by the same names.
-
-    Attributes:
-        model_name: Name of the model and of the archive.
-        handler: Built-in name, or path of a Python file, with or without ``.py`` and ``:function``.
-        version: Any text that can be a segment of a path.
-        serialized_file: Path of the weights.
-        model_file: Path of the Python file with the model's class.
-        extra_files: Comma-separated paths of files and directories, with wildcards.
-        runtime: One of ``python``, ``python3``, ``LSP``.
-        export_path: Directory for the archive.
-        archive_format: One of `ARCHIVE_FORMATS`.
-        force: Overwrite an archive that exists.
-        requirements_file: Path of a pip requirements file.
-        config_file: Path of the model's YAML file.
-        keep_tree: Extra entries keep their directories instead of landing in the root.
-        precision: What the weights are cast to, ``bf16`` or ``fp16``; see `cast`.
-    """
-
-    model_name: str
-    handler: str
-    version: str
-    serialized_file: str | None = None
-    model_file: str | None = None
-    extra_files: str | None = None
-    runtime: str = "python"
-    export_path: str = field(default_factory=lambda: str(Path.cwd()))
-    archive_format: str = "default"
-    force: bool = False
-    requirements_file: str | None = None
-    config_file: str | None = None
-    keep_tree: bool = False
-    precision: str | None = None
-
-    @classmethod
-    def from_args(cls, args: argparse.Namespace) -> "ModelArchiverConfig":
-        """The configuration in a parsed command line; what the namespace lacks is the default."""
-        return cls.of(args)
-
-
 class ModelArchiver:
     """TorchServe's Python entry point."""
 
     @staticmethod
     def generate_model_archive(config: object = None) -> Path:
-        """See `generate_model_archive`."""
+        """Write an archive as the function `generate_model_archive` does."""
         return generate_model_archive(config)
 
 
 class ArgParser:
-    """TorchServe's reader of the command line."""
+    """TorchServe's parser of the command line."""
 
     @staticmethod
     def export_model_args_parser() -> ModelArchiverConfig:
-        """Reads the command line of this process; one that is wrong ends it, with status 2."""
+        """Parse the command line of this process; exit with status 2 if it is wrong."""
         return ModelArchiverConfig.from_args(build_parser().parse_args())
 
 
 def generate_model_archive(config: object = None) -> Path:
-    """Writes an archive; the path of the file, or of the directory for ``no-archive``.
+    """Write an archive and return its path; for ``no-archive`` that is a directory.
 
     Args:
-        config: What goes where, a `ModelArchiverConfig` or an object like it; without it, what the
-            command line of this process says.
+        config: A `ModelArchiverConfig` or an object with such attributes; by default the command
+            line of this process.
 
     Raises:
-        ModelArchiverError: Bad name, runtime or format, the archive exists, or cannot be written.
-        FileNotFoundError: A file that should go in is not there.
+        ModelArchiverError: Bad name, runtime or format, or the archive exists or cannot be written.
+        FileNotFoundError: A source file does not exist.
     """
     whole = ArgParser.export_model_args_parser() if config is None else config
     read = ModelArchiverConfig.of(whole)
@@ -160,9 +101,7 @@ def generate_model_archive(config: object = None) -> Path:
 
 
 def generate_cast(config: ModelArchiverConfig) -> tuple[Path, str]:
-    """Writes an archive with its weights in another precision; its path, and what that did."""
-    from marserve.tools.archiver.cast import accuracy, cast  # torch is loaded for nothing else
-
+    """Write an archive with cast weights; return its path and a report of sizes and accuracy."""
     if config.precision not in PRECISIONS:
         known = ", ".join(PRECISIONS)
         raise ModelArchiverError(f"Precision {config.precision} is none of {known}.")
@@ -170,7 +109,7 @@ def generate_cast(config: ModelArchiverConfig) -> tuple[Path, str]:
     for original in (config.serialized_file, config.config_file):
         if original and Path(original).resolve().is_relative_to(target):
             raise ModelArchiverError(
-                f"{original} would be replaced by what --precision makes of it."
+                f"{original} would be overwritten with the output of --precision."
             )
     with cast(config) as packed:
         target = generate_model_archive(packed.config)
@@ -178,15 +117,15 @@ def generate_cast(config: ModelArchiverConfig) -> tuple[Path, str]:
 
 
 def package_model(config: object, manifest: str) -> Path:
-    """Writes an archive with a manifest of one's own; see `generate_model_archive`.
+    """Write an archive with the given manifest and return its path.
 
     Args:
-        config: What goes where, a `ModelArchiverConfig` or an object like it.
+        config: A `ModelArchiverConfig` or an object with such attributes.
         manifest: The text of MANIFEST.json.
 
     Raises:
-        ModelArchiverError: Bad name, runtime or format, the archive exists, or cannot be written.
-        FileNotFoundError: A file that should go in is not there.
+        ModelArchiverError: Bad name, runtime or format, or the archive exists or cannot be written.
+        FileNotFoundError: A source file does not exist.
     """
     config = ModelArchiverConfig.of(config)
     _check(config)
@@ -204,7 +143,7 @@ def package_model(config: object, manifest: str) -> Path:
 
 
 def build_parser(prog: str = "torch-model-archiver") -> argparse.ArgumentParser:
-    """The command line's grammar; other commands reuse it under their own name."""
+    """Return the parser of the command line; ``prog`` is the name that its help shows."""
     parser = argparse.ArgumentParser(prog=prog, description="Pack a model into one archive.")
     add = parser.add_argument
     add("--model-name", required=True, help="name of the model and of the archive")
@@ -212,7 +151,7 @@ def build_parser(prog: str = "torch-model-archiver") -> argparse.ArgumentParser:
     add("--model-file", help="Python file with the model's class, for weights without code")
     add("--handler", required=True, help="built-in handler, or path of a Python file[:function]")
     add("--extra-files", help="more files and directories, comma-separated; wildcards allowed")
-    add("--runtime", choices=RUNTIMES, default="python", help="what runs the handler")
+    add("--runtime", choices=RUNTIMES, default="python", help="runtime of the handler")
     add("--export-path", default=str(Path.cwd()), help="directory for the archive")
     add(
         "--archive-format",
@@ -221,7 +160,7 @@ def build_parser(prog: str = "torch-model-archiver") -> argparse.ArgumentParser:
         help="compressed .mar, uncompressed .mar, .tar.gz, or a plain directory",
     )
     add("-f", "--force", action="store_true", help="overwrite an archive that exists")
-    add("-v", "--version", required=True, help="version of the model, as it stands in a URL")
+    add("-v", "--version", required=True, help="version of the model, as in URLs")
     add("-r", "--requirements-file", help="pip requirements of this model alone")
     add("-c", "--config-file", help="YAML file with the model's settings")
     add("--keep-tree", action="store_true", help="extra files keep their directories")
@@ -230,7 +169,7 @@ def build_parser(prog: str = "torch-model-archiver") -> argparse.ArgumentParser:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The command; its exit status."""
+    """Run the command; return its exit status."""
     config = ModelArchiverConfig.from_args(build_parser().parse_args(argv))
     report = ""
     try:
@@ -249,10 +188,10 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def check_name(name: str, kind: str = "model") -> None:
-    """Checks the name of a model, or of a workflow.
+    """Check the name of a model or a workflow.
 
     Raises:
-        ModelArchiverError: It has characters that no such name may have, or is too long.
+        ModelArchiverError: The name contains a character that is not allowed, or is too long.
     """
     if not _NAME.fullmatch(name):
         raise ModelArchiverError(
@@ -289,10 +228,10 @@ def _prepare_target(config: ModelArchiverConfig) -> Path:
 
 
 def make_export_path(export_path: str) -> None:
-    """Makes the directory for archives where there is none.
+    """Create the directory for archives if it does not exist.
 
     Raises:
-        ModelArchiverError: It is something else than a directory.
+        ModelArchiverError: The path exists and is not a directory.
     """
     folder = Path(export_path)
     if folder.exists() and not folder.is_dir():
@@ -305,15 +244,15 @@ def make_export_path(export_path: str) -> None:
 
 
 def archive_path(export_path: str, model_name: str, archive_format: str) -> Path:
-    """Where an archive of that format goes."""
+    """Return the path of an archive in the given format."""
     return Path(export_path) / (model_name + ARCHIVE_SUFFIXES[archive_format])
 
 
 def check_overwriting(target: Path, *, force: bool) -> None:
-    """Checks that an archive may be written there.
+    """Check that an archive may be written to a path.
 
     Raises:
-        ModelArchiverError: There is one already, and it is not to be overwritten.
+        ModelArchiverError: The path exists and ``force`` is not set.
     """
     if target.exists():
         if not force:
@@ -322,12 +261,12 @@ def check_overwriting(target: Path, *, force: bool) -> None:
 
 
 def now() -> str:
-    """The local time, as manifests have it."""
+    """Return the local time in the format of manifests."""
     return datetime.now().astimezone().strftime("%d/%m/%Y %H:%M:%S")
 
 
 def manifest_of(config: ModelArchiverConfig) -> Manifest:
-    """The manifest of an archive that is written now."""
+    """Return the manifest of an archive, with the current time."""
 
     def base_name(path: str | None) -> str:
         return Path(path or "").name
@@ -346,15 +285,15 @@ def manifest_of(config: ModelArchiverConfig) -> Manifest:
     )
 
 
-# What goes in ---------------------------------------------------------------------------------
+# Members --------------------------------------------------------------------------------------
 
 
 def plan(config: ModelArchiverConfig) -> list[tuple[str, Path]]:
-    """What goes into an archive: names there, and the files that lie here.
+    """Return the members of an archive: name and source file of each.
 
     Raises:
-        ModelArchiverError: Two of them cannot be there together.
-        FileNotFoundError: A file is not there.
+        ModelArchiverError: A file and a directory have the same name in the archive.
+        FileNotFoundError: A source file does not exist.
     """
     members = Members(MANIFEST_PATH)
     for path in (config.model_file, config.serialized_file, _handler_file(config)):
@@ -369,7 +308,7 @@ def plan(config: ModelArchiverConfig) -> list[tuple[str, Path]]:
 
 
 def _handler_file(config: ModelArchiverConfig) -> str | None:
-    """Path of the handler's file; None where the handler is built in."""
+    """Return the path of the handler's file; None for a built-in handler."""
     folder, slash, last = config.handler.rpartition("/")
     name = last.partition(":")[0]
     if config.runtime == "LSP":

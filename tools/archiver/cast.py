@@ -1,9 +1,9 @@
-"""``--precision``: the archive holds the weights in bf16 or fp16, and serves the model in it.
+"""``--precision``: cast the weights in the archive to bf16 or fp16.
 
-What `optimization.precision` of model-config.yaml does in each worker as it loads, is then done
-once: the archive is half as large, and workers share the mapped weights. Only state dicts can be
-cast so, pickled or ``.safetensors``: the code in TorchScript and in exported programs has types of
-its own. A pickle is read as plain data, and nothing that is packed is changed where it lies.
+`optimization.precision` of model-config.yaml does the same in each worker at the load. A cast at
+packing halves the archive, and workers share the mapped weights. Only state dicts can be cast,
+pickled or ``.safetensors``: TorchScript and exported programs have types in their code. Pickles are
+read with ``weights_only``. Source files are not changed.
 """
 
 import contextlib
@@ -19,12 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from marserve.tools.archiver.config import ModelArchiverConfig
 from marserve.tools.archiver.members import ModelArchiverError
 
 if TYPE_CHECKING:
     import torch
-
-    from marserve.tools.archiver.archiver import ModelArchiverConfig
 
 _CONFIG_FILE = "model-config.yaml"
 _SECTION = "optimization"
@@ -33,25 +32,25 @@ _MEASURE_SECONDS = 600
 
 @dataclass(frozen=True)
 class Cast:
-    """What to pack in the place of what was named, and a sentence on how large it is."""
+    """The configuration with the cast files, and a sentence about their sizes."""
 
-    config: "ModelArchiverConfig"
+    config: ModelArchiverConfig
     report: str
 
 
 @contextlib.contextmanager
-def cast(config: "ModelArchiverConfig") -> Iterator[Cast]:
-    """Write weights and model-config.yaml in the precision asked for; they last as long.
+def cast(config: ModelArchiverConfig) -> Iterator[Cast]:
+    """Write the cast weights and model-config.yaml to temporary files, removed at the exit.
 
     Raises:
         ModelArchiverError: The weights cannot be cast, or the configuration contradicts.
-        FileNotFoundError: A file is not there.
+        FileNotFoundError: A source file does not exist.
     """
     assert config.precision is not None
     if not (config.serialized_file and config.model_file):
         raise ModelArchiverError(
             "--precision needs a state dict (--serialized-file) and the class it belongs to "
-            "(--model-file): code that was saved with its weights has types of its own."
+            "(--model-file): code that was saved with its weights contains fixed types."
         )
     source = Path(config.serialized_file)
     settings = _settings(config.config_file, config.precision)
@@ -76,11 +75,11 @@ def _settings(config_file: str | None, precision: str) -> dict[str, Any]:
     try:
         settings = yaml.safe_load(Path(config_file).read_text("utf-8")) if config_file else None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ModelArchiverError(f"{config_file} is no YAML: {error}") from error
+        raise ModelArchiverError(f"{config_file} is not YAML: {error}") from error
     settings = {} if settings is None else settings
     section = settings.setdefault(_SECTION, {}) if isinstance(settings, dict) else None
     if not isinstance(section, dict):
-        raise ModelArchiverError(f"{config_file} is no mapping, or {_SECTION} in it is none.")
+        raise ModelArchiverError(f"{config_file} is not a mapping, or its {_SECTION} is not one.")
     if section.setdefault("precision", precision) != precision:
         raise ModelArchiverError(
             f"--precision {precision} contradicts {_SECTION}.precision of {config_file}, "
@@ -88,8 +87,8 @@ def _settings(config_file: str | None, precision: str) -> dict[str, Any]:
         )
     if section.get("cast") == "matmul":
         raise ModelArchiverError(
-            f"--precision casts all weights; {_SECTION}.cast: matmul of {config_file} wants those "
-            "of norms in fp32, so have it done as the model loads, without --precision."
+            f"--precision casts all weights; {_SECTION}.cast: matmul of {config_file} keeps "
+            "those of norms in fp32. Leave out --precision to cast at the load of the model."
         )
     return settings
 
@@ -106,30 +105,30 @@ def _cast_file(source: Path, target: Path, precision: str) -> None:
 
         try:
             with safe_open(source, framework="pt") as file:
-                held = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+                held = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
                 save_file(_lowered(held, dtype), target, file.metadata())
         except SafetensorError as error:
             raise ModelArchiverError(f"{source} cannot be cast: {error}") from error
         return
     if is_torchscript(str(source)):
         raise ModelArchiverError(
-            f"{source} cannot be cast: it is TorchScript, which has types in its code. Cast the "
+            f"{source} cannot be cast: it is TorchScript, whose code has fixed types. Cast the "
             "model before it is traced or scripted."
         )
     try:
         weights = torch.load(source, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
         raise ModelArchiverError(
-            f"{source} cannot be cast: it is no plain state dict, as torch.save(model.state_dict(),"
-            f" …) writes it ({str(error).partition('. ')[0].strip()})."
+            f"{source} cannot be cast: it is not a plain state dict, as written by "
+            f"torch.save(model.state_dict(), …) ({str(error).partition('. ')[0].strip()})."
         ) from error
     if not isinstance(weights, Mapping) or not any(map(torch.is_tensor, weights.values())):
-        raise ModelArchiverError(f"{source} cannot be cast: it is no state dict.")
+        raise ModelArchiverError(f"{source} cannot be cast: it is not a state dict.")
     torch.save(_lowered(weights, dtype), target)
 
 
 def _lowered(weights: Mapping[str, Any], dtype: "torch.dtype") -> dict[str, Any]:
-    """The same with all that is floating in another type; what was shared still is."""
+    """Cast the floating-point tensors. Tensors that share memory still share it."""
     import torch
 
     done: dict[tuple[Any, ...], torch.Tensor] = {}
@@ -143,17 +142,17 @@ def _lowered(weights: Mapping[str, Any], dtype: "torch.dtype") -> dict[str, Any]
             done[place] = weight.detach().to(dtype)
             if done[place].isinf().any() and not weight.isinf().any():
                 raise ModelArchiverError(
-                    f"{name} has values beyond what {dtype} can hold; bf16 has the range of fp32."
+                    f"{name} has values beyond the range of {dtype}; bf16 has the range of fp32."
                 )
         lowered[name] = done[place]
     return lowered
 
 
-def accuracy(config: "ModelArchiverConfig", pack: "Callable[[ModelArchiverConfig], Path]") -> str:
-    """Compare with the original over the model's sample, in a process of its own, in a sentence.
+def accuracy(config: ModelArchiverConfig, pack: Callable[[ModelArchiverConfig], Path]) -> str:
+    """Measure the error against the original weights, and return a sentence with the result.
 
-    The handler and the model are run there as a worker would, on the original weights; `pack`
-    writes the directory that it does so in.
+    A separate process runs the handler on the model's sample with the original weights, as a worker
+    does. `pack` writes its model directory.
     """
     assert config.precision is not None
     settings = _settings(config.config_file, config.precision)
@@ -161,7 +160,7 @@ def accuracy(config: "ModelArchiverConfig", pack: "Callable[[ModelArchiverConfig
         **_samples(settings[_SECTION].get("check_accuracy")),
         "max_relative_error": 1.0,
     }
-    for elsewhere in ("cuda_graphs", "device_stages"):  # what says nothing of the precision
+    for elsewhere in ("cuda_graphs", "device_stages"):  # unrelated to the precision
         settings[_SECTION].pop(elsewhere, None)
     settings.pop("pt2", None)
     with tempfile.TemporaryDirectory(prefix="marserve-pack-") as directory:
@@ -183,12 +182,12 @@ def accuracy(config: "ModelArchiverConfig", pack: "Callable[[ModelArchiverConfig
             settings.get("sampleInput", ""),
         ]
         try:
-            done = subprocess.run(  # noqa: S603 - ourselves
+            done = subprocess.run(  # noqa: S603 - our own module
                 command, capture_output=True, text=True, timeout=_MEASURE_SECONDS, check=False
             )
             found = json.loads(done.stdout)
         except (subprocess.TimeoutExpired, ValueError):
-            found = {"reason": "its handler ended the process, or took too long"}
+            found = {"reason": "its handler ended the process or took too long"}
     if "reason" in found:
         return f"Accuracy against the original was not measured: {found['reason']}"
     agreement = found["agreement"]

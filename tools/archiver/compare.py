@@ -1,7 +1,8 @@
-"""The process in which a model is run to be compared with itself in a lower precision.
+"""The process that compares a model with itself in a lower precision.
 
-Its model directory asks for the comparison (``optimization.check_accuracy``), which is made as a
-worker makes it; what came of it is printed as JSON. All else that is printed goes to stderr.
+The configuration of the model directory enables the comparison (``optimization.check_accuracy``),
+and a service is loaded as in a worker. The process prints the result to stdout as JSON, and all
+other output to stderr.
 """
 
 import json
@@ -19,7 +20,7 @@ _MAX_BYTES = 2**31 - 1
 
 
 def main(directory: str, sample: str) -> None:
-    """Load the model of a directory, and print what the comparison found, or why there is none."""
+    """Load the model of a directory, and print the result of the comparison or its failure."""
     answer = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     with answer:

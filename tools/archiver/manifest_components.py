@@ -1,7 +1,6 @@
-"""A manifest in parts: TorchServe's ``model_archiver.manifest_components``.
+"""TorchServe's ``model_archiver.manifest_components``, for programs that write archives.
 
-For programs that write archives by themselves. Our archiver makes its manifests with
-`marserve.backend.manifest`, and so do these.
+The classes are built on `marserve.backend.manifest`, as the archiver is.
 """
 
 import enum
@@ -16,7 +15,7 @@ from marserve.tools.archiver.archiver import __version__
 
 
 class RuntimeType(enum.Enum):
-    """What runs a handler."""
+    """The runtime of a handler."""
 
     PYTHON = "python"
     PYTHON3 = "python3"
@@ -24,22 +23,22 @@ class RuntimeType(enum.Enum):
 
 
 class Model:
-    """The model's part of a manifest; of paths, the last component.
+    """The model section of a manifest, with the last component of each path.
 
     Args:
-        model_name: Its name.
+        model_name: Name of the model.
         serialized_file: Path of the weights.
         handler: Built-in name, or path of a Python file.
         model_file: Path of the Python file with the model's class.
         model_version: Any text.
-        extensions: Members that are nobody's but the caller's.
+        extensions: Additional members, for the caller's use.
         requirements_file: Path of a pip requirements file.
         config_file: Path of the model's YAML file.
 
     Attributes:
         model_name, model_version: As given.
-        handler: Its last component.
-        model_dict: The part.
+        handler: Last component of the given one.
+        model_dict: The section.
     """
 
     def __init__(
@@ -75,17 +74,17 @@ class Model:
 
 
 class Manifest:
-    """A manifest that is written now.
+    """A manifest with the current time.
 
     Args:
-        runtime: What runs the handler.
-        model: The model's part.
+        runtime: Runtime of the handler.
+        model: The model section.
 
     Attributes:
-        manifest_dict: All of it.
+        manifest_dict: The whole manifest.
 
     Raises:
-        ValueError: There is no such runtime.
+        ValueError: The runtime is unknown.
     """
 
     def __init__(self, runtime: str | RuntimeType, model: Model) -> None:

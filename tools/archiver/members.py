@@ -1,4 +1,4 @@
-"""What goes into an archive: names there, and the files that lie here."""
+"""The members of an archive: their names and source files."""
 
 import glob
 import logging
@@ -14,18 +14,18 @@ _LEFT_OUT_FOLDERS = ("__pycache__", "__MACOSX")
 
 
 class ModelArchiverError(Exception):
-    """An archive that cannot be made; the message says what to change."""
+    """An archive that cannot be written; the message contains what to change."""
 
 
 class Members:
-    """Names in the archive and the files that go there, beside the manifest."""
+    """Names in the archive and their source files, without the manifest."""
 
     def __init__(self, manifest_path: str) -> None:
         self._manifest_path = manifest_path
         self._sources: dict[str, Path] = {}
 
     def add(self, name: str, source: Path) -> None:
-        """Plans a file; of two with one name the later wins."""
+        """Add a file; it replaces an earlier one of the same name."""
         if not source.is_file():
             raise FileNotFoundError(f"File does not exist: {source}")
         rival = self._sources.get(name)
@@ -36,10 +36,10 @@ class Members:
         self._sources[name] = source
 
     def finished(self) -> list[tuple[str, Path]]:
-        """All files in the order of their names; the manifest's place is kept free."""
+        """Return all files sorted by name, without one at the manifest's path."""
         manifest = self._manifest_path
         if self._sources.pop(manifest, None) is not None:
-            logger.warning("The %s among the extra files gives way to a new one.", manifest)
+            logger.warning("The %s among the extra files is replaced by a new one.", manifest)
         for name in self._sources:
             for folder in Path(name).parents:
                 if folder.as_posix() in self._sources:
@@ -51,7 +51,7 @@ class Members:
 
 
 def extra_entries(extra_files: str) -> Iterator[Path]:
-    """The files and directories meant by a comma-separated list."""
+    """Expand a comma-separated list to files and directories."""
     for entry in filter(None, map(str.strip, extra_files.split(","))):
         if Path(entry).exists() or not _WILDCARD.search(entry):
             yield Path(entry)
@@ -63,7 +63,7 @@ def extra_entries(extra_files: str) -> Iterator[Path]:
 
 
 def add_extra(members: Members, entry: Path, *, keep_tree: bool) -> None:
-    """Plan a file, or what is in a directory; with ``keep_tree`` it keeps its directories."""
+    """Add a file or the contents of a directory; with ``keep_tree`` it keeps its directories."""
     prefix = _kept_path(entry) if keep_tree else Path()
     if entry.is_dir():
         for path in _files_in(entry, frozenset()):
@@ -73,15 +73,15 @@ def add_extra(members: Members, entry: Path, *, keep_tree: bool) -> None:
 
 
 def _kept_path(entry: Path) -> Path:
-    """Where an entry lies below the current directory; one from elsewhere keeps its name."""
-    here, path = Path.cwd(), Path(os.path.abspath(entry))  # noqa: PTH100 # links keep their place
+    """Return the path relative to the current directory; outside of it, the base name."""
+    here, path = Path.cwd(), Path(os.path.abspath(entry))  # noqa: PTH100 # links are not resolved
     return path.relative_to(here) if path.is_relative_to(here) else Path(path.name)
 
 
 def _files_in(folder: Path, above: frozenset[Path]) -> Iterator[Path]:
-    """All files below a directory; links are followed, unless in a circle."""
+    """Return all files of a directory tree; links are followed, except in a cycle."""
     if folder.resolve() in above:
-        raise ModelArchiverError(f"{folder} is a link to a directory that it lies in.")
+        raise ModelArchiverError(f"{folder} is a link to a directory that contains it.")
     for path in folder.iterdir():
         if not path.is_dir():
             yield path

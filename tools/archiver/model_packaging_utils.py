@@ -1,11 +1,10 @@
-"""TorchServe's archiver step by step: ``model_archiver.model_packaging`` and its ``…_utils``.
+"""TorchServe's ``model_archiver.model_packaging`` and ``model_packaging_utils``.
 
-Other projects pack their models with two calls, and what a command line would hold as the argument:
+Other projects pack their models with two calls, with a parsed command line as the argument:
 
     package_model(args, manifest=ModelExportUtils.generate_manifest_json(args))
 
-The other steps are for those who go them one by one. Our own archiver needs no folder between the
-files and the archive (`handlers.archiver`).
+The other functions are the single steps. `archiver` writes archives without an intermediate folder.
 """
 
 import glob  # noqa: F401 - patched by tests of other projects
@@ -29,10 +28,10 @@ from marserve.tools.archiver.archiver import (
     BUILT_IN_HANDLERS,
     ArgParser,
     ModelArchiver,
-    ModelArchiverConfig,
     generate_model_archive,
     package_model,
 )
+from marserve.tools.archiver.config import ModelArchiverConfig
 from marserve.tools.archiver.manifest_components import Manifest, Model, RuntimeType
 from marserve.tools.archiver.members import ModelArchiverError
 
@@ -55,18 +54,18 @@ MODEL_SERVER_VERSION = MODEL_ARCHIVE_VERSION = "1.0"
 MAR_INF, MANIFEST_FILE_NAME = MANIFEST_PATH.split("/")
 
 archiving_options = dict(ARCHIVE_SUFFIXES)
-"""Format to what the name of an archive ends with."""
+"""The suffix of an archive's name for each format."""
 
 model_handlers = dict.fromkeys(BUILT_IN_HANDLERS, "")
-"""The names of the built-in handlers; TorchServe has a kind beside each."""
+"""The names of the built-in handlers; TorchServe has a kind for each."""
 
 
 class ModelExportUtils:
-    """The steps. An argument ``config`` is a `ModelArchiverConfig` or any object like it."""
+    """The steps. ``config`` is a `ModelArchiverConfig` or an object with such attributes."""
 
     @staticmethod
     def generate_model(config: Any) -> Model:
-        """Makes the model's part of the manifest."""
+        """Return the model section of the manifest."""
         config = ModelArchiverConfig.of(config)
         return Model(
             config.model_name,
@@ -80,36 +79,36 @@ class ModelExportUtils:
 
     @staticmethod
     def generate_manifest_json(config: Any) -> str:
-        """Makes the text of the manifest.
+        """Return the text of the manifest.
 
         Raises:
-            ValueError: There is no such runtime.
+            ValueError: The runtime is unknown.
         """
         runtime = ModelArchiverConfig.of(config).runtime
         return str(Manifest(runtime, ModelExportUtils.generate_model(config)))
 
     @staticmethod
     def validate_inputs(model_name: str, export_path: str) -> None:
-        """Checks the name, and makes the directory for archives where there is none.
+        """Check the name of a model, and create the directory for archives if it is missing.
 
         Raises:
-            ModelArchiverError: The name is no model's, or the path no directory's.
+            ModelArchiverError: The name is not allowed, or the path is not a directory.
         """
         archiver.check_name(model_name)
         archiver.make_export_path(export_path)
 
     @staticmethod
     def check_model_name_regex_or_exit(model_name: str) -> None:
-        """Checks the name of a model.
+        """Check the name of a model.
 
         Raises:
-            ModelArchiverError: It has characters that no model's name may have.
+            ModelArchiverError: The name is not allowed.
         """
         archiver.check_name(model_name)
 
     @staticmethod
     def get_archive_export_path(export_file_path: str, model_name: str, archive_format: str) -> str:
-        """Returns where an archive of that format goes."""
+        """Return the path of an archive in the given format."""
         return str(archiver.archive_path(export_file_path, model_name, archive_format))
 
     @staticmethod
@@ -119,10 +118,10 @@ class ModelExportUtils:
         overwrite: bool,
         archive_format: str = "default",
     ) -> str:
-        """Returns the directory for the archive, by default the working directory.
+        """Return the directory for the archive, by default the working directory.
 
         Raises:
-            ModelArchiverError: There is such an archive, and it is not to be overwritten.
+            ModelArchiverError: The archive exists and ``overwrite`` is not set.
         """
         folder = str(Path.cwd()) if export_file_path is None else export_file_path
         target = archiver.archive_path(folder, model_name, archive_format)
@@ -131,16 +130,16 @@ class ModelExportUtils:
 
     @staticmethod
     def copy_artifacts(model_name: str, runtime: str, **files: str | None) -> str:
-        """Puts all that goes into an archive into a new folder, and returns its path.
+        """Copy all members of an archive into a new folder, and return its path.
 
         Args:
             model_name: Name of the model.
-            runtime: What runs the handler.
+            runtime: Runtime of the handler.
             files: ``model_file``, ``serialized_file``, ``handler``, ``extra_files``,
                 ``requirements_file`` and ``config_file``.
 
         Raises:
-            FileNotFoundError: A file that should go in is not there.
+            FileNotFoundError: A source file does not exist.
         """
         options: dict[str, Any] = {key.replace("-", "_"): path for key, path in files.items()}
         options = {"handler": BUILT_IN_HANDLERS[0], "version": "", **options}
@@ -159,7 +158,7 @@ class ModelExportUtils:
         manifest: str,
         archive_format: str = "default",
     ) -> None:
-        """Writes the archive of a folder.
+        """Write the archive of a folder.
 
         Args:
             export_file: Directory for the archive.
@@ -169,7 +168,7 @@ class ModelExportUtils:
             archive_format: One of `archiving_options`.
 
         Raises:
-            ModelArchiverError: It cannot be written.
+            ModelArchiverError: The archive cannot be written.
         """
         config = ModelArchiverConfig(
             model_name=model_name,
@@ -184,15 +183,15 @@ class ModelExportUtils:
 
     @staticmethod
     def make_dir(d: str) -> None:
-        """Makes a directory where there is none."""
+        """Create a directory if it does not exist."""
         Path(d).mkdir(parents=True, exist_ok=True)
 
     @staticmethod
     def find_unique(files: Iterable[str], suffix: str) -> str | None:
-        """Returns the one file with that suffix, None where there is none.
+        """Return the file with the given suffix, or None.
 
         Raises:
-            ModelArchiverError: There are several.
+            ModelArchiverError: Several files have the suffix.
         """
         found = [file for file in files if file.endswith(suffix)]
         if len(found) > 1:
@@ -201,22 +200,22 @@ class ModelExportUtils:
 
     @staticmethod
     def clean_temp_files(temp_files: Iterable[str]) -> None:
-        """Removes files.
+        """Remove files.
 
         Raises:
-            OSError: One of them cannot be removed, or is not there.
+            OSError: A file is missing or cannot be removed.
         """
         for file in temp_files:
             Path(file).unlink()
 
     @staticmethod
     def directory_filter(directory: str, unwanted_dirs: Container[str]) -> bool:
-        """Returns whether a directory of that name goes into an archive: no hidden one does."""
+        """Return whether a directory is packed: neither unwanted nor hidden."""
         return directory not in unwanted_dirs and not directory.startswith(".")
 
     @staticmethod
     def file_filter(current_file: str, files_to_exclude: Container[str]) -> bool:
-        """Returns whether a file of that name goes into an archive beside a new manifest."""
+        """Return whether a file is packed beside a new manifest."""
         unwanted = current_file in files_to_exclude or current_file == "MANIFEST.json"
         return not unwanted and not current_file.endswith((".pyc", ".DS_Store", ".mar"))
 

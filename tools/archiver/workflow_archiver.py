@@ -1,8 +1,8 @@
-"""`torch-workflow-archiver`: a workflow's specification and handler → one archive with a manifest.
+"""`torch-workflow-archiver`: pack the specification and handler of a workflow into one archive.
 
-As `archiver` does it for models: planned first, then written once, under a temporary name. Beyond
-TorchServe's: a workflow whose nodes are all models needs no handler (it crashed), a file that is
-not there is told in a sentence, and extra files may be directories and have wildcards.
+The archive is planned, then written once, under a temporary name, as in `archiver`. Additions to
+TorchServe: a workflow of models only needs no handler (TorchServe's crashed), a missing file is
+reported in a sentence, and extra files may be directories and contain wildcards.
 """
 
 import argparse
@@ -14,12 +14,12 @@ from typing import Any
 
 from marserve.backend.manifest import WORKFLOW_MANIFEST_PATH, WorkflowManifest
 from marserve.tools.archiver.archiver import (
-    ArchiverConfig,
     __version__,
     check_name,
     check_overwriting,
     now,
 )
+from marserve.tools.archiver.config import ArchiverConfig
 from marserve.tools.archiver.members import (
     Members,
     ModelArchiverError,
@@ -42,12 +42,12 @@ logger = logging.getLogger(__name__)
 
 
 class WorkflowArchiverError(Exception):
-    """An archive that cannot be made; the message says what to change."""
+    """An archive that cannot be written; the message contains what to change."""
 
 
 @dataclass
 class WorkflowArchiverConfig(ArchiverConfig):
-    """What goes into an archive, and where it goes; the command line's options by the same names.
+    """The content and the path of an archive. Attributes are named as the options.
 
     Attributes:
         workflow_name: Name of the workflow and of the archive.
@@ -67,11 +67,11 @@ class WorkflowArchiverConfig(ArchiverConfig):
 
 
 class ArgParser:
-    """TorchServe's reader of the command line."""
+    """TorchServe's parser of the command line."""
 
     @staticmethod
     def workflow_archiver_args_parser() -> argparse.ArgumentParser:
-        """The command line's grammar."""
+        """Return the parser of the command line."""
         parser = argparse.ArgumentParser(
             prog="torch-workflow-archiver", description="Pack a workflow into one archive."
         )
@@ -86,11 +86,11 @@ class ArgParser:
 
 
 class WorkflowExportUtils:
-    """TorchServe's steps. An argument ``args`` is what the command line would hold."""
+    """TorchServe's steps. ``args`` is a parsed command line or an object with such attributes."""
 
     @staticmethod
     def generate_manifest_json(args: Any) -> str:
-        """Makes the text of the manifest."""
+        """Return the text of the manifest."""
         config = WorkflowArchiverConfig.of(args)
         manifest = WorkflowManifest(
             workflow_name=config.workflow_name,
@@ -103,10 +103,10 @@ class WorkflowExportUtils:
 
     @staticmethod
     def validate_inputs(workflow_name: str, export_path: str) -> None:
-        """Checks the name, and that the directory for archives is there.
+        """Check the name of a workflow, and that the directory for archives exists.
 
         Raises:
-            WorkflowArchiverError: The name is no workflow's, or the path no directory's.
+            WorkflowArchiverError: The name is not allowed, or the path is not a directory.
         """
         try:
             check_name(workflow_name, "workflow")
@@ -120,20 +120,20 @@ class WorkflowExportUtils:
 
     @staticmethod
     def get_archive_export_path(export_file_path: str, workflow_name: str) -> str:
-        """Returns where an archive goes."""
+        """Return the path of an archive."""
         return str(Path(export_file_path) / f"{workflow_name}.war")
 
 
 def package_workflow(args: Any, manifest: str) -> Path:
-    """Writes an archive with a manifest of one's own; see `generate_workflow_archive`.
+    """Write an archive with the given manifest and return its path.
 
     Args:
-        args: What goes where, a `WorkflowArchiverConfig` or an object like it.
+        args: A `WorkflowArchiverConfig` or an object with such attributes.
         manifest: The text of MANIFEST.json.
 
     Raises:
-        WorkflowArchiverError: Bad name or directory, the archive exists, or cannot be written.
-        FileNotFoundError: A file that should go in is not there.
+        WorkflowArchiverError: Bad name or directory, or the archive exists or cannot be written.
+        FileNotFoundError: A source file does not exist.
     """
     config = WorkflowArchiverConfig.of(args)
     WorkflowExportUtils.validate_inputs(config.workflow_name, config.export_path)
@@ -158,21 +158,21 @@ def package_workflow(args: Any, manifest: str) -> Path:
 
 
 def generate_workflow_archive(config: object = None) -> Path:
-    """Writes an archive; returns its path.
+    """Write an archive and return its path.
 
     Args:
-        config: What goes where, a `WorkflowArchiverConfig` or an object like it; without it, what
-            the command line of this process says.
+        config: A `WorkflowArchiverConfig` or an object with such attributes; by default the command
+            line of this process.
 
     Raises:
-        WorkflowArchiverError, FileNotFoundError: See `package_workflow`.
+        WorkflowArchiverError, FileNotFoundError: As in `package_workflow`.
     """
     args = ArgParser.workflow_archiver_args_parser().parse_args() if config is None else config
     return package_workflow(args, WorkflowExportUtils.generate_manifest_json(args))
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The command; its exit status."""
+    """Run the command; return its exit status."""
     args = ArgParser.workflow_archiver_args_parser().parse_args(argv)
     try:
         target = generate_workflow_archive(args)

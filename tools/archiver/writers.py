@@ -1,4 +1,4 @@
-"""Writes archives: zip files, tars, plain directories."""
+"""Write archives: zip files, tar files, plain directories."""
 
 import contextlib
 import functools
@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-# Bound here: tests of other projects replace the class in the module.
+# Bound here, because tests of other projects replace the class in its module.
 from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile, ZipInfo
 
 
 @dataclass(frozen=True)
 class Content:
-    """All that an archive will hold; the manifest goes first, then the members as they stand."""
+    """The content of an archive, in order: the manifest, then the members."""
 
     name: str  # of the model or the workflow
     manifest_path: str
@@ -27,7 +27,7 @@ class Content:
 
 @contextlib.contextmanager
 def replacing(target: Path) -> Iterator[Path]:
-    """A temporary path that takes the target's place at the end, or vanishes on failure."""
+    """Yield a temporary path that replaces the target at the end, or is removed on failure."""
     part = target.with_name(f".{uuid.uuid4().hex}.part")
     try:
         yield part
@@ -43,7 +43,7 @@ def replacing(target: Path) -> Iterator[Path]:
 
 
 def _move_files(source: Path, target: Path) -> None:
-    """Moves every file to its place in an existing directory; other files there stay."""
+    """Move every file into an existing directory, whose other files stay."""
     for path in source.rglob("*"):
         if path.is_file():
             place = target / path.relative_to(source)
@@ -72,7 +72,7 @@ def _write_tgz(part: Path, content: Content) -> None:
 
 
 def _tar_info(content: Content, name: str, size: int, modified: float) -> tarfile.TarInfo:
-    """A plain file without owner; tarfile's own would write hard links for files with two names."""
+    """Return a regular file without owner; tarfile would write hard links of files."""
     info = tarfile.TarInfo(f"{content.name}/{name}")
     info.size, info.mtime = size, int(modified)
     return info

@@ -1,4 +1,4 @@
-"""Command lines of a server, found in images, manifests and scripts, and what is in them."""
+"""Command lines of a server in images, manifests and scripts."""
 
 import contextlib
 import io
@@ -21,35 +21,35 @@ _ENDS = ("&&", "||", ";", "|", "&", ">", ">>", "2>", "2>&1", "&>", "<", "then", 
 
 @dataclass(frozen=True)
 class Command:
-    """``torchserve`` and its arguments, as they stand somewhere."""
+    """The arguments of a ``torchserve`` command, and the place of the command."""
 
     place: Place
     arguments: Sequence[str]
-    in_container: bool = False  # whether it is what a container runs
+    in_container: bool = False  # whether a container runs it
 
 
 def parse(arguments: Sequence[str]) -> tuple[Namespace | None, str]:
-    """What the server's parser makes of arguments; or None and its sentence."""
-    told = io.StringIO()
-    with contextlib.redirect_stderr(told), contextlib.redirect_stdout(io.StringIO()):
+    """Parse arguments as the server does; return the options, or None and the error."""
+    message = io.StringIO()
+    with contextlib.redirect_stderr(message), contextlib.redirect_stdout(io.StringIO()):
         try:
             return build_parser(_SERVERS[0]).parse_args(list(arguments)), ""
         except SystemExit:
-            return None, told.getvalue().strip().rpartition("error: ")[2]
+            return None, message.getvalue().strip().rpartition("error: ")[2]
 
 
 def commands_in(text: str, place: Place, *, in_container: bool = False) -> Iterator[Command]:
-    """The commands of servers in a line of a shell."""
+    """Return the server commands in a shell line."""
     try:
         lexer = shlex.shlex(text, posix=True, punctuation_chars="();|&")
         lexer.whitespace_split = True
         words = [*lexer]
-    except ValueError:  # half a quotation: of a line that goes on, or no shell at all
+    except ValueError:  # an open quotation: continued on another line, or not shell code
         return
     at = 0
     while at < len(words):
         is_command = at == 0 or words[at - 1] in (*_ENDS, "exec", "nohup", "sudo", "(", "$(")
-        # What stands alone before it: NAME=value, a shell with -c.
+        # An assignment NAME=value may precede the command.
         is_command = is_command or re.fullmatch(r"\w+=.*", words[at - 1]) is not None
         if is_command and PurePath(words[at]).name in _SERVERS:
             end = at + 1
@@ -61,7 +61,7 @@ def commands_in(text: str, place: Place, *, in_container: bool = False) -> Itera
 
 
 def commands_of_words(words: Sequence[object], place: Place) -> Iterator[Command]:
-    """The same of the words that a container runs: its entrypoint gives them to a shell."""
+    """Return the server commands in the arguments of a container, including ``sh -c`` scripts."""
     text = " ".join(str(word) for word in words)
     parts = [str(word) for word in words]
     if len(parts) > 1 and parts[-2] in ("-c", "-lc", "-ec"):
@@ -71,7 +71,7 @@ def commands_of_words(words: Sequence[object], place: Place) -> Iterator[Command
 
 
 def foreign_settings_of(text: str) -> list[str]:
-    """The words of CMD or ENTRYPOINT: JSON, or a line for a shell."""
+    """Split CMD or ENTRYPOINT: a JSON list, or one shell line."""
     with contextlib.suppress(ValueError):
         words = json.loads(text)
         if isinstance(words, list):
@@ -80,29 +80,29 @@ def foreign_settings_of(text: str) -> list[str]:
 
 
 def check_command(command: Command) -> Iterator[Finding]:
-    """Flags that are refused, or have no effect."""
+    """Report flags that are refused or have no effect."""
     options, why = parse(command.arguments)
     if unknown := [word for word in command.arguments if _is_unknown_flag(word)]:
         why = f"unrecognized arguments: {' '.join(unknown)}"
     elif options is None and any(map(_is_filled_in, command.arguments)):
-        return  # nobody knows what stands there
+        return  # the value is a variable
     if options is None:
         yield finding(
             "command-flag",
             command.place,
             f"torchserve does not start with {shlex.join(command.arguments)}: {why}",
-            "Mend the command; `torchserve --help` lists the flags.",
+            "Correct the command; `torchserve --help` lists the flags.",
         )
         return
     if options.cpp_log_config:
-        what = "--cpp-log-config has no effect: there is no C++ backend."
-        yield finding("no-effect-flag", command.place, what, "Leave it out.")
+        what = "--cpp-log-config has no effect, because marserve has no C++ backend."
+        yield finding("no-effect-flag", command.place, what, "Remove it.")
     if options.plugins_path:
         yield finding(
             "java-plugins",
             command.place,
             f"--plugins-path {options.plugins_path}: Java plugins cannot be loaded.",
-            "Leave it out, and what calls the plugins' endpoints.",
+            "Remove it and the calls of the plugins' endpoints.",
         )
 
 

@@ -1,8 +1,8 @@
 """The comparison with TorchServe as data: each name a user can write, with its verdict and note.
 
-docs/compatibility.md contains the differences; it is a link here, of which an installed package has
-a copy. names.md contains the names that are the same, and new ones. Their sections have the same
-headings, with lists and tables::
+docs/compatibility.md contains the differences; it is linked here and copied into the package.
+names.md contains identical and new names. Their sections have the same headings, with lists and
+tables::
 
     - Same: `a`, `b` (a remark), `c.{d,e}`, `GET /f[/{g}]`
     - New, GROUP: `h`
@@ -12,9 +12,8 @@ headings, with lists and tables::
     | `i`, `j` | how |
     | GROUP: `k` | how |
 
-The first heading of a table is the verdict of its rows. Braces with a comma stand for each of the
-words in them, brackets for an optional part, and a star (of names that are not supported) for any
-characters.
+The first heading of a table is the verdict of its rows. Braces with a comma expand to each of their
+words, brackets mark an optional part, and a star in an unsupported name matches any characters.
 """
 
 import re
@@ -24,7 +23,7 @@ from fnmatch import fnmatchcase
 from functools import cached_property, lru_cache
 from pathlib import Path
 
-#: The page, from the root of the repository.
+#: Path of the page in the repository.
 PAGE = "docs/compatibility.md"
 _LISTS = {"Same": "same", "New": "new", "No effect": "refused", "Later": "later"}
 _TABLES = {"Better": "better", "Refused": "refused", "Later": "later"}
@@ -34,7 +33,7 @@ _FILES = tuple(map(Path(__file__).with_name, ("compatibility.md", "names.md")))
 
 @dataclass(frozen=True)
 class Entry:
-    """A list or a row of a table: its section and group, its names, its verdict, why."""
+    """A list or a row of a table: section, group, names, verdict and note."""
 
     section: str
     group: str
@@ -45,13 +44,13 @@ class Entry:
 
     @cached_property
     def names(self) -> list[str]:
-        """The names that it is about."""
+        """The names in the entry, expanded."""
         found = re.findall(r"`([^`]+)`", self.text)
         return [name for pattern in found for name in spelled_out(pattern)]
 
 
 def spelled_out(pattern: str) -> list[str]:
-    """All names that a pattern stands for."""
+    """Return all names that a pattern expands to."""
     if choice := re.search(r"\{([^{}]*,[^{}]*)\}", pattern):
         words = choice[1].split(",")
     elif choice := re.search(r"\[(/[^\[\]]*)\]", pattern):
@@ -64,7 +63,7 @@ def spelled_out(pattern: str) -> list[str]:
 
 
 def read_entries(text: str) -> Iterator[Entry]:
-    """The entries of the page, in order; ValueError where one is not of its shape."""
+    """Return the entries of a page in order; raise ValueError for a malformed line."""
     section = verdict = ""
     for line in text.splitlines():
         if line.startswith("## "):
@@ -95,28 +94,29 @@ def entries() -> tuple[Entry, ...]:
 
 
 def find(section: str, name: str) -> Entry | None:
-    """What the page says of a name in a section; None where it says nothing."""
+    """Return the entry of a name in a section, or None."""
     rows = [entry for entry in entries() if entry.section == section]
-    for entry in sorted(rows, key=lambda entry: entry.is_list):  # a table says more than a list
+    # Tables are more specific than lists.
+    for entry in sorted(rows, key=lambda entry: entry.is_list):
         if any(name == item or ("*" in item and fnmatchcase(name, item)) for item in entry.names):
             return entry
     return None
 
 
 def link(section: str) -> str:
-    """Where a section of the page is."""
+    """Return the link to a section of the page."""
     anchor = re.sub(r"[^\w\- ]", "", section.lower()).replace(" ", "-")
     return f"{PAGE}#{anchor}"
 
 
 def reason(entry: Entry) -> str:
-    """The note of an entry as plain text: what is written in links and ticks is kept."""
+    """Return the note of an entry without the markup of links and code."""
     plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", entry.note)
     return plain.replace("`", "")
 
 
 def reason_in_list(entry: Entry, name: str) -> str:
-    """Why a name stands in a list: the parenthesis behind it, or behind those that follow it."""
+    """Return the parenthesis after a name in a list, or after the names that follow it."""
     _, _, rest = entry.note.partition(f"`{name}`")
     found = re.match(r"(?:, `[^`]+`)*\s*\(([^)]*)\)", rest)
     return found[1].replace("`", "") if found else ""

@@ -1,7 +1,7 @@
-"""What is in an archive, read without unpacking it: names, and the few small files that say much.
+"""Reading an archive without unpacking it: names of members, and the texts of small files.
 
-Weights stay where they are; an archive of many gigabytes is read in a moment, unless it is a tar,
-which has to be read from one end to the other.
+Weights are not read. A tar file has to be read from one end to the other, all others are fast at
+any size.
 """
 
 import math
@@ -28,14 +28,14 @@ from marserve.frontend.archives.unpack import (
 from marserve.frontend.errors import ServeError
 from marserve.tools.files import MAX_BYTES, open_regular, read_file
 
-#: Name, size, and what reads it.
+#: Name, size in bytes, and the function that reads it.
 _Member = tuple[str, int, Callable[[], bytes]]
 _CHUNK_BYTES = 1 << 20
-_MAX_TEXT = 64 << 20  # of all such members together
+_MAX_TEXT = 64 << 20  # bytes of all such members together
 _MAX_SECONDS = 60.0
 _MAX_MEMBERS = 100_000
 _READ = (".py", ".json", ".yaml", ".yml", ".txt")
-# What the two libraries raise at bytes that are no archive.
+# The errors of both libraries for bytes that are not an archive.
 _UNREADABLE = (
     *(OSError, EOFError, ValueError, LookupError, OverflowError, RuntimeError, struct.error),
     *(zipfile.BadZipFile, tarfile.TarError, zlib.error),
@@ -43,25 +43,25 @@ _UNREADABLE = (
 
 
 class NotAnArchive(Exception):
-    """It cannot be read; the text says why.
+    """An archive that cannot be read; the text is the reason.
 
     Attributes:
-        is_anybodys: Whether nothing in it says that it is an archive of a model.
+        is_unrelated: Whether nothing marks the file as an archive of a model.
     """
 
-    def __init__(self, why: str, *, is_anybodys: bool = False) -> None:
+    def __init__(self, why: str, *, is_unrelated: bool = False) -> None:
         super().__init__(why)
-        self.is_anybodys = is_anybodys
+        self.is_unrelated = is_unrelated
 
 
 @dataclass(frozen=True)
 class Contents:
-    """The members of an archive, by their path in it.
+    """The members of an archive, by their path.
 
     Attributes:
-        names: Of files.
-        texts: Of the small ones that are text.
-        cut: Why not all of it was read; empty where all was.
+        names: Paths of all files.
+        texts: Contents of small text files.
+        cut: Why reading stopped early; empty for an archive that was read completely.
     """
 
     names: frozenset[str]
@@ -69,15 +69,15 @@ class Contents:
     cut: str = ""
 
     def has(self, name: str) -> bool:
-        """Whether there is a file, or a directory, of this name."""
+        """Return whether a file or directory of this name exists."""
         return name in self.names or any(each.startswith(f"{name}/") for each in self.names)
 
 
 def read_contents(path: Path) -> Contents:
-    """The contents of an archive or of an unpacked one.
+    """Read the contents of an archive or an unpacked archive.
 
     Raises:
-        NotAnArchive: It is none, or one that the server refuses.
+        NotAnArchive: The file is not an archive, or the server refuses it.
     """
     names: set[str] = set()
     texts: dict[str, str] = {}
@@ -93,9 +93,9 @@ def read_contents(path: Path) -> Contents:
             if held > _MAX_TEXT or time.monotonic() > deadline:
                 break
     except (*_UNREADABLE, ServeError) as error:
-        is_anybodys = path.suffix in (".gz", ".tgz") and MANIFEST_PATH not in names
+        is_unrelated = path.suffix in (".gz", ".tgz") and MANIFEST_PATH not in names
         why = (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
-        raise NotAnArchive(why.rstrip("."), is_anybodys=is_anybodys) from error
+        raise NotAnArchive(why.rstrip("."), is_unrelated=is_unrelated) from error
     if held > _MAX_TEXT:
         cut = f"it has more than {_MAX_TEXT >> 20} MiB of code and settings"
     elif time.monotonic() > deadline:
@@ -105,7 +105,7 @@ def read_contents(path: Path) -> Contents:
 
 @contextmanager
 def open_zip(path: Path) -> Iterator[zipfile.ZipFile]:
-    """Open a zip file; any error of ``zipfile``, or ServeError for an index that is too large."""
+    """Open a zip file; raise errors of ``zipfile``, or ServeError for too large an index."""
     with (
         open_regular(path) as file,
         ShortReads(file.fileno(), closefd=False) as guard,
@@ -123,7 +123,7 @@ def _members(path: Path, deadline: float) -> Iterator[_Member]:
 
 def _of_directory(path: Path) -> Iterator[_Member]:
     for each in sorted(islice(path.rglob("*"), 2 * _MAX_MEMBERS)):
-        if each.exists() and not each.is_dir():  # no link to nothing
+        if each.exists() and not each.is_dir():  # skips broken links
             name = each.relative_to(path).as_posix()
             yield name, each.stat().st_size, partial(read_file, each)
 
@@ -138,7 +138,7 @@ def _of_zip(path: Path) -> Iterator[_Member]:
 
 
 def _read_zipped(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
-    with archive.open(member) as file:  # whatever its header states, no more is unpacked
+    with archive.open(member) as file:  # limited, because its header may be wrong
         return file.read(MAX_BYTES)
 
 
@@ -157,7 +157,7 @@ def _of_tar(path: Path, deadline: float) -> Iterator[_Member]:
             if (file := archive.extractfile(member)) is not None:
                 yield name, member.size, file.read
                 while file.read(_CHUNK_BYTES) and time.monotonic() < deadline:
-                    pass  # a large member takes long, too
+                    pass  # a large member may exceed the deadline
             if time.monotonic() >= deadline:
                 return
             guard.left = MAX_HEADER_BYTES

@@ -1,7 +1,7 @@
 """YAML files of Kubernetes, Helm and compose: their documents, and the containers in them.
 
-Templates of Helm are no YAML before they are rendered. What stands in braces is replaced by a word,
-and lines that only steer are left out; what then is no YAML is passed over.
+Helm templates are not YAML before they are rendered: expressions in braces are replaced by a word,
+and lines with control structures are removed. Documents that still cannot be parsed are skipped.
 """
 
 import re
@@ -11,11 +11,11 @@ from typing import Any
 
 from marserve.frontend.configuration.bounded_yaml import load_yaml
 
-_STEERING = re.compile(
+_CONTROL = re.compile(
     r"(?m)^[ \t]*\{\{-?\s*(?:if|else|end|range|with|define|include|template|/\*|\$)"
     r"[^\n]*\}\}[ \t]*$"
 )
-_TEMPLATE = re.compile(r"\{\{(?:(?!\{\{).)*?\}\}")  # never looks beyond the next one
+_TEMPLATE = re.compile(r"\{\{(?:(?!\{\{).)*?\}\}")  # stops at the next one, for linear time
 _PROBES = ("readinessProbe", "livenessProbe", "startupProbe", "healthcheck")
 
 
@@ -25,7 +25,7 @@ class Container:
 
     name: str
     image: str
-    words: tuple[object, ...] = ()  # what it runs, where that is said
+    words: tuple[object, ...] = ()  # entrypoint, command and arguments, if given
     environment: Mapping[str, str] = field(default_factory=dict)
     ports: tuple[int, ...] = ()
     probes: Mapping[str, Any] = field(default_factory=dict)
@@ -33,19 +33,19 @@ class Container:
 
 
 def documents_of(text: str) -> Iterator[Any]:
-    """The documents of a file that are YAML, perhaps once their templates are filled in."""
-    plain = _TEMPLATE.sub("templated", _STEERING.sub("", text)) if "{{" in text else text
+    """Return the documents of a file that are YAML after the replacement of templates."""
+    plain = _TEMPLATE.sub("templated", _CONTROL.sub("", text)) if "{{" in text else text
     for page in re.split(r"(?m)^---(?:[ \t].*)?$", plain):
         try:
             document = load_yaml(page)
-        except Exception:  # noqa: BLE001, S112 - anybody's file, and the parser has many corners
+        except Exception:  # noqa: BLE001, S112 - the parser raises many types of errors
             continue
         if document is not None:
             yield document
 
 
 def containers_in(document: Any) -> Iterator[Container]:
-    """All containers, wherever in a document they stand."""
+    """Return all containers at any depth of a document."""
     if isinstance(document, dict):
         services = document.get("services")
         if isinstance(services, dict) and "apiVersion" not in document:
@@ -63,7 +63,7 @@ def containers_in(document: Any) -> Iterator[Container]:
 
 
 def files_in(document: Any) -> Iterator[tuple[str, str]]:
-    """Names and texts of the files that a ConfigMap holds."""
+    """Return names and texts of the files in a ConfigMap."""
     if isinstance(document, dict) and document.get("kind") == "ConfigMap":
         data = document.get("data")
         for name, text in data.items() if isinstance(data, dict) else ():
@@ -72,7 +72,7 @@ def files_in(document: Any) -> Iterator[tuple[str, str]]:
 
 
 def container_of(of: Mapping[str, Any], *, is_service: bool = False) -> Container:
-    """What the mapping of a container says; of compose where ``is_service``."""
+    """Return the container of a mapping, or of a compose service with ``is_service``."""
     words = [*_words(of.get("entrypoint")), *_words(of.get("command")), *_words(of.get("args"))]
     return Container(
         str(of.get("name", "")),

@@ -1,5 +1,5 @@
-"""The errors of the doctor; their texts are printed on the command line."""
+"""The errors of the doctor, whose texts the command prints."""
 
 
 class DoctorError(Exception):
-    """Nothing could be examined, or written; one sentence that says why."""
+    """Nothing could be examined or written; the text is one sentence with the reason."""

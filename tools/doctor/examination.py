@@ -1,4 +1,4 @@
-"""Looks at every source of a setup, each with the checks of its kind."""
+"""Apply the checks of its kind to every source of a setup."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -29,7 +29,7 @@ _METRICS = ("ts_metrics", "model_metrics")
 
 
 def examine(sources: Sequence[Source], around: Surroundings) -> Report:
-    """All findings about sources, and about what they say of each other."""
+    """Return all findings about sources and their combination."""
     report = Report()
     sources = [*sources]
     for source in [each for each in sources if each.kind is Kind.YAML]:
@@ -42,18 +42,18 @@ def examine(sources: Sequence[Source], around: Surroundings) -> Report:
         report.read.append(source.name)
         with _reported(report, source):
             for each in _of_source(source, around):
-                # What is no file of its own cannot be written.
+                # A file embedded in another one cannot be written.
                 report.findings.append(replace(each, fixes=()) if source.holder else each)
     for fact in around.commands:
         report.findings += check_command(fact.value)
-    report.findings += _together(around, is_moving=bool(report.at(Level.CHANGE)))
+    report.findings += _check_combined(around, is_moving=bool(report.at(Level.CHANGE)))
     report.findings = list(dict.fromkeys(report.findings))
     return report
 
 
 @contextmanager
 def _reported(report: Report, source: Source) -> Iterator[None]:
-    """Make a finding of a source that cannot be read, or whose parser fails."""
+    """Turn errors of reading or parsing a source into a finding."""
     try:
         yield
     except (OSError, ValueError, RecursionError) as error:
@@ -86,8 +86,8 @@ def _of_source(source: Source, around: Surroundings) -> Iterator[Finding]:
             yield finding(
                 "java-plugins",
                 Place(source.name),
-                "A plugin of TorchServe's: Java plugins cannot be loaded.",
-                "Serve what it offers beside marserve, or ask for it.",
+                "This is a plugin of TorchServe: Java plugins cannot be loaded.",
+                "Serve its functions beside marserve, or ask for them.",
             )
         case Kind.YAML:
             yield from check_images(source, around)
@@ -134,15 +134,15 @@ def _embedded(source: Source) -> Iterator[Source]:
                 yield found
 
 
-def _together(around: Surroundings, *, is_moving: bool) -> Iterator[Finding]:
-    """What only several sources tell; ``is_moving``: that they are TorchServe's still."""
+def _check_combined(around: Surroundings, *, is_moving: bool) -> Iterator[Finding]:
+    """Check several sources together; ``is_moving``: whether they still name TorchServe."""
     served = next((fact.value for fact in around.commands if fact.value.in_container), None)
     if is_moving and served is not None and "--log-config" not in served.arguments:
         yield finding(
             "console-log",
             served.place,
-            "What a container prints has neither the access log nor the metrics.",
-            "They are in logs/access_log.log and logs/ts_metrics.log, or where --log-config says.",
+            "The output of a container contains neither the access log nor the metrics.",
+            "They are in logs/access_log.log and logs/ts_metrics.log, or as set by --log-config.",
         )
     installed = {fact.value for fact in around.packages}
     theirs = {"torchserve", "torchserve-nightly"} & installed
@@ -150,7 +150,7 @@ def _together(around: Surroundings, *, is_moving: bool) -> Iterator[Finding]:
         yield finding(
             "two-servers",
             Place("."),
-            f"{' and '.join(sorted(theirs))} and marserve are installed by the same setup; where "
-            "it is the same environment, files of one replace files of the other.",
+            f"{' and '.join(sorted(theirs))} and marserve are installed by the same setup. In one "
+            "environment, files of one replace files of the other.",
             "Install one of them.",
         )

@@ -1,4 +1,4 @@
-"""What the doctor has found: findings, by level, each perhaps with the change that mends it."""
+"""The findings of the doctor, with their levels and fixes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -7,24 +7,24 @@ from pathlib import Path
 
 
 class Level(Enum):
-    """How much a finding weighs, the heaviest first."""
+    """The severity of a finding, the highest first."""
 
     BLOCKS = "blocks"  # cannot work on marserve
-    CHANGE = "change"  # names TorchServe's own software: what moving consists of
+    CHANGE = "change"  # names TorchServe's software, to be replaced
     CHECK = "check"  # cannot be decided from the files
-    DIFFERS = "differs"  # works, otherwise
+    DIFFERS = "differs"  # works differently
     GAINS = "gains"  # marserve can do better
     WORKS = "works"  # unchanged
 
     @property
     def weight(self) -> int:
-        """The position among the levels."""
+        """The position among the levels, 0 for the most severe."""
         return [*Level].index(self)
 
 
 @dataclass(frozen=True, order=True)
 class Place:
-    """Where something was found: a file and perhaps a line, or a server's model."""
+    """The place of a finding: a file with an optional line, or a model of a server."""
 
     name: str
     line: int = 0
@@ -35,7 +35,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Fix:
-    """A change of one line of a file; ``after`` is None for a line that goes."""
+    """A change of one line of a file; ``after`` is None for a removed line."""
 
     path: Path
     line: int
@@ -45,7 +45,7 @@ class Fix:
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing: what it is, what to do about it, and where to read more."""
+    """A finding: what it is, what to do, and a link to the documentation."""
 
     rule: str  # of `rules.RULES`
     level: Level
@@ -61,9 +61,9 @@ class Report:
     """All findings of a run.
 
     Attributes:
-        read: What was read: files, archives, models of a server.
-        findings: In the order in which they were found.
-        ignored: How many were left out because of ``--ignore``.
+        read: Names of the sources: files, archives, models of a server.
+        findings: In the order of the examination.
+        ignored: Number of findings omitted by ``--ignore``.
     """
 
     read: list[str] = field(default_factory=list)
@@ -71,6 +71,6 @@ class Report:
     ignored: int = 0
 
     def at(self, *levels: Level) -> Sequence[Finding]:
-        """The findings of some levels: the heaviest first, then by place."""
+        """Return the findings of the given levels, the most severe first, then by place."""
         found = [each for each in self.findings if each.level in levels]
         return sorted(found, key=lambda each: (each.level.weight, each.place))

@@ -1,6 +1,6 @@
-"""``--load``: each archive's handler is loaded as a worker does it, in a process of its own.
+"""``--load``: load each archive's handler in a separate process, as a worker does.
 
-That is ``marserve run`` without inputs. The process leads a group, which is ended with it.
+The process is ``marserve run`` without inputs. It leads a process group, which is killed with it.
 """
 
 import os
@@ -17,13 +17,13 @@ from marserve.tools.doctor.rules import finding
 from marserve.tools.doctor.sources import Kind, Source
 
 _QUOTED = 300
-_MAX_READ = 64 << 10  # bytes, from the end of what it wrote
+_MAX_READ = 64 << 10  # bytes, from the end of its output
 
 
 def load_archives(
     sources: Sequence[Source], config: Path | None, seconds: float
 ) -> Iterator[Finding]:
-    """Load each archive of a model, one after the other."""
+    """Load the archives of models one after the other, and return their findings."""
     for source in sources:
         if source.kind is Kind.ARCHIVE and source.path.suffix != ".war":
             yield _load(source, config, seconds)
@@ -41,16 +41,16 @@ def _load(source: Source, config: Path | None, seconds: float) -> Finding:
         "handler-load",
         place,
         f"{source.name} does not load: {_reason(output) or failed}",
-        f"See why: marserve run {source.path}",
+        f"Show the reason: marserve run {source.path}",
     )
 
 
 def _run(command: Sequence[str], seconds: float) -> tuple[str, str]:
-    """How a command failed, empty if it has not; and what it wrote."""
+    """Run a command; return its failure, empty for success, and its output."""
     environment = {name: value for name, value in os.environ.items() if name != "TS_CONFIG_FILE"}
-    # A file and no pipe: a child that outlives the process would keep that open.
+    # Not a pipe, because a child that outlives the process would keep it open.
     with tempfile.TemporaryFile() as output:
-        process = subprocess.Popen(  # noqa: S603 - this very program
+        process = subprocess.Popen(  # noqa: S603 - this program
             command,
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -64,7 +64,7 @@ def _run(command: Sequence[str], seconds: float) -> tuple[str, str]:
         except subprocess.TimeoutExpired:
             failed = f"it took more than {seconds:g} s (--load-timeout)."
         finally:
-            group.send(signal.SIGKILL)  # its children, too
+            group.send(signal.SIGKILL)  # with its children
             group.close()
             process.wait()
         if process.returncode == -signal.SIGKILL:
@@ -74,6 +74,6 @@ def _run(command: Sequence[str], seconds: float) -> tuple[str, str]:
 
 
 def _reason(output: str) -> str:
-    """The last line that says something, of a traceback the exception; empty for none."""
+    """Return the last line that is not empty; in a traceback, that is the exception."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     return lines[-1][:_QUOTED] if lines else ""

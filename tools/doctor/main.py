@@ -23,29 +23,29 @@ from marserve.tools.doctor.sources import Kind, Source, decode, find_sources
 from marserve.tools.doctor.surroundings import Surroundings
 from marserve.tools.files import read_file
 
-_COMPARE = "--compare"  # has a parser of its own: nothing else is asked with it
+_COMPARE = "--compare"  # has a separate parser and excludes other modes
 _UNUSABLE = 2
-_INTERRUPTED = 130  # 128 and the number of SIGINT: what shells expect
+_INTERRUPTED = 130  # 128 + SIGINT, as in shells
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run ``marserve doctor``; returns the exit status.
+    """Run ``marserve doctor``; return the exit status.
 
     Args:
-        arguments: What follows ``doctor``.
+        arguments: The arguments after ``doctor``.
     """
     try:
         if _COMPARE in arguments:
             return compare([each for each in arguments if each != _COMPARE])
         options = read_options(arguments)
         report = _report(options)
-        return _tell(report, options)
+        return _print_report(report, options)
     except (BenchError, DoctorError) as error:
         print_text(f"marserve doctor: {error}", sys.stderr)
         return _UNUSABLE
     except KeyboardInterrupt:
         return _INTERRUPTED
-    except BrokenPipeError:  # nobody reads on
+    except BrokenPipeError:  # the reader has closed the pipe
         return _UNUSABLE
 
 
@@ -65,30 +65,30 @@ def _report(options: argparse.Namespace) -> Report:
 
 
 def _sources(options: argparse.Namespace) -> tuple[Path, list[Source]]:
-    """What is to be read.
+    """Return the root and the sources to read.
 
     Raises:
-        DoctorError: There is nothing.
+        DoctorError: No source exists.
     """
     if options.ts_config is not None:
         path = options.ts_config
         if not os.path.exists(path):  # noqa: PTH110 - raises nothing
-            raise DoctorError(f"There is no configuration file {path}.")
+            raise DoctorError(f"The configuration file {path} does not exist.")
         return path.parent, [Source(path, str(path), Kind.PROPERTIES), *_beside(path)]
     root = options.path or Path()
     if not os.path.exists(root):  # noqa: PTH110 - raises nothing
-        raise DoctorError(f"There is no {root}.")
+        raise DoctorError(f"{root} does not exist.")
     sources = [*find_sources(root)]
     if not sources:
         raise DoctorError(
-            f"There is nothing of TorchServe's in {root.absolute()}: no archive, configuration, "
-            "image, manifest or handler."
+            f"{root.absolute()} contains no TorchServe files: no archive, configuration, image, "
+            "manifest or handler."
         )
     return (root if root.is_dir() else root.parent), sources
 
 
 def _beside(config: Path) -> list[Source]:
-    """What a configuration file names: the archives in its model store, files of logs, metrics."""
+    """Return the files that a configuration names: archives of its store, logs, metrics."""
     try:
         values = parse_properties(decode(read_file(config))[0])
     except (OSError, ValueError, ConfigError):
@@ -107,7 +107,7 @@ def _beside(config: Path) -> list[Source]:
     ]
 
 
-def _tell(report: Report, options: argparse.Namespace) -> int:
+def _print_report(report: Report, options: argparse.Namespace) -> int:
     status = exit_status(report, strict=options.strict)
     if options.json:
         print_text(as_json(report, status))
@@ -123,7 +123,7 @@ def _write(report: Report, options: argparse.Namespace) -> None:
     changes = patches(report.findings)
     root = options.path or Path()
     if not changes:
-        _note("nothing that can be mended by --write", options)
+        _note("--write has nothing to fix", options)
         return
     if not options.json:
         print_text(f"\n{diff(changes, root if root.is_dir() else root.parent)}")
@@ -131,13 +131,19 @@ def _write(report: Report, options: argparse.Namespace) -> None:
         _note("nothing was written", options)
         return
     for each, backup in zip(changes, write(changes), strict=True):
-        _note(f"wrote {each.path}; what was there is {backup.name}", options)
+        _note(f"wrote {each.path}; the original is {backup.name}", options)
 
 
 def _is_wanted(count: int) -> bool:
-    """Asks at the terminal; without one nothing is written."""
+    """Ask at the terminal.
+
+    Raises:
+        DoctorError: Standard input is not a terminal.
+    """
     if not sys.stdin.isatty():
-        raise DoctorError("Nobody can be asked here; nothing was written. Say --yes to write.")
+        raise DoctorError(
+            "Nothing was written, because standard input is not a terminal. Use --yes to write."
+        )
     files = "this file" if count == 1 else f"these {count} files"
     try:
         answer = input(f"Write {files}? [y/N] ")

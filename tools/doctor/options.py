@@ -1,4 +1,4 @@
-"""What is typed: the parser of ``marserve doctor``, and its options."""
+"""The command line of ``marserve doctor``."""
 
 import argparse
 from collections.abc import Sequence
@@ -7,17 +7,17 @@ from pathlib import Path
 from marserve.tools.doctor.rules import RULES
 
 _LONGEST = 86_400.0
-_EPILOG = """exit status: 0 nothing blocks (with --strict: and nothing is to be changed, checked, or
-differs), 1 something does, 2 nothing could be examined. marserve doctor --compare OLD NEW asks two
-servers the same and has a --help of its own. docs/doctor.md has examples."""
+_EPILOG = """exit status: 0 no finding blocks (with --strict: none is to be changed or checked, or
+differs), 1 otherwise, 2 nothing could be examined. marserve doctor --compare OLD NEW compares two
+servers and has a separate --help. docs/doctor.md contains examples."""
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The parser of the command line."""
+    """Return the parser of the command line."""
     parser = argparse.ArgumentParser(
         prog="marserve doctor",
-        description="Says what of a TorchServe setup works on marserve, what does not, what "
-        "differs, and what can be gained. Nothing is started or changed.",
+        description="Reports what works on marserve in a TorchServe setup, what does not, what "
+        "differs, and what can be improved. Nothing is started or changed.",
         epilog=_EPILOG,
     )
     add = parser.add_argument
@@ -33,16 +33,18 @@ def build_parser() -> argparse.ArgumentParser:
         "--ts-config", type=Path, metavar="FILE", help="a configuration file of this machine"
     )
     what.add_argument(
-        "--url", metavar="URL", help="management address of a server that runs, TorchServe or ours"
+        "--url",
+        metavar="URL",
+        help="management address of a running server, TorchServe or marserve",
     )
-    add("--load", action="store_true", help="load each archive in a process of its own, too")
+    add("--load", action="store_true", help="also load each archive, in a separate process")
     add("--load-timeout", type=float, default=300.0, metavar="S", help="seconds for each (300)")
-    add("--write", action="store_true", help="mend what can be mended: shows a diff, then asks")
+    add("--write", action="store_true", help="fix what can be fixed: shows a diff, then asks")
     add("--yes", action="store_true", help="with --write: do not ask")
-    add("--image", default="", metavar="NAME", help="image in the place of TorchServe's")
+    add("--image", default="", metavar="NAME", help="image that replaces TorchServe's")
     add("--json", action="store_true", help="print the findings as JSON")
-    add("--strict", action="store_true", help="exit with 1 for what differs, too")
-    add("--verbose", action="store_true", help="show every place, and what works unchanged")
+    add("--strict", action="store_true", help="also exit with 1 for differences")
+    add("--verbose", action="store_true", help="show all places and what works unchanged")
     add(
         "--ignore",
         action="append",
@@ -59,13 +61,13 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def read_options(arguments: Sequence[str]) -> argparse.Namespace:
-    """The options; the parser ends the process with 2 where they are wrong."""
+    """Return the parsed options; exit with status 2 if they are wrong."""
     parser = build_parser()
     options = parser.parse_args(arguments)
     if options.json and options.write and not options.yes:
-        parser.error("--json with --write needs --yes: nobody is asked")
+        parser.error("--json with --write needs --yes, because it does not ask")
     if options.url is not None and (options.write or options.load):
         parser.error("--write and --load are for files, not for --url")
-    if not 0 < options.load_timeout <= _LONGEST:  # nor nan
+    if not 0 < options.load_timeout <= _LONGEST:  # also refuses nan
         parser.error("--load-timeout takes seconds above 0, up to a day")
     return options

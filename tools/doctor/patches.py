@@ -1,4 +1,4 @@
-"""``--write``: the fixes of findings as a diff, and into the files, each with a backup."""
+"""``--write``: show the fixes of findings as a diff and apply them, with backups."""
 
 import difflib
 import re
@@ -13,13 +13,13 @@ from marserve.tools.doctor.sources import decode
 from marserve.tools.files import read_file
 
 _BACKUP = ".orig"
-# Not splitlines(), which also splits at characters that are ordinary ones in these files.
+# Not splitlines(), which also splits at characters that do not end lines in these files.
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
 
 
 @dataclass(frozen=True)
 class Patch:
-    """A file, what stands in it, and what shall."""
+    """A file with its content before and after the fixes."""
 
     path: Path
     before: bytes
@@ -27,9 +27,9 @@ class Patch:
 
 
 def patches(findings: Iterable[Finding]) -> list[Patch]:
-    """What the fixes make of their files, of a file with two names once.
+    """Apply the fixes in memory, once for a file with several names.
 
-    Of two fixes of one line the first counts; a line that has changed meanwhile is left alone.
+    The first of several fixes of a line is applied. A line that has changed since is not fixed.
 
     Raises:
         DoctorError: A file cannot be read.
@@ -42,7 +42,7 @@ def patches(findings: Iterable[Finding]) -> list[Patch]:
     for path, fixes in by_file.items():
         before = _read(path)
         text, encoding = decode(before)
-        # A name that this encoding lacks makes the file one in UTF-8.
+        # A character outside of the encoding converts the file to UTF-8.
         after = _encoded(_patched(text, fixes), encoding)
         if after != before:
             made.append(Patch(path, before, after))
@@ -50,7 +50,7 @@ def patches(findings: Iterable[Finding]) -> list[Patch]:
 
 
 def diff(changes: Iterable[Patch], root: Path) -> str:
-    """All changes as a unified diff, by paths below ``root``."""
+    """Return all changes as a unified diff, with paths relative to ``root``."""
     parts: list[str] = []
     root = root.resolve()
     for each in changes:
@@ -64,17 +64,17 @@ def diff(changes: Iterable[Patch], root: Path) -> str:
 
 
 def write(changes: Sequence[Patch]) -> list[Path]:
-    """Write the files; returns the backups of what was there.
+    """Write the files and return the paths of their backups.
 
-    In place, so that owner, mode and links stay, and what is read-only is not written.
+    Files are written in place, which keeps owner, mode and links and respects read-only files.
 
     Raises:
-        DoctorError: One cannot be written, or is another than in the diff; those before it are.
+        DoctorError: A file cannot be written or differs from the diff. Earlier files are written.
     """
     backups = []
     for each in changes:
         if _read(each.path) != each.before:
-            raise DoctorError(f"{each.path} has changed meanwhile; it was not written.")
+            raise DoctorError(f"{each.path} has changed since the diff; it was not written.")
         try:
             with each.path.open("r+b") as file:
                 backup = _free_name(each.path)
@@ -111,7 +111,7 @@ def _free_name(path: Path) -> Path:
         name = f"{path.name}{_BACKUP}{f'.{number}' if number else ''}"
         if not (backup := path.with_name(name)).exists():
             return backup
-    raise DoctorError(f"{path} has a thousand backups; remove some.")
+    raise DoctorError(f"{path} has 1000 backups; remove some.")
 
 
 def _read(path: Path) -> bytes:

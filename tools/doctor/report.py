@@ -1,4 +1,4 @@
-"""The findings as text for people, and as JSON for programs."""
+"""The findings as text and as JSON."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -8,7 +8,7 @@ from typing import Any
 from marserve.frontend.version import __version__
 from marserve.tools.doctor.findings import Finding, Level, Report
 
-#: Grows when a member is taken away or means something else; new ones may come at any time.
+#: Incremented when a member is removed or changes its meaning; members may be added at any time.
 SCHEMA = 1
 _HEADINGS = {
     Level.BLOCKS: "Cannot work",
@@ -23,12 +23,12 @@ _STRICT = (Level.BLOCKS, Level.CHANGE, Level.CHECK, Level.DIFFERS)
 
 
 def exit_status(report: Report, *, strict: bool = False) -> int:
-    """1 where something blocks; with ``strict`` also where something differs."""
+    """Return 1 if a finding blocks; with ``strict`` also if one differs."""
     return int(bool(report.at(*(_STRICT if strict else (Level.BLOCKS,)))))
 
 
 def as_text(report: Report, *, verbose: bool = False) -> Iterator[str]:
-    """The lines for people."""
+    """Return the lines of the text report."""
     for level in Level:
         found = report.at(level)
         if not found:
@@ -47,7 +47,7 @@ def as_text(report: Report, *, verbose: bool = False) -> Iterator[str]:
 
 
 def as_json(report: Report, status: int) -> str:
-    """The document of ``--json``; docs/doctor.md says what each member is."""
+    """Return the document of ``--json``; docs/doctor.md describes its members."""
     document = {
         "schema": SCHEMA,
         "marserve": __version__,
@@ -96,7 +96,7 @@ def _lines(group: Sequence[Finding], *, verbose: bool) -> Iterator[str]:
 
 def _summary(report: Report) -> str:
     counts = {level: len(_grouped(report.at(level))) for level in Level}
-    told = [
+    parts = [
         f"{counts[level]} {word}"
         for level, word in (
             (Level.BLOCKS, "cannot work"),
@@ -109,7 +109,7 @@ def _summary(report: Report) -> str:
     ]
     files = len(report.read)
     fixable = sum(bool(each.fixes) for each in report.findings)
-    ending = f"; --write mends {fixable}" if fixable else ""
+    ending = f"; --write fixes {fixable}" if fixable else ""
     ignored = f" ({report.ignored} ignored)" if report.ignored else ""
     read = f"{files} {'source' if files == 1 else 'sources'} read"
-    return f"{read}: {', '.join(told) or 'nothing to change'}{ignored}{ending}."
+    return f"{read}: {', '.join(parts) or 'nothing to change'}{ignored}{ending}."

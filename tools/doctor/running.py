@@ -1,6 +1,6 @@
-"""``--url``: a server that runs, TorchServe or marserve, by its management interface.
+"""``--url``: examine a running server, TorchServe or marserve, by its management interface.
 
-It is asked what it serves and how, and nothing is changed. What only its files tell, it cannot say.
+The examination only reads. It does not find what only the server's files contain.
 """
 
 import argparse
@@ -23,25 +23,25 @@ from marserve.tools.doctor.errors import DoctorError
 from marserve.tools.doctor.findings import Finding, Place, Report
 from marserve.tools.doctor.rules import finding
 
-_TIMEOUT = 20.0  # seconds, of an answer
-_MAX_SECONDS = 300.0  # of all answers
-# Bytes of an answer: values take up to 60 times the memory of their JSON, metrics 100 times.
+_TIMEOUT = 20.0  # seconds for a response
+_MAX_SECONDS = 300.0  # seconds for all responses
+# Bytes of a response: values take up to 60 times the memory of their JSON, metrics 100 times.
 _MAX_ANSWER = 2 << 20
-_MAX_METRIC_LINE = 4096  # the time of a line grows with the square of its length
+_MAX_METRIC_LINE = 4096  # parsing time grows with the square of the length
 _MAX_FINDINGS = 10_000
 _MAX_NAME = 200  # characters of a server's text in a finding
 _PAGE = 100
 _SHOWN = 5  # names in a sentence
 _REFUSED = (401, 403)
-_NO_KEY = "Token Authorization failed"  # TorchServe's words, with status 400
+_NO_KEY = "Token Authorization failed"  # TorchServe's message, with status 400
 _LATENCY = "ts_inference_latency_microseconds"
 _QUEUE = "ts_queue_latency_microseconds"
-_MIN_REQUESTS = 20  # before averages mean anything
+_MIN_REQUESTS = 20  # for averages
 _METHODS = ("get", "put", "post", "delete", "options", "head", "patch")
 
 
 class _Server:
-    """Asks one listener, and perhaps another for metrics."""
+    """A client of the management listener, and of another one for metrics if given."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         key = options.token or (options.key_file and key_of(options.key_file, "management"))
@@ -56,7 +56,7 @@ class _Server:
         return Client(Destination(url, verify=not self._is_trusting), headers, timeout=_TIMEOUT)
 
     def ask(self, path: str, method: str = "GET") -> Any:
-        """The document at a path; DoctorError where there is none."""
+        """Return the document at a path; raise DoctorError for any other response."""
         if time.monotonic() > self._end:
             raise DoctorError(f"{self.url} did not answer everything within {_MAX_SECONDS:g} s.")
         answer = self._client.ask(method, path)
@@ -67,17 +67,17 @@ class _Server:
         document = answer.json()
         if answer.status in _REFUSED or _NO_KEY in answer.sentence:
             raise DoctorError(
-                f"{self.url} wants its management key: --token KEY or --key-file key_file.json."
+                f"{self.url} requires its management key: --token KEY or --key-file key_file.json."
             )
         if not answer.is_success or document is None:
             raise DoctorError(
-                f"{self.url}{_cut(path)} is no management interface of TorchServe's kind: "
+                f"{self.url}{_cut(path)} is not a management interface of TorchServe or marserve: "
                 f"{answer.status} {answer.sentence}"
             )
         return document
 
     def metrics(self) -> str:
-        """The text of the metrics; empty where they are not served there."""
+        """Return the text of the metrics; empty if they are not served."""
         try:
             client = self._metrics or self._metrics_beside()
             if client is None:
@@ -88,17 +88,17 @@ class _Server:
         return answer.text if answer.is_success and len(answer.body) <= _MAX_ANSWER else ""
 
     def _metrics_beside(self) -> Client | None:
-        """Where both servers have them by default: at the port behind the management's."""
+        """Return a client of the default metrics port: the management port plus 1."""
         head, _, port = self.url.rpartition(":")
         return self._make(f"{head}:{int(port) + 1}", {}) if port.isdigit() else None
 
 
 def examine_server(options: argparse.Namespace) -> Report:
-    """All findings about a server.
+    """Return all findings about a server.
 
     Raises:
-        BenchError: It does not answer.
-        DoctorError: It does not answer as a management interface does.
+        BenchError: The server does not respond.
+        DoctorError: The server does not respond as a management interface does.
     """
     server = _Server(options)
     report = Report()
@@ -126,7 +126,7 @@ def _cut(value: Any) -> str:
 
 
 def _description(server: _Server) -> tuple[str, dict[str, list[str]]]:
-    """Who it says it is, and its paths with their methods."""
+    """Return name and version of the server, and its paths with their methods."""
     document = server.ask("/", "OPTIONS")
     info = document.get("info") if isinstance(document, dict) else None
     paths = document.get("paths") if isinstance(document, dict) else None
@@ -150,13 +150,13 @@ def _endpoints(server: _Server, paths: Mapping[str, list[str]]) -> Iterator[Find
     }
     segments = {_first(name.partition(" ")[2]) for name in known}
     for path, methods in paths.items():
-        if _first(path) not in segments | {"prediction"}:  # sic: TorchServe's document says so
+        if _first(path) not in segments | {"prediction"}:  # sic, in TorchServe's document
             yield finding(
                 "endpoint",
                 Place(server.url),
                 f"{', '.join(map(str.upper, methods))} {_cut(path)} is not served: "
-                "a plugin's, perhaps.",
-                "Java's plugins cannot be loaded; serve it beside marserve.",
+                "it may belong to a plugin.",
+                "Java plugins cannot be loaded; serve it beside marserve.",
             )
     yield finding("unchanged", Place(server.url), f"{len(paths)} paths of its description")
 
@@ -190,7 +190,7 @@ def _versions(server: _Server, name: str) -> Iterator[Mapping[str, Any]]:
 
 
 def _quoted(name: str) -> str:
-    return quote(name, safe="", errors="replace")  # JSON can contain half of a character
+    return quote(name, safe="", errors="replace")  # JSON can contain a lone surrogate
 
 
 def _list(value: Any) -> list[Any]:
@@ -212,7 +212,7 @@ def _model(place: Place, name: str, described: Mapping[str, Any]) -> Iterator[Fi
             "model-not-ready",
             place,
             f"{name} has no worker that is READY.",
-            "Look into its log, before the move.",
+            "Read its log before the move.",
         )
     if not described.get("continuousBatching"):
         size, count = described.get("batchSize", 1), described.get("minWorkers", 0)
@@ -222,11 +222,11 @@ def _model(place: Place, name: str, described: Mapping[str, Any]) -> Iterator[Fi
 
 
 def _metrics(place: Place, text: str) -> Iterator[Finding]:
-    """Which metrics the user has declared, and what the averages say of queues."""
+    """Report metrics that the user has declared, and long average times in queues."""
     try:
         lines = (line for line in text.splitlines() if len(line) <= _MAX_METRIC_LINE)
         families = [*text_string_to_metric_families("\n".join(lines))]
-    except (ValueError, LookupError):  # not the text of metrics
+    except (ValueError, LookupError):  # not metrics
         return
     own = [name for name in dict.fromkeys(each.name for each in families) if not _is_built_in(name)]
     if own:
@@ -234,8 +234,8 @@ def _metrics(place: Place, text: str) -> Iterator[Finding]:
         yield finding(
             "custom-metrics",
             place,
-            f"{len(own)} metrics are this server's own: {shown}",
-            "Take its metrics.yaml along, as metrics_config in config.properties.",
+            f"{len(own)} metrics are not built in: {shown}",
+            "Keep its metrics.yaml, as metrics_config in config.properties.",
         )
     totals: dict[str, dict[str, float]] = {}
     for sample in (sample for family in families for sample in family.samples):
@@ -252,5 +252,5 @@ def _metrics(place: Place, text: str) -> Iterator[Finding]:
                 place,
                 f"Requests of {model} wait {waited / count / 1000:.0f} ms of the "
                 f"{took / count / 1000:.0f} ms that they take.",
-                f"Batches, or a latency goal, do more at once: {tune_command(model)}",
+                f"Batches or a latency goal increase the throughput: {tune_command(model)}",
             )

@@ -1,8 +1,7 @@
-"""Which files of a directory are TorchServe's business, and of which kind they are.
+"""Find the files of a directory that concern TorchServe, and their kinds.
 
-A file is judged by its content where its name says too little: `config.properties` may be
-anybody's, so one counts that has a key of TorchServe's. What no check understands is passed over in
-silence.
+The content decides where the name is not specific: a `config.properties` counts if it contains a
+key of TorchServe. Files without a check are skipped silently.
 """
 
 import codecs
@@ -37,13 +36,13 @@ _ARCHIVES = (".mar", ".war", ".model", ".tar.gz", ".tgz")
 
 
 class Kind(Enum):
-    """What a source is."""
+    """The kind of a source."""
 
     PROPERTIES = auto()
     LOG4J = auto()
-    ARCHIVE = auto()  # also an unpacked one: then the path is a directory
+    ARCHIVE = auto()  # for an unpacked one the path is a directory
     DOCKERFILE = auto()
-    YAML = auto()  # of compose, Kubernetes, Helm, models, metrics: documents tell
+    YAML = auto()  # compose, Kubernetes, Helm, models, metrics
     SHELL = auto()
     REQUIREMENTS = auto()
     PYTHON = auto()
@@ -56,10 +55,10 @@ class Source:
     """A file, or an unpacked archive.
 
     Attributes:
-        name: As it is shown.
-        holder: The file that holds it, where it is no file of its own.
-        embedded: Its content in that file.
-        problem: Why it cannot be read, where the system does not say.
+        name: The name in reports.
+        holder: The file that contains it; None for a separate file.
+        embedded: The content, if it is embedded in `holder`.
+        problem: Why it cannot be read, if the system reports no error.
     """
 
     path: Path
@@ -71,33 +70,33 @@ class Source:
 
     @property
     def folder(self) -> Path:
-        """The directory that it belongs to."""
+        """The directory of the file, or of its holder."""
         return (self.holder or self.path).parent
 
     @cached_property
     def content(self) -> bytes:
-        """Its bytes; OSError where it cannot be read, or is too long."""
+        """The content; raises OSError if it cannot be read or is too long."""
         if self.problem:
             raise OSError(0, self.problem)
         return read_file(self.path) if self.embedded is None else self.embedded
 
     @cached_property
     def text(self) -> str:
-        """Its content, decoded; raises as `content`."""
+        """The decoded content; raises as `content` does."""
         return decode(self.content)[0]
 
     @cached_property
     def lines(self) -> list[str]:
-        """The lines of the text, as the server counts them in its configuration."""
+        """The lines of the text, numbered as in the server's configuration."""
         return re.split(r"\r\n|\r|\n", self.text)
 
     def line_of(self, pattern: str) -> int:
-        """Number of the first line in which a text stands; 0 for none."""
+        """Return the number of the first line that contains a text, or 0."""
         return next((at for at, line in enumerate(self.lines, 1) if pattern in line), 0)
 
 
 def decode(content: bytes) -> tuple[str, str]:
-    """The text of a file, and the encoding in which it is written again."""
+    """Return the text of a file and its encoding."""
     try:
         encoding = "utf-8-sig" if content.startswith(codecs.BOM_UTF8) else "utf-8"
         return content.decode(encoding), encoding
@@ -106,7 +105,7 @@ def decode(content: bytes) -> tuple[str, str]:
 
 
 def find_sources(root: Path) -> Iterator[Source]:
-    """The sources of a file or directory, in order of their names."""
+    """Return the sources of a file or directory in the order of their names."""
     if not os.path.isdir(root):  # noqa: PTH112 - raises nothing
         if source := _source_of(root, root.name):
             yield source
@@ -118,7 +117,7 @@ def find_sources(root: Path) -> Iterator[Source]:
 
 
 def embedded_source(holder: Source, name: str, text: str) -> Source | None:
-    """The source that a file within another is; None for none."""
+    """Return the source of a file embedded in another one; None if no check reads it."""
     kind, content = _kind_of_text(name.lower(), lambda: text), text.encode(errors="replace")
     return kind and Source(Path(name), f"{holder.name}/{name}", kind, holder.path, content)
 
@@ -141,7 +140,7 @@ def _in_directory(root: Path) -> Iterator[Source]:
             count += 1
             if count > _MAX_FILES or size > _MAX_TEXT:
                 what = f"{_MAX_FILES} files" if count > _MAX_FILES else f"{_MAX_TEXT >> 20} MiB"
-                problem = f"only its first {what} are looked at"
+                problem = f"only its first {what} are examined"
                 yield Source(root, ".", Kind.UNREADABLE, problem=problem)
                 return
             if source := _source_of(here / name, str((here / name).relative_to(root))):
@@ -153,16 +152,16 @@ def _in_directory(root: Path) -> Iterator[Source]:
 
 
 def is_unpacked(directory: Path) -> bool:
-    """Whether a directory is a model or a workflow that is not packed."""
+    """Return whether a directory is an unpacked model or workflow."""
     names = (MANIFEST_PATH, WORKFLOW_MANIFEST_PATH)
-    # Not Path.exists(), which raises an error where nobody may look.
+    # Not Path.exists(), which raises an error without permission.
     return any(os.path.exists(directory / name) for name in names)  # noqa: PTH110
 
 
 def _source_of(path: Path, name: str) -> Source | None:
     try:
         kind = _kind_of(path)
-    except FileNotFoundError:  # a link to nothing
+    except FileNotFoundError:  # a broken link
         return None
     except OSError:
         kind = Kind.UNREADABLE
@@ -171,7 +170,7 @@ def _source_of(path: Path, name: str) -> Source | None:
 
 def _kind_of(path: Path) -> Kind | None:
     name = path.name.lower()
-    if re.search(r"\.orig(\.\d+)?$", name):  # what --write has left
+    if re.search(r"\.orig(\.\d+)?$", name):  # a backup of --write
         return None
     if name.endswith(_ARCHIVES):
         open_regular(path).close()
@@ -182,7 +181,7 @@ def _kind_of(path: Path) -> Kind | None:
 
 
 def _is_plugin(path: Path) -> bool:
-    """Whether a .jar announces something to TorchServe, by the names that Java looks for."""
+    """Return whether a .jar registers a service of TorchServe."""
     try:
         with open_zip(path) as jar:
             return any("services/org.pytorch.serve." in name for name in jar.namelist())
@@ -191,7 +190,7 @@ def _is_plugin(path: Path) -> bool:
 
 
 def _kind_of_text(name: str, read: Callable[[], str]) -> Kind | None:
-    """The kind by the name, in small letters, and by the beginning of the text."""
+    """Return the kind by the lowercase name and the beginning of the text."""
     if name.endswith((".properties", ".cfg")) or name == "config.properties.template":
         return _kind_of_properties(name, read())
     if re.search(r"log4j.*\.xml$", name):
@@ -199,7 +198,7 @@ def _kind_of_text(name: str, read: Callable[[], str]) -> Kind | None:
     if re.search(r"dockerfile|containerfile", name) and not name.endswith((".md", ".sh", ".py")):
         return Kind.DOCKERFILE if re.search(r"(?mi)^FROM\s", read()) else None
     if name.endswith((".yaml", ".yml")):
-        return Kind.YAML if _is_ours_in_yaml(name, read()) else None
+        return Kind.YAML if _is_relevant_yaml(name, read()) else None
     if name.endswith((".sh", ".bash")) or ("." not in name[1:] and read()[:2] == "#!"):
         return Kind.SHELL if _SERVERS.search(read()) else None
     if re.fullmatch(r".*requirements.*\.(txt|in)", name):
@@ -220,12 +219,12 @@ def _kind_of_properties(name: str, text: str) -> Kind | None:
     return Kind.PROPERTIES if known else None
 
 
-def _is_ours_in_yaml(name: str, text: str) -> bool:
+def _is_relevant_yaml(name: str, text: str) -> bool:
     if _SERVERS.search(text) or re.search(r"(?m)^(?:ts_metrics|model_metrics|dag)\s*:", text):
         return True
     if re.search(r"serving\.kserve\.io|modelFormat|model[-_]config", f"{text} {name}"):
         return True
     if re.search(r"(?m)^[ \t]+(?:inference_address|management_address|model_store)\s*=", text):
-        return True  # a file within a ConfigMap
+        return True  # a file in a ConfigMap
     keys = re.findall(r"(?m)^(\w+)\s*:", text)
     return any(key in BY_KEY for key in keys)

@@ -1,7 +1,7 @@
-"""What the sources of a setup say of each other: variables, commands, packages, platforms.
+"""Facts of a setup that concern several sources: variables, commands, packages, platforms.
 
-A line of config.properties means something else beside an image that sets a variable, or a command
-with a flag. So these are collected before anything is judged.
+A variable of an image or a flag of a command changes the meaning of a line of config.properties.
+All facts are therefore collected before the checks run.
 """
 
 import re
@@ -23,7 +23,7 @@ from marserve.tools.doctor.sources import Kind, Source
 _SEVERAL = 2
 _REGISTER_FLAG = "--enable-model-api"
 _TOKEN_FLAGS = {"--disable-token-auth", "--dt"}
-# Possessive, so that what may be left out is not left out to find more.
+# Possessive quantifiers, so that backtracking does not skip an optional part.
 _PUBLIC = (
     r"(?m)^[ \t]*\w+_address[ \t]*[=:][ \t]*+(?:https?://)?+(?!127\.|localhost|unix:|\[::1)\S+"
 )
@@ -38,7 +38,7 @@ _PLATFORMS = {
 
 @dataclass(frozen=True)
 class Instruction:
-    """An instruction of a Dockerfile, its lines joined."""
+    """An instruction of a Dockerfile with joined lines."""
 
     line: int
     name: str
@@ -47,7 +47,7 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Fact:
-    """Something that a source says, and the folder of that source."""
+    """A fact from a source, and the folder of that source."""
 
     folder: Path
     value: Any
@@ -55,25 +55,25 @@ class Fact:
 
 @dataclass
 class Surroundings:
-    """See the module.
+    """The collected facts.
 
-    Where there is one configuration, everything around is about it. Where there are several, as in
-    a repository of many services, what counts for a file is what stands in its folder, above, or
-    below it (`near`).
+    With one configuration, all facts apply to it. With several, as in a repository of many
+    services, the facts of the same folder, the folders above and those below apply to a file
+    (`near`).
 
     Attributes:
-        root: Where everything was found.
-        image: The image to name in the place of TorchServe's.
-        is_here: Whether the configuration is for this machine, so that its paths are.
-        configurations: How many configuration files there are.
-        variables: Variables that images, pods and services set: pairs of name and value.
+        root: The examined directory.
+        image: The image that replaces TorchServe's.
+        is_here: Whether the configuration is for this machine, and its paths can be checked.
+        configurations: Number of configuration files.
+        variables: Variables set by images, pods and services: pairs of name and value.
         commands: Command lines of the server.
-        packages: Names of what pip installs, as pip compares them.
-        platforms: Of `kserve`, `sagemaker`, `vertex`, those that leave traces.
-        installing: Configurations that say ``install_py_dep_per_model=true``.
-        open_servers: Configurations that say ``disable_token_authorization=true``.
-        registering: What lets clients register models: flags, variables, configurations.
-        default_handlers: What configurations name as ``default_service_handler``.
+        packages: Normalized names of packages that pip installs.
+        platforms: The detected ones of `kserve`, `sagemaker`, `vertex`.
+        installing: Configurations with ``install_py_dep_per_model=true``.
+        open_servers: Configurations with ``disable_token_authorization=true``.
+        registering: Configurations with ``enable_model_api=true``.
+        default_handlers: Values of ``default_service_handler`` in configurations.
         public: Configurations with a listener that is not bound to loopback.
     """
 
@@ -92,24 +92,24 @@ class Surroundings:
     public: list[Fact] = field(default_factory=list)
 
     def near(self, facts: Sequence[Fact], source: Source) -> list[Any]:
-        """The values of the facts that are about a source."""
+        """Return the values of the facts that apply to a source."""
         is_only = self.configurations < _SEVERAL
         return [fact.value for fact in facts if is_only or _are_near(fact.folder, source.folder)]
 
     def beside(self, facts: Sequence[Fact], source: Source) -> list[Any]:
-        """The same, but never those of another service: for what is doubtful otherwise."""
+        """Return the values as `near` does, never with those of another service."""
         return [fact.value for fact in facts if _are_near(fact.folder, source.folder)]
 
     def environment(self, source: Source) -> dict[str, str]:
-        """The variables that a server of this source sees."""
+        """Return the environment variables of the server of a source."""
         return dict(self.near(self.variables, source))
 
     def is_on(self, platform: str, source: Source) -> bool:
-        """Whether a source is for a platform."""
+        """Return whether a source is for a platform."""
         return platform in self.near(self.platforms, source)
 
     def tokens_are_off(self, source: Source) -> bool:
-        """Whether something beside the configuration file switches tokens off."""
+        """Return whether a flag, a platform or another file disables tokens."""
         commands = self.near(self.commands, source)
         has_flag = any(_TOKEN_FLAGS & {*command.arguments} for command in commands)
         return has_flag or bool(
@@ -117,7 +117,7 @@ class Surroundings:
         )
 
     def may_register(self, source: Source) -> bool:
-        """Whether the servers that a source is about let clients register models."""
+        """Return whether the servers of a source allow clients to register models."""
         if not self.near(self.public, source) or self.near(self.registering, source):
             return True
         commands = self.near(self.commands, source)
@@ -130,7 +130,7 @@ def _are_near(one: Path, other: Path) -> bool:
 
 
 def read_facts(surroundings: Surroundings, source: Source) -> None:
-    """Collect what a source says; OSError, ValueError or RecursionError where that fails."""
+    """Collect the facts of a source; raise OSError, ValueError or RecursionError."""
     if source.kind not in (Kind.ARCHIVE, Kind.PLUGIN):
         _Reader(surroundings, source).read()
 
@@ -188,7 +188,7 @@ class _Reader:
                 case "CMD" | "ENTRYPOINT":
                     words = foreign_settings_of(instruction.text)
                     self._add(self._to.commands, commands_of_words(words, place))
-                    if words[-1:] == ["serve"]:  # understood by the entrypoint of both images
+                    if words[-1:] == ["serve"]:  # handled by the entrypoint of both images
                         self._add(self._to.commands, [Command(place, _SERVE, in_container=True)])
                 case "RUN":
                     self._add(self._to.packages, packages_in(instruction.text))
@@ -197,7 +197,7 @@ class _Reader:
         for document in documents_of(self._source.text):
             for container in containers_in(document):
                 words = sorted(map(str, container.words), key=len, reverse=True)
-                # One with a template in it stands there in another way.
+                # A word with a template differs from the text of the file.
                 at = next((line for each in words if (line := self._source.line_of(each))), 0)
                 place = Place(self._source.name, at)
                 self._add(self._to.variables, container.environment.items())
@@ -212,7 +212,7 @@ def _variables(text: str) -> list[tuple[str, str]]:
 
 
 def instructions_of(source: Source) -> Iterator[Instruction]:
-    """The instructions of a Dockerfile."""
+    """Return the instructions of a Dockerfile."""
     for line, text in logical_lines(source.lines):
         name, _, rest = text.strip().partition(" ")
         if name.isalpha():
@@ -220,7 +220,7 @@ def instructions_of(source: Source) -> Iterator[Instruction]:
 
 
 def logical_lines(lines: Sequence[str]) -> Iterator[tuple[int, str]]:
-    """Lines that a backslash continues as one, without comments; and where each begins."""
+    """Join lines continued by a backslash, without comments; return each with its number."""
     pending, first = "", 0
     for number, line in enumerate(lines, 1):
         if line.lstrip().startswith("#"):
@@ -239,7 +239,7 @@ def logical_lines(lines: Sequence[str]) -> Iterator[tuple[int, str]]:
 
 
 def packages_in(command: str) -> set[str]:
-    """Names of what a command line has pip install."""
+    """Return the names of packages that a command line installs with pip."""
     found = set()
     for words in re.findall(r"\bpip3?\s+install\s+([^&;|]*)", command):
         for word in words.split():
@@ -249,6 +249,6 @@ def packages_in(command: str) -> set[str]:
 
 
 def package_name(requirement: str) -> str:
-    """The name in a line of requirements, as pip compares names; empty for none."""
+    """Return the normalized name in a line of requirements, or an empty string."""
     match = re.match(r"\s*[\"']?([A-Za-z0-9][\w.-]*)", requirement)
     return re.sub(r"[-_.]+", "-", match[1]).lower() if match else ""

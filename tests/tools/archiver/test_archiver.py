@@ -21,12 +21,12 @@ from marserve.frontend.configuration.config import Config
 from marserve.tools.archiver.archiver import (
     BUILT_IN_HANDLERS,
     ModelArchiver,
-    ModelArchiverConfig,
     ModelArchiverError,
     build_parser,
     generate_model_archive,
     main,
 )
+from marserve.tools.archiver.config import ModelArchiverConfig
 
 MANIFEST = "MAR-INF/MANIFEST.json"
 FORMATS = {"default": "m.mar", "zip-store": "m.mar", "tgz": "m.tar.gz", "no-archive": "m"}
@@ -485,7 +485,7 @@ def test_an_old_manifest_among_the_extra_files_gives_way(
     write(f"unpacked/{MANIFEST}", "old")
     write("unpacked/weights.pt")
     assert set(packed(here, extra_files="unpacked")) == {"weights.pt"}
-    assert f"The {MANIFEST} among the extra files gives way" in caplog.text
+    assert f"The {MANIFEST} among the extra files is replaced" in caplog.text
     with zipfile.ZipFile("out/m.mar") as archive:
         assert archive.namelist() == [MANIFEST, "weights.pt"]
 
@@ -496,7 +496,7 @@ def test_links_to_directories_are_followed_but_not_in_a_circle(here: Path) -> No
     Path("extra/linked").symlink_to(here / "lib")
     assert set(packed(here, extra_files="extra")) == {"b.txt", "linked/a.txt"}
     Path("lib/round").symlink_to(here / "lib")
-    with pytest.raises(ModelArchiverError, match="is a link to a directory that it lies in"):
+    with pytest.raises(ModelArchiverError, match="is a link to a directory that contains it"):
         generate_model_archive(replace(CONFIG, extra_files="extra"))
 
 

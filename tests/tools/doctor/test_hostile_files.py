@@ -65,7 +65,7 @@ def test_an_archive_of_too_much_code_is_told(tmp_path, capsys, monkeypatch):
         archive.writestr("handler.py", "def handle(data, context):\n    return data\n")
     assert main([str(tmp_path)]) == 0
     out = capsys.readouterr().out
-    assert "not read to its end: it has more than 3 MiB of code" in out
+    assert "not read completely: it has more than 3 MiB of code" in out
     assert "[not-read]" in out
 
 
@@ -97,7 +97,7 @@ def test_links_in_a_circle_and_special_files_are_findings(tmp_path, capsys):
     (tmp_path / "Dockerfile").write_text("FROM x\n")
     assert main([str(tmp_path)]) == 0
     out = capsys.readouterr().out
-    assert out.count("it is no regular file. [not-read]") == 4
+    assert out.count("it is not a regular file. [not-read]") == 4
     assert "too many levels of symbolic links. [not-read]" in out
     assert "6 sources read" in out
 
@@ -157,7 +157,7 @@ def test_special_files_in_an_unpacked_archive_are_a_finding(tmp_path, capsys):
     (tmp_path / "manifest" / "MAR-INF" / "MANIFEST.json").symlink_to("/dev/zero")
     assert main([str(tmp_path)]) == 1
     out = capsys.readouterr().out
-    assert out.count("cannot be opened: it is no regular file. [archive-unusable]") == 2
+    assert out.count("cannot be opened: it is not a regular file. [archive-unusable]") == 2
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_no_more_text_is_read_than_is_promised(tmp_path, capsys, monkeypatch):
         (tmp_path / f"{number}.properties").write_text(f"model_store={'x' * 60}\n")
     assert main([str(tmp_path)]) == 0
     out = capsys.readouterr().out
-    assert "only its first 0 MiB are looked at. [not-read]" in out
+    assert "only its first 0 MiB are examined. [not-read]" in out
     assert "3 sources read" in out
 
 
@@ -241,7 +241,7 @@ def test_any_file_name_can_be_printed(tmp_path, monkeypatch):
 def test_a_path_that_cannot_be_is_not_there(capsys):
     assert main(["a" * 5000]) == 2
     assert main(["--url", ""]) == 2
-    assert capsys.readouterr().err.startswith("marserve doctor: There is no aaa")
+    assert capsys.readouterr().err.startswith("marserve doctor: aaa")
 
 
 @pytest.mark.parametrize("seconds", ["nan", "inf", "0", "x"])

@@ -145,10 +145,10 @@ def repeat(start, piece):
         (raw(b"HTTP/1.1 abc \x1b[31m\r\n\r\n"), "the answer is not HTTP"),
         (raw(b""), "remote end closed connection"),
         (stall, "no whole answer within 0.5 s"),
-        (raw(whole(b"\xff\xfe{")), "is no management interface"),
-        (raw(whole(b"9" * 1_000_000)), "is no management interface"),
-        (raw(whole(b"[" * 1_000_000)), "is no management interface"),
-        (raw(whole(gzip.compress(bytes(64 << 20)))), "is no management interface"),
+        (raw(whole(b"\xff\xfe{")), "is not a management interface"),
+        (raw(whole(b"9" * 1_000_000)), "is not a management interface"),
+        (raw(whole(b"[" * 1_000_000)), "is not a management interface"),
+        (raw(whole(gzip.compress(bytes(64 << 20)))), "is not a management interface"),
         (raw(b"HTTP/1.1 302 Found\r\nLocation: /\r\nContent-Length: 0\r\n\r\n"), "302"),
         (raw(b"HTTP/1.1 302 Found\r\nLocation: file:///etc/passwd\r\n\r\n"), "302"),
     ],
@@ -238,7 +238,7 @@ def test_long_metrics_are_not_parsed(text, capsys):
     answers = [("OPTIONS", DESCRIPTION), ("GET /models?", {"models": []}), ("GET /metrics", text)]
     with server(saying(answers)) as url:
         assert main(["--url", url, "--metrics-url", url]) == 0
-    is_told = "2 metrics are this server's own: ours, x [" in capsys.readouterr().out
+    is_told = "2 metrics are not built in: ours, x [" in capsys.readouterr().out
     assert is_told == text.startswith("ours 1\nx")
 
 
@@ -294,7 +294,9 @@ def test_a_comparison_with_a_server_that_never_ends(answer, monkeypatch, capsys,
         assert main(["--compare", old, new, *sent, "--repeat", "50"]) == 1
         assert time.monotonic() - began < 10
     out = capsys.readouterr().out
-    assert f"{new}: no answer 10 times in a row; what was to follow was not sent [stopped]" in out
+    assert (
+        f"{new}: no answer 10 times in a row; the remaining requests were not sent [stopped]" in out
+    )
     assert "[no-answer]" in out
 
 

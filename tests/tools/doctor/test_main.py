@@ -81,9 +81,9 @@ def test_each_finding_says_what_it_is_what_to_do_and_where_to_read(
     assert status == 1
     assert printed.splitlines()[:4] == [
         "Cannot work (1)",
-        "  config.properties:1: inference_address=nowhere stops the start: it takes "
+        "  config.properties:1: inference_address=nowhere prevents the start: the key takes "
         "http://host[:port], https://host[:port] or unix:/path. [config-value]",
-        "    -> Mend or remove inference_address.",
+        "    -> Correct or remove inference_address.",
         "       docs/compatibility.md#configuration-keys",
     ]
 
@@ -106,12 +106,12 @@ def test_nothing_of_torchserves_is_told_with_another_exit_status(
     (tmp_path / "gradle.properties").write_text("org.gradle.jvmargs=-Xmx1g\n")
     (tmp_path / "app.py").write_text("import os\n")
     status, printed = doctor(tmp_path)
-    assert (status, printed.startswith("marserve doctor: There is nothing of TorchServe")) == (
+    assert (status, "contains no TorchServe files" in printed) == (
         2,
         True,
     )
     status, printed = doctor(tmp_path / "gone")
-    assert (status, "There is no" in printed) == (2, True)
+    assert (status, "does not exist" in printed) == (2, True)
 
 
 def test_strict_counts_what_differs_and_ignored_rules_do_not_count(
@@ -496,7 +496,7 @@ def test_files_are_written_with_a_backup_and_then_there_is_nothing_to_mend(
     )
     assert (tmp_path / "requirements.txt").read_text() == "numpy\nmarserve[grpc]\n"
     _, printed = doctor(tmp_path, "--write", "--yes")
-    assert printed.endswith("nothing that can be mended by --write.\n")
+    assert printed.endswith("--write has nothing to fix.\n")
 
 
 @pytest.mark.parametrize(
@@ -537,7 +537,7 @@ def test_at_a_terminal_it_asks(tmp_path: Path) -> None:
     config = tmp_path / "config.properties"
     config.write_text("io_ratio=1\njob_queue_size=1\n")
     command = [sys.executable, "-m", "marserve", "doctor", str(config), "--write"]
-    for answer, said in (("n", "nothing was written"), ("y", "what was there is config.prop")):
+    for answer, said in (("n", "nothing was written"), ("y", "the original is config.prop")):
         with contextlib.closing(Terminal()) as terminal:
             terminal.start(command, os.environ, tmp_path)
             terminal.wait("Write this file? [y/N] ")
@@ -566,7 +566,7 @@ def test_without_a_terminal_nothing_is_written_unasked(
     status, printed = doctor(tmp_path, "--write")
     assert status == 2
     assert "-io_ratio=1" in printed
-    assert "Say --yes to write." in printed
+    assert "Use --yes to write." in printed
     assert [path.name for path in tmp_path.iterdir()] == ["config.properties"]
 
 
@@ -598,7 +598,7 @@ def test_a_file_that_changed_behind_the_diff_is_not_written(
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     monkeypatch.setattr("builtins.input", edit_and_agree)
     status, printed = doctor(config, "--write")
-    assert (status, "has changed meanwhile" in printed) == (2, True)
+    assert (status, "has changed since the diff" in printed) == (2, True)
     assert config.read_text() == "io_ratio=2\n"
     assert [*tmp_path.iterdir()] == [config]
 
@@ -628,8 +628,8 @@ def test_a_file_keeps_its_encoding(
 @pytest.mark.parametrize(
     ("command", "what"),
     [
-        ("curl -f localhost:8080/ping", "asks /ping, which needs a token"),
-        ("curl localhost:8081/models/m | grep READY", "asks /models, which needs a token"),
+        ("curl -f localhost:8080/ping", "requests /ping, which needs a token"),
+        ("curl localhost:8081/models/m | grep READY", "requests /models, which needs a token"),
         ("pgrep -f org.pytorch.serve.ModelServer", "process org.pytorch.serve.ModelServer"),
         ("pgrep java || exit 1", "the process java"),
         ("curl -f localhost:8080/ready", ""),

@@ -113,14 +113,14 @@ def test_a_torchserve(capsys: pytest.CaptureFixture[str]) -> None:
     )  # fmt: skip
     with torchserve(models, metrics) as url:
         assert main(["--url", url]) == 2
-        assert "wants its management key" in capsys.readouterr().err
+        assert "requires its management key" in capsys.readouterr().err
         assert main(["--url", url, "--token", "key", "--metrics-url", url]) == 1
         printed = capsys.readouterr().out
     for line in (
         "  d 1.0: d is for TorchServe's C++ backend. [runtime]",
         "  c 1.0: c has no worker that is READY. [model-not-ready]",
-        f"  {url}: 1 metrics are this server's own: OurMetric [custom-metrics]",
-        f"  {url}: GET /execution-parameters is not served: a plugin's, perhaps. [endpoint]",
+        f"  {url}: 1 metrics are not built in: OurMetric [custom-metrics]",
+        f"  {url}: GET /execution-parameters is not served: it may belong to a plugin. [endpoint]",
         "  a 1.0: a has 3 workers and batches of 1. [batching]",
         f"  {url}: Requests of b wait 60 ms of the 90 ms that they take. [queueing]",
     ):

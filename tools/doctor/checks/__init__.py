@@ -1,4 +1,4 @@
-"""What the doctor looks for: one file for each kind of source.
+"""The checks of the doctor: one module for each kind of source.
 
-Each check is a function from a source and the setup around it to findings.
+A check takes a source and the facts of the setup and yields findings.
 """

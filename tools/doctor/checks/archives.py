@@ -1,4 +1,4 @@
-"""Archives of models and workflows: manifest, files, handler, requirements, model-config.yaml."""
+"""Checks of archives: manifest, files, handler, requirements, model-config.yaml."""
 
 from collections.abc import Iterator
 from pathlib import PurePosixPath
@@ -29,26 +29,26 @@ _LSP = "LSP"
 
 
 def check_archive(source: Source, around: Surroundings) -> Iterator[Finding]:
-    """Everything about one archive, packed or not."""
+    """Check a packed or unpacked archive."""
     place = Place(source.name)
     try:
         contents = read_contents(source.path)
     except NotAnArchive as error:
-        if error.is_anybodys and source.path.parent != around.root:
+        if error.is_unrelated and source.path.parent != around.root:
             return
         yield finding(
             "archive-unusable",
             place,
             f"{source.name} cannot be opened: {error}.",
-            "Pack it anew.",
+            "Pack it again.",
         )
         return
     if contents.cut:
         yield finding(
             "not-read",
             place,
-            f"{source.name} was not read to its end: {contents.cut}.",
-            "Give the directory that it was packed from, or load it with --load.",
+            f"{source.name} was not read completely: {contents.cut}.",
+            "Examine the directory that it was packed from, or use --load.",
         )
         return
     if WORKFLOW_MANIFEST_PATH in contents.names:
@@ -57,20 +57,20 @@ def check_archive(source: Source, around: Surroundings) -> Iterator[Finding]:
     try:
         manifest = _manifest(contents)
     except ManifestError as error:
-        yield finding("archive-unusable", place, str(error), "Pack it anew.")
+        yield finding("archive-unusable", place, str(error), "Pack it again.")
         return
     if manifest is None:
         yield from _without_manifest(source, around)
         return
-    serious = [*_manifest_findings(place, manifest, contents)]
-    serious += _handler(source, manifest, contents, around)
+    found = [*_manifest_findings(place, manifest, contents)]
+    found += _handler(source, manifest, contents, around)
     if manifest.config_file and (text := contents.texts.get(manifest.config_file)) is not None:
         where = Place(f"{source.name}/{manifest.config_file}")
-        serious += check_model_yaml(
+        found += check_model_yaml(
             where, manifest.model_name, text, is_base_handler=_is_base(manifest, contents)
         )
-    yield from serious
-    if not any(each.level is Level.BLOCKS for each in serious):
+    yield from found
+    if not any(each.level is Level.BLOCKS for each in found):
         yield finding("unchanged", place, f"the archive {source.name} ({_about(manifest)})")
 
 
@@ -80,7 +80,7 @@ def _manifest(contents: Contents) -> Manifest | None:
 
 
 def _without_manifest(source: Source, around: Surroundings) -> Iterator[Finding]:
-    """As SageMaker's are; a tar may be anybody's."""
+    """Check an archive without manifest, as on SageMaker; a tar may be unrelated."""
     if named := around.near(around.default_handlers, source):
         what = f"the archive {source.name} (without a manifest, served by {named[0]})"
         yield finding("unchanged", Place(source.name), what)
@@ -88,9 +88,9 @@ def _without_manifest(source: Source, around: Surroundings) -> Iterator[Finding]
         yield finding(
             "archive-unusable",
             Place(source.name),
-            f"{source.name} has no {MANIFEST_PATH}; it needs default_service_handler, or handler "
-            "at its registration.",
-            "Pack it anew with torch-model-archiver.",
+            f"{source.name} has no {MANIFEST_PATH}; it needs default_service_handler, or the "
+            "parameter handler of the registration.",
+            "Pack it again with torch-model-archiver.",
         )
 
 
@@ -110,7 +110,7 @@ def _manifest_findings(place: Place, manifest: Manifest, contents: Contents) -> 
         try:
             manifest.registered_as(fallback_name="model").validate()
         except ManifestError as error:
-            yield finding("archive-unusable", place, str(error), "Pack it anew.")
+            yield finding("archive-unusable", place, str(error), "Pack it again.")
     files = {
         "serializedFile": manifest.serialized_file,
         "modelFile": manifest.model_file,
@@ -123,7 +123,7 @@ def _manifest_findings(place: Place, manifest: Manifest, contents: Contents) -> 
                 "archive-file",
                 place,
                 f"{key} names {name}, which is not in the archive.",
-                "Pack it anew with the file.",
+                "Pack it again with the file.",
             )
 
 
@@ -147,17 +147,17 @@ def _handler(
         yield finding(
             "handler-name",
             Place(source.name),
-            f"There is no handler {manifest.handler}, neither in the archive nor in marserve.",
-            "Pack it anew with --handler FILE, or name a built-in one.",
+            f"The handler {manifest.handler} is neither in the archive nor in marserve.",
+            "Pack it again with --handler FILE, or use a built-in one.",
         )
 
 
 def _is_base(manifest: Manifest, contents: Contents) -> bool:
-    """Whether its handler reads `optimization`: a built-in one, or derived from one."""
+    """Return whether the handler reads `optimization`: a built-in one, or derived from one."""
     module = manifest.handler.partition(":")[0].removesuffix(".py")
     name = f"{module}.py"
     if not manifest.model_file:
-        return False  # what was traced or exported has the precision that it was saved with
+        return False  # traced and exported models keep their precision
     if name not in contents.texts:
         return built_in_handler(module)
     parsed, _ = parse_files("", {name: contents.texts[name]})
@@ -167,7 +167,7 @@ def _is_base(manifest: Manifest, contents: Contents) -> bool:
 def _requirements(
     source: Source, manifest: Manifest, contents: Contents, around: Surroundings
 ) -> tuple[set[str], list[Finding]]:
-    """All that is required, by the archive or the image, and findings about its file."""
+    """Return the packages of the archive and the image, and findings about the file."""
     found = []
     text = contents.texts.get(manifest.requirements_file, "") if manifest.requirements_file else ""
     names = [package_name(line) for line in text.splitlines()]
@@ -178,9 +178,9 @@ def _requirements(
                 finding(
                     "ts-in-requirements",
                     Place(place.name, number),
-                    f"{name} would be installed for the model, and its ts hides marserve's: the "
+                    f"{name} would be installed for the model. Its ts hides marserve's, and the "
                     "worker does not start.",
-                    "Take the line out and pack the archive anew.",
+                    "Remove the line and pack the archive again.",
                 )
             )
     is_off = around.configurations and not around.near(around.installing, source)
@@ -189,7 +189,7 @@ def _requirements(
             finding(
                 "requirements-off",
                 place,
-                f"{source.name} has requirements, and no configuration says "
+                f"{source.name} has requirements, and no configuration sets "
                 "install_py_dep_per_model=true: they are not installed, as on TorchServe.",
                 "Set it, or install them where the server runs.",
             )
@@ -202,15 +202,15 @@ def _workflow(source: Source, contents: Contents) -> Iterator[Finding]:
     try:
         manifest = WorkflowManifest.parse(contents.texts[WORKFLOW_MANIFEST_PATH])
     except (ManifestError, KeyError) as error:
-        yield finding("archive-unusable", place, str(error), "Pack it anew.")
+        yield finding("archive-unusable", place, str(error), "Pack it again.")
         return
     text = contents.texts.get(manifest.specification_file)
     if text is None:
         yield finding(
             "archive-file",
             place,
-            f"specFile names {manifest.specification_file}, which is not there.",
-            "Pack it anew.",
+            f"specFile names {manifest.specification_file}, which does not exist.",
+            "Pack it again.",
         )
     else:
         yield from check_workflow(Place(f"{source.name}/{manifest.specification_file}"), text)

@@ -1,4 +1,4 @@
-"""Kubernetes, KServe, Helm and compose: what containers run, and how they are probed."""
+"""Checks of Kubernetes, KServe, Helm and compose: commands and probes of containers."""
 
 import re
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ _SERVES = re.compile(r"torchserve|marserve")
 
 
 def check_containers(source: Source, document: Any, around: Surroundings) -> Iterator[Finding]:
-    """Each container of a document that runs a server."""
+    """Check each container of a document that runs a server."""
     is_kserve = _is_of(document, "serving.kserve.io")
     if is_kserve and document.get("kind") == "InferenceService":
         yield from _inference_service(source, document)
@@ -30,14 +30,14 @@ def check_containers(source: Source, document: Any, around: Surroundings) -> Ite
 
 
 def check_probe(source: Source, place: Place, text: str, around: Surroundings) -> Iterator[Finding]:
-    """What a probe asks, or which process it looks for."""
-    do = "Probe /ready: it is open, and says whether the models can answer."
+    """Check the path or process that a probe tests."""
+    do = "Probe /ready: it needs no token, and reports whether the models are ready."
     asked = _WITH_TOKEN.search(text)
     if asked and not around.tokens_are_off(source):
-        what = f"A probe asks {asked[0]}, which needs a token where requests need one."
+        what = f"A probe requests {asked[0]}, which needs a token if requests need one."
         yield finding("probe", place, what, do)
     if found := _JAVA_PROCESS.search(text):
-        what = f"A probe looks for the process {found[0]}, and there is no Java: it always fails."
+        what = f"A probe looks for the process {found[0]}; without Java it always fails."
         yield finding("probe", place, what, do, link="docs/platforms/kubernetes.md#probes")
 
 
@@ -55,20 +55,20 @@ def _inference_service(source: Source, document: Any) -> Iterator[Finding]:
         return
     if runtime and "torchserve" not in runtime:
         return
-    if not model.get("image"):  # else that is told
+    if not model.get("image"):  # otherwise check_images reports it
         yield finding(
             "kserve-runtime",
             Place(source.name, source.line_of("pytorch")),
-            "KServe takes its runtime kserve-torchserve for pytorch: TorchServe and a wrapper.",
-            "Apply deploy/kserve/runtime.yaml with your image: it takes the runtime's place, and "
-            "the InferenceService stays.",
+            "KServe uses its runtime kserve-torchserve for pytorch: TorchServe and a wrapper.",
+            "Apply deploy/kserve/runtime.yaml with your image. It replaces the runtime, and the "
+            "InferenceService stays unchanged.",
         )
     container = container_of(model)
     for port in _OWN_PORTS & {*container.ports}:
         yield finding(
             "kserve-port",
             Place(source.name, source.line_of(f"containerPort: {port}")),
-            f"containerPort {port} is TorchServe's own; KServe's are 8080 and, for gRPC, 8081.",
+            f"containerPort {port} is a TorchServe port; KServe uses 8080 and, for gRPC, 8081.",
             "Remove it, or make it 8080 or 8081.",
         )
     for name in container.environment:
@@ -76,8 +76,8 @@ def _inference_service(source: Source, document: Any) -> Iterator[Finding]:
             yield finding(
                 "kserve-wrapper",
                 Place(source.name, source.line_of(name)),
-                f"{name} is not read: it told the wrapper what to wait for, and the server knows.",
-                "Nothing to do; it may go.",
+                f"{name} is not read: it configured the wrapper, which marserve does not need.",
+                "Nothing to do; you can remove it.",
             )
 
 
@@ -95,7 +95,7 @@ def _probes(
         yield finding(
             "probes",
             place,
-            f"{container.name or 'The container'} has no {how}: requests come before its models "
-            "are loaded.",
-            f"Add a {how} that asks GET /ready on the inference port; it needs no token.",
+            f"{container.name or 'The container'} has no {how}: requests arrive before its "
+            "models are loaded.",
+            f"Add a {how} that requests GET /ready on the inference port; it needs no token.",
         )

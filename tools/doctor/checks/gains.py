@@ -1,4 +1,4 @@
-"""What marserve can do better with a model than TorchServe did, and the command that finds out."""
+"""Possible improvements over TorchServe, with the command that measures them."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -11,25 +11,25 @@ _EAGER = (".pth", ".safetensors", ".bin")
 
 
 def tune_command(model: str) -> str:
-    """How the settings of a model are found by measuring."""
+    """Return the command that finds the settings of a model by measurements."""
     return f"marserve bench {model} --input SAMPLE --tune 100 --batch-size 32"
 
 
 def unbatched(place: Place, model: str, batch_size: int, workers: int) -> Iterator[Finding]:
-    """A model with several workers that are given one request each."""
+    """Report a model with several workers that process one request each."""
     if batch_size == 1 and workers >= _SEVERAL:
         yield finding(
             "batching",
             place,
             f"{model} has {workers} workers and batches of 1.",
-            f"Fewer workers with batches often do more: {tune_command(model)}",
+            f"Fewer workers with batches often have a higher throughput: {tune_command(model)}",
         )
 
 
 def of_model_yaml(
     place: Place, model: str, parsed: Mapping[str, Any], *, is_base_handler: bool
 ) -> Iterator[Finding]:
-    """What a model-config.yaml leaves out; precision only where the handler reads it."""
+    """Report useful settings that a model-config.yaml lacks and the handler reads."""
     is_on_gpu = str(parsed.get("deviceType", "")).lower() == "gpu"
     if is_base_handler and is_on_gpu and "optimization" not in parsed and "pt2" not in parsed:
         yield finding(
@@ -46,5 +46,5 @@ def of_model_yaml(
             "compile",
             place,
             f"{model} is compiled; a batch of a new size may be compiled while its clients wait.",
-            "Name the sizes: compiledBatchSizes: [1, 4, 8]. They are compiled before it is READY.",
+            "Set compiledBatchSizes: [1, 4, 8]. These sizes are compiled before it is READY.",
         )

@@ -1,4 +1,4 @@
-"""What Python files import, and whether one can be a handler. Nothing of them is run."""
+"""Checks of Python files: imports, and the entry point of handlers. No code of them runs."""
 
 import ast
 import re
@@ -18,7 +18,7 @@ _OURS = ("ts", "model_archiver", "workflow_archiver")
 _SECTION = "Import names"
 _OF_PACKAGES = ("*", "version", "__version__")
 _FALLBACKS = ("ImportError", "ModuleNotFoundError", "Exception")
-#: Import names whose distributions are called otherwise.
+#: Distributions of import names with another name.
 _DISTRIBUTIONS = {
     "PIL": "pillow",
     "attr": "attrs",
@@ -34,27 +34,27 @@ _DISTRIBUTIONS = {
     "yaml": "pyyaml",
 }
 _GIVEN_UP = {
-    "torchtext": "works with torch up to 2.3 only; tokenize with transformers or in the handler",
+    "torchtext": "it works with torch up to 2.3 only; tokenize with transformers or in the handler",
     "pippy": "use torch.distributed.pipelining",
-    "mms": "is Multi Model Server; import ts instead",
+    "mms": "it is Multi Model Server; import ts instead",
 }
 
 
 @dataclass(frozen=True)
 class Import:
-    """A module that a file imports, with the names it takes from it."""
+    """A module that a file imports, with the imported names."""
 
     module: str
     names: tuple[str, ...]
     line: int
-    is_guarded: bool  # whether the file goes on without it, or imports it only when it is called
+    is_guarded: bool  # whether its absence does not prevent the import of the file
 
 
 class PythonFile:
-    """A file that was parsed.
+    """A parsed file.
 
     Raises:
-        SyntaxError: It is no Python, or of another version.
+        SyntaxError: The text is not Python of this version.
     """
 
     def __init__(self, name: str, text: str) -> None:
@@ -64,7 +64,7 @@ class PythonFile:
             self.imports = list(_imports(self.tree.body, is_guarded=False))
         except ValueError as error:  # a zero byte
             raise SyntaxError(str(error)) from error
-        except (RecursionError, MemoryError) as error:  # the parser's words for the same
+        except (RecursionError, MemoryError) as error:  # raised by the parser for deep nesting
             raise SyntaxError("it is nested too deeply") from error
 
     @property
@@ -74,7 +74,7 @@ class PythonFile:
 
     @property
     def names(self) -> set[str]:
-        """What can be called at its top level, as far as it can be seen."""
+        """The names of possible entry points, at any depth."""
         found: set[str] = set()
         for node in ast.walk(self.tree):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -87,14 +87,14 @@ class PythonFile:
 
     @property
     def top_level(self) -> set[str]:
-        """The names that its top level binds to functions, classes, imports and values."""
+        """The names bound at its top level: functions, classes, imports and values."""
         return _top_level(self.tree.body)
 
 
 def parse_files(
     prefix: str, texts: Mapping[str, str]
 ) -> tuple[dict[str, PythonFile], list[Finding]]:
-    """The Python files among some, by their names, and findings about those that are no Python."""
+    """Return the parsed Python files by name, and findings about files and imports."""
     parsed: dict[str, PythonFile] = {}
     found = []
     for name in (each for each in texts if each.endswith(".py")):
@@ -103,7 +103,7 @@ def parse_files(
             parsed[name] = PythonFile(full, texts[name])
         except SyntaxError as error:
             what, place = f"{full} is not Python of this version: {error.msg}.", error.lineno or 0
-            do = "Mend it; Python 2 is not run."
+            do = "Correct it; Python 2 is not supported."
             found.append(finding("handler-syntax", Place(full, place), what, do))
         else:
             found += check_imports(parsed[name])
@@ -111,7 +111,7 @@ def parse_files(
 
 
 def check_imports(file: PythonFile) -> Iterator[Finding]:
-    """Imports of TorchServe's names, and of packages that were given up."""
+    """Check imports of TorchServe's modules, and of abandoned packages."""
     for item in file.imports:
         place, top = Place(file.name, item.line), item.module.partition(".")[0]
         if top in _GIVEN_UP and not item.is_guarded:
@@ -127,12 +127,12 @@ def check_imports(file: PythonFile) -> Iterator[Finding]:
 def check_requirements_of(
     file: PythonFile, modules: Collection[str], required: Collection[str]
 ) -> Iterator[Finding]:
-    """Imports that nothing in sight would satisfy.
+    """Report imports that are neither installed nor required.
 
     Args:
         file: A file of an archive.
-        modules: The archive's own.
-        required: Distributions that are required by the archive or installed by the image.
+        modules: Modules in the archive.
+        required: Distributions that the archive requires or the image installs.
     """
     seen = set()
     for item in file.imports:
@@ -145,14 +145,14 @@ def check_requirements_of(
             yield finding(
                 "handler-requirement",
                 Place(file.name, item.line),
-                f"{top} is imported; it is not installed here, and nothing requires it.",
-                "Install it where the server runs, or name it in the archive's requirements.txt "
+                f"{top} is imported but neither installed here nor required.",
+                "Install it where the server runs, or add it to the archive's requirements.txt "
                 "with install_py_dep_per_model=true.",
             )
 
 
 def check_entry(file: PythonFile, function: str) -> Iterator[Finding]:
-    """Whether a handler file has what the server calls: a function, or exactly one class."""
+    """Check that a handler file contains an entry point: a function or exactly one class."""
     names = file.names
     if (function or "handle") in file.top_level or (function and function in names):
         return
@@ -164,14 +164,14 @@ def check_entry(file: PythonFile, function: str) -> Iterator[Finding]:
         "handler-class",
         Place(file.name),
         f"{file.name} has no function {function or 'handle'} and {has}; it needs the function or "
-        "exactly one class, on TorchServe, too.",
+        "exactly one class, as on TorchServe.",
         f"Name the class: --handler {Path(file.name).name}:CLASS" if count
         else "Add def handle(data, context).",
     )  # fmt: skip
 
 
 def base_handler_in(file: PythonFile) -> bool:
-    """Whether its class is derived from one of the handlers that come with the server."""
+    """Return whether its class is derived from a built-in handler."""
     taken = {
         name
         for item in file.imports
@@ -184,7 +184,7 @@ def base_handler_in(file: PythonFile) -> bool:
 
 @lru_cache(maxsize=1000)
 def is_installed(module: str) -> bool:
-    """Whether a module of the top level can be imported here; it is not."""
+    """Return whether a top-level module is installed, without importing it."""
     try:
         return find_spec(module) is not None
     except (ImportError, ValueError):
@@ -192,7 +192,7 @@ def is_installed(module: str) -> bool:
 
 
 def built_in_handler(name: str) -> bool:
-    """Whether a handler of this name comes with the server."""
+    """Return whether a name is that of a built-in handler."""
     return bool(ts.target_of(f"ts.torch_handler.{name.partition(':')[0].removesuffix('.py')}"))
 
 
@@ -202,7 +202,7 @@ def _is_required(top: str, required: Collection[str]) -> bool:
 
 
 def _modules(item: Import) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """The modules behind an import: ``from ts.x import y`` may mean the module ts.x.y."""
+    """Return the modules of an import: ``from ts.x import y`` may import the module ts.x.y."""
     inner = [f"{item.module}.{name}" for name in item.names]
     served = [name for name in inner if ts.is_served(name)]
     for name in served:
@@ -221,8 +221,8 @@ def _served(place: Place, module: str, names: tuple[str, ...]) -> Iterator[Findi
         missing = [name for name in names if known and name not in known and name != "*"]
         if missing:
             what = f"{module} has no {', '.join(missing)} here."
-            yield finding("handler-import", place, what, "Write it into the handler.")
-    else:  # a package: what is in it are modules
+            yield finding("handler-import", place, what, "Implement it in the handler.")
+    else:  # a package, which contains modules
         for name in names:
             if name not in _OF_PACKAGES:
                 yield _not_served(place, f"{module}.{name}")
@@ -231,7 +231,7 @@ def _served(place: Place, module: str, names: tuple[str, ...]) -> Iterator[Findi
 def _not_served(place: Place, module: str) -> Finding:
     entry = compatibility.find(_SECTION, module)
     why = ts.refusal(module) or (compatibility.reason(entry) if entry else "")
-    do = "Change the handler." if why else "Write what it did into the handler."
+    do = "Change the handler." if why else "Implement its function in the handler."
     return finding(
         "handler-import", place, f"{module} is not served{f': {why}' if why else ''}.", do
     )
@@ -239,13 +239,13 @@ def _not_served(place: Place, module: str) -> Finding:
 
 @lru_cache(maxsize=100)
 def _names_of(module: str) -> frozenset[str]:
-    """What a module of ours has at its top level; empty where that cannot be seen."""
+    """Return the top-level names of a module of marserve; empty if unknown."""
     spec = find_spec(module)
     if spec is None or spec.origin is None:
         return frozenset()
     tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
     names = _top_level(tree.body)
-    if "__getattr__" in names:  # what it answers to stands somewhere as a text
+    if "__getattr__" in names:  # its names are string constants of the module
         constants = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
         names |= {value for value in constants if isinstance(value, str)}
     return frozenset() if "*" in names else frozenset(names)

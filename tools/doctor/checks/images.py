@@ -1,4 +1,4 @@
-"""Names of images and packages of TorchServe's, wherever they stand: what moving consists of."""
+"""Checks for the names of TorchServe's images and packages, which have to be replaced."""
 
 import itertools
 import re
@@ -10,7 +10,7 @@ from marserve.tools.doctor.rules import finding
 from marserve.tools.doctor.sources import Source
 from marserve.tools.doctor.surroundings import Surroundings, instructions_of, package_name
 
-#: The image of deploy/docker, as its page builds it.
+#: Name of the image that the page of deploy/docker builds.
 DEFAULT_IMAGE = "marserve"
 _IMAGE = re.compile(r"(?:(?:docker\.io|ghcr\.io|public\.ecr\.aws)/)?pytorch/torchserve[\w.-]*"
                     r"(?::[\w.-]+|@sha256:\w+)?(?![\w/])")  # fmt: skip
@@ -42,7 +42,7 @@ _JAVA = re.compile(r"\b(?:openjdk|default-jre|default-jdk|java-)[\w.-]*")
 
 
 def check_images(source: Source, around: Surroundings) -> Iterator[Finding]:
-    """Lines of a Dockerfile, a YAML file or a script that name TorchServe's images."""
+    """Report lines that name TorchServe's images in a Dockerfile, YAML file or script."""
     image = around.image or DEFAULT_IMAGE
     for number, line in enumerate(source.lines, 1):
         if line.lstrip().startswith("#"):
@@ -53,31 +53,31 @@ def check_images(source: Source, around: Surroundings) -> Iterator[Finding]:
             yield finding(
                 "image",
                 place,
-                "An image of TorchServe's is named.",
-                f"Name marserve's ({image}, built by deploy/docker); it starts as that one does.",
-                # A tag that goes on in a variable, or is given to what is built, is somebody's own.
+                "The line names an image of TorchServe.",
+                f"Use marserve's ({image}, built by deploy/docker), which starts in the same way.",
+                # A tag with a variable, or one of an image to build, may be the user's.
                 fixes=[] if line[found.end() :][:1] == "$" or _TAGS.search(line) else fixes,
             )
         elif found := _AWS_IMAGE.search(line):
             yield finding(
                 "image",
                 place,
-                f"{found[1]}:{found[2]} of AWS has TorchServe, up to torch 2.6 and not beyond.",
-                "Build deploy/sagemaker: Amazon's toolkit with marserve, for any torch.",
+                f"{found[1]}:{found[2]} of AWS contains TorchServe, with torch up to 2.6.",
+                "Build deploy/sagemaker: Amazon's toolkit with marserve, for any version of torch.",
                 link="docs/platforms/sagemaker.md#change-the-image",
             )
         elif found := _VERTEX_IMAGE.search(line):
             yield finding(
                 "image",
                 place,
-                f"{found[0]} has TorchServe.",
-                f"Name marserve's ({image}); it takes Vertex AI's ports, routes and models.",
+                f"{found[0]} contains TorchServe.",
+                f"Use marserve's ({image}), which supports Vertex AI's ports, routes and models.",
                 link="docs/platforms/vertex.md#what-to-change",
             )
 
 
 def check_dockerfile(source: Source, around: Surroundings) -> Iterator[Finding]:
-    """What an image installs, and how it is probed."""
+    """Check packages, health check and Java of an image."""
     for each in instructions_of(source):
         if each.name == "HEALTHCHECK":
             yield from check_probe(source, Place(source.name, each.line), each.text, around)
@@ -93,13 +93,13 @@ def check_dockerfile(source: Source, around: Surroundings) -> Iterator[Finding]:
                 "no-java",
                 Place(source.name, at),
                 f"{found[0]} is installed; marserve needs no Java.",
-                "Leave it out, unless something else needs it: the image is smaller.",
+                "Remove it, unless other software needs it, for a smaller image.",
             )
             break
 
 
 def check_script(source: Source, around: Surroundings) -> Iterator[Finding]:
-    """What a script installs, and how it starts the server."""
+    """Check packages, server commands and registrations of a script."""
     lines = list(enumerate(source.lines, 1))
     yield from _installs(source, lines)
     yield from _foreground(source)
@@ -108,24 +108,24 @@ def check_script(source: Source, around: Surroundings) -> Iterator[Finding]:
             yield finding(
                 "java-process",
                 Place(source.name, number),
-                f"`{' '.join(found[0].split())}` looks for TorchServe's Java process, which there "
-                "is none of.",
-                "Ask GET /ready, and stop the server by torchserve --stop.",
+                f"`{' '.join(found[0].split())}` looks for TorchServe's Java process, which does "
+                "not exist.",
+                "Request GET /ready, and stop the server with torchserve --stop.",
             )
     for number, line in lines:
         if _REGISTERS.search(line) and not around.may_register(source):
             yield finding(
                 "model-api",
                 Place(source.name, number),
-                "Models are registered over HTTP, which is off where a listener is not private, as "
-                "on TorchServe since 0.11.1.",
-                "Set enable_model_api=true, or name the models in load_models.",
+                "Models are registered over HTTP. This is disabled if a listener is not private, "
+                "as on TorchServe since 0.11.1.",
+                "Set enable_model_api=true, or list the models in load_models.",
             )
             break
 
 
 def check_requirements(source: Source) -> Iterator[Finding]:
-    """A requirements file that names TorchServe's packages."""
+    """Report TorchServe's packages in a requirements file."""
     has_ours = any(package_name(line) == "marserve" for line in source.lines)
     for number, line in enumerate(source.lines, 1):
         name = package_name(line)
@@ -136,8 +136,8 @@ def check_requirements(source: Source) -> Iterator[Finding]:
             yield finding(
                 "package",
                 Place(source.name, number),
-                f"{line.strip()} is TorchServe's.",
-                "Require marserve[grpc], which has the archivers, too.",
+                f"{line.strip()} belongs to TorchServe.",
+                "Require marserve[grpc], which contains the archivers.",
                 fixes=[Fix(source.path, number, line, after)],
             )
 
@@ -153,8 +153,8 @@ def _installs(source: Source, commands: list[tuple[int, str]]) -> Iterator[Findi
             "package",
             Place(source.name, line),
             f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} installed.",
-            "Install marserve[grpc], which has the archivers, too.",
-            fixes=[] if "conda" in command else _renamed(source, line),  # it is not there
+            "Install marserve[grpc], which contains the archivers.",
+            fixes=[] if "conda" in command else _renamed(source, line),  # conda has no marserve
         )
 
 
@@ -162,14 +162,14 @@ def _mlflow(place: Place) -> Finding:
     return finding(
         "package",
         place,
-        f"{_MLFLOW} installs TorchServe, too.",
+        f"{_MLFLOW} also installs TorchServe.",
         f"Install it with pip install --no-deps {_MLFLOW}, beside marserve[grpc] and mlflow.",
         link="docs/platforms/mlflow.md",
     )
 
 
 def _renamed(source: Source, first: int) -> list[Fix]:
-    """The lines of a command with marserve in the place of TorchServe's packages, once."""
+    """Return fixes that replace TorchServe's packages in a command by marserve, named once."""
     fixes, number, is_first = [], first, True
     while number <= len(source.lines):
         line = source.lines[number - 1]
@@ -185,7 +185,7 @@ def _renamed(source: Source, first: int) -> list[Fix]:
                 " \\" if line.rstrip().endswith("\\") and not after.rstrip().endswith("\\") else ""
             )
             if re.search(r"install(?:\s+-\S+)*\s*(?:;|&&|\\|$)", after):
-                return []  # nothing would be left to install
+                return []  # the command would install nothing
             fixes.append(Fix(source.path, number, line, after))
         if not line.rstrip().endswith("\\"):
             break
@@ -194,7 +194,7 @@ def _renamed(source: Source, first: int) -> list[Fix]:
 
 
 def _foreground(source: Source) -> Iterator[Finding]:
-    """A script that starts a server, then waits for nothing."""
+    """Report a script that starts a server and then waits forever."""
     code = [
         (number, line.strip())
         for number, line in enumerate(source.lines, 1)
@@ -215,10 +215,10 @@ def _foreground(source: Source) -> Iterator[Finding]:
         yield finding(
             "outlives-server",
             Place(source.name, after),
-            f"`{waiting}` keeps the container when the server has ended, and SIGTERM never "
-            "reaches it.",
+            f"`{waiting}` keeps the container running after the end of the server, which "
+            "receives no SIGTERM.",
             "End with `exec torchserve --start --foreground …`, or use the entrypoint of "
-            "marserve's image, which does so for you.",
+            "marserve's image, which does so.",
             fixes=fixes,
         )
         return

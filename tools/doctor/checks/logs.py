@@ -1,4 +1,4 @@
-"""log4j files and metrics.yaml, by the server's own readers."""
+"""Checks of log4j files and metrics.yaml, by the server's readers."""
 
 from collections.abc import Iterator
 
@@ -16,17 +16,17 @@ from marserve.tools.doctor.rules import finding
 from marserve.tools.doctor.sources import Source
 
 _PLACES = {"LOG_LOCATION": "logs", "METRICS_LOCATION": "logs"}
-# What log4j itself resolves, once the server runs.
+# Remarks about values that log4j resolves at run time.
 _HARMLESS = ("has no value", "monitorInterval")
 
 
 def check_log4j(source: Source) -> Iterator[Finding]:
-    """A configuration of log4j: what of it has no counterpart."""
+    """Report the parts of a log4j configuration that have no counterpart."""
     place = Place(source.name)
     try:
         config = read_log_config(source.path, _PLACES, content=source.content)
     except ConfigError as error:
-        yield finding("not-read", place, str(error), "Mend the file, or leave it out.")
+        yield finding("not-read", place, str(error), "Correct the file or remove it.")
         return
     if not isinstance(config, Log4jConfig):
         return
@@ -35,7 +35,7 @@ def check_log4j(source: Source) -> Iterator[Finding]:
             yield finding(
                 "log4j",
                 Place(source.name, source.line_of(f'"{name}"')),
-                f"Appender {name}: {node.name} has no counterpart and is left out.",
+                f"Appender {name}: {node.name} has no counterpart and is ignored.",
                 "Use a console, file, rolling file or syslog appender.",
             )
     for remark in dict.fromkeys(config.remarks):
@@ -48,7 +48,7 @@ def check_log4j(source: Source) -> Iterator[Finding]:
 
 
 def check_metrics(source: Source) -> Iterator[Finding]:
-    """A metrics.yaml."""
+    """Check a metrics.yaml."""
     place = Place(source.name)
     try:
         config = parse_metrics_config(source.content)
@@ -57,7 +57,7 @@ def check_metrics(source: Source) -> Iterator[Finding]:
             "metrics-file",
             place,
             f"{error} The built-in metrics would be reported instead.",
-            "Mend the file.",
+            "Correct the file.",
         )
         return
     declared = [*config.ts.values(), *config.model.values()]

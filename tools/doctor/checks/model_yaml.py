@@ -1,4 +1,4 @@
-"""model-config.yaml and specifications of workflows, by the server's own readers."""
+"""Checks of model-config.yaml and workflow specifications, by the server's readers."""
 
 from collections.abc import Iterator
 
@@ -12,22 +12,22 @@ from marserve.tools.doctor.findings import Finding, Place
 from marserve.tools.doctor.rules import finding
 
 _SECTION = "model-config.yaml"
-# As many as anybody has: which of them there are is the server's business.
+# An upper limit: the GPUs of the target machine are unknown.
 _GPUS = 1000
 
 
 def check_model_yaml(
     place: Place, model: str, text: str, *, is_base_handler: bool = False
 ) -> Iterator[Finding]:
-    """What the server makes of it."""
+    """Check a model-config.yaml as the server reads it."""
     try:
         parsed = load_yaml(text)
     except YamlTooLarge as error:
         yield finding("model-yaml", place, f"{place} {error}.", "Make it smaller.")
         return
-    except Exception as error:  # noqa: BLE001 - the parser has many corners
+    except Exception as error:  # noqa: BLE001 - the parser raises many types of errors
         why = " ".join(str(error).split())
-        yield finding("model-yaml", place, f"{place} is no YAML: {why}.", "Mend it.")
+        yield finding("model-yaml", place, f"{place} is not YAML: {why}.", "Correct it.")
         return
     if not isinstance(parsed, dict):
         return
@@ -36,11 +36,11 @@ def check_model_yaml(
         settings = yaml_settings(parsed, _GPUS, sentences.append)
         check_yaml(parsed, settings, sentences.append)
     except ServeError as error:
-        yield finding("model-yaml", place, str(error), "Mend the value.")
+        yield finding("model-yaml", place, str(error), "Correct the value.")
         return
     for sentence in sentences:
-        told = sentence.removeprefix(f"{_SECTION}: ")
-        yield finding("model-yaml-ignored", _at(place, text, told), told)
+        what = sentence.removeprefix(f"{_SECTION}: ")
+        yield finding("model-yaml-ignored", _at(place, text, what), what)
     if "pippy" in parsed:
         entry = compatibility.find(_SECTION, "pippy")
         why = f": {compatibility.reason(entry)}" if entry else ""
@@ -59,20 +59,20 @@ def check_model_yaml(
 
 
 def check_workflow(place: Place, text: str) -> Iterator[Finding]:
-    """A specification of a workflow."""
+    """Check the specification of a workflow."""
     try:
         read_specification(load_yaml(text))
     except ServeError as error:
-        yield finding("workflow", place, str(error), "Mend the specification.")
-    except Exception as error:  # noqa: BLE001 - the parser has many corners
+        yield finding("workflow", place, str(error), "Correct the specification.")
+    except Exception as error:  # noqa: BLE001 - the parser raises many types of errors
         why = " ".join(str(error).split())
-        yield finding("workflow", place, f"{place} is no YAML: {why}.", "Mend it.")
+        yield finding("workflow", place, f"{place} is not YAML: {why}.", "Correct it.")
     else:
         yield finding("unchanged", place, f"the workflow of {place.name}")
 
 
 def _at(place: Place, text: str, sentence: str) -> Place:
-    """The line of the key with which a sentence begins."""
+    """Return the place of the key at the start of a sentence."""
     key = sentence.split()[0].partition("=")[0].rstrip(":") if sentence.split() else ""
     lines = enumerate(text.splitlines(), 1)
     return Place(place.name, next((n for n, line in lines if key and key in line), 0))

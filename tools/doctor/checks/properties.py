@@ -1,4 +1,4 @@
-"""``config.properties``, a snapshot included: keys and values, by the server's own readers."""
+"""Checks of ``config.properties`` and snapshots, by the server's readers."""
 
 import os
 import re
@@ -20,7 +20,7 @@ from marserve.tools.doctor.surroundings import Surroundings
 
 _QUOTED = 200
 _SECTION = "Configuration keys"
-# Whatever the file says.
+# Read regardless of the file.
 _ALWAYS_READ = ("TS_CONFIG_FILE", "TS_OPEN_INFERENCE_PROTOCOL", "TS_MODEL_SERVER_HOME")
 _GRPC_PORTS = ("grpc_inference_port", "grpc_management_port")
 _NOT_COUNTED = ("vmargs",)  # of which some have no effect
@@ -29,7 +29,7 @@ _PATHS = ("model_store", "workflow_store", "keystore", "private_key_file", "cert
 
 
 def check_properties(source: Source, around: Surroundings) -> Iterator[Finding]:
-    """Everything about one file."""
+    """Check a configuration file."""
     here = os.environ if around.is_here else {}
     environ = _Environment({**here, **around.environment(source)})
     try:
@@ -42,7 +42,7 @@ def check_properties(source: Source, around: Surroundings) -> Iterator[Finding]:
     yield from _lines(source, file)
     yield from _keys(source, file)
     config = Config(**{"model_store": source.path.parent} | values)
-    yield from _judged(source, file, config, around)
+    yield from _settings(source, file, config, around)
     yield from _variables(source, file, environ, around)
     if around.is_here:
         yield from _paths(source, file, config)
@@ -52,7 +52,7 @@ def check_properties(source: Source, around: Surroundings) -> Iterator[Finding]:
 
 
 class _Environment(dict[str, str]):
-    """Variables of images and pods; those that nobody sets are noted, and stand for a 1."""
+    """Variables of images and pods; unset ones are recorded and read as 1."""
 
     def __init__(self, known: Mapping[str, str]) -> None:
         super().__init__(known)
@@ -64,7 +64,7 @@ class _Environment(dict[str, str]):
 
 
 def _values(source: Source, file: ConfigFile) -> tuple[dict[str, Any], list[Finding]]:
-    """The values that are right, by key; findings for those that are not."""
+    """Return the valid values by key, and findings about the invalid ones."""
     values: dict[str, Any] = {}
     wrong = []
     for name, setting in file.settings.items():
@@ -86,13 +86,13 @@ def _wrong_value(source: Source, key: Key, setting: Assignment, error: ValueErro
         return finding(
             "config-ignored",
             place,
-            f"{text} is not {error}; it counts as {key.instead or 'not set'}, as on TorchServe.",
-            "Say what is meant.",
+            f"{text} is not {error}; it is read as {key.instead or 'not set'}, as on TorchServe.",
+            "Write the intended value.",
         )
     return finding(
         "config-value",
         place,
-        f"{text} stops the start: it takes {error}.",
+        f"{text} prevents the start: the key takes {error}.",
         _instead(key.name, setting.text),
         fixes=_port_fixes(source, key.name, setting.line, setting.text),
     )
@@ -106,8 +106,8 @@ def _port_in(text: str) -> str:
 def _instead(name: str, text: str) -> str:
     if name in _GRPC_PORTS and (port := _port_in(text)):
         address = name.replace("_port", "_address")
-        return f"Write {name}={port}; the host goes into {address}."
-    return f"Mend or remove {name}."
+        return f"Write {name}={port}; the host belongs to {address}."
+    return f"Correct or remove {name}."
 
 
 def _port_fixes(source: Source, name: str, line: int, text: str) -> list[Fix]:
@@ -118,7 +118,7 @@ def _port_fixes(source: Source, name: str, line: int, text: str) -> list[Fix]:
 
 
 def _is_plain(line: str) -> bool:
-    """Whether a line is a setting as it is read: nothing escaped, and not continued."""
+    """Return whether a line has neither escapes nor a continuation."""
     return "\\" not in line
 
 
@@ -133,9 +133,9 @@ def _lines(source: Source, file: ConfigFile) -> Iterator[Finding]:
             yield finding(
                 "config-lines",
                 Place(source.name, line),
-                f"A line break is missing between {', '.join(names)}. marserve reads them as if it "
-                "were there; TorchServe read one setting with a wrong value.",
-                "Break the line.",
+                f"A line break is missing between {', '.join(names)}. marserve reads them as if "
+                "it existed; TorchServe reads one setting with a wrong value.",
+                "Insert the line break.",
                 fixes=[Fix(source.path, line, before, after)] if _is_plain(before) else [],
             )
     for warning in file.warnings:
@@ -152,7 +152,7 @@ def _keys(source: Source, file: ConfigFile) -> Iterator[Finding]:
             "config-no-effect",
             Place(source.name, at),
             f"Without effect: {', '.join(harmless)}.",
-            "Nothing to do; they may go.",
+            "Nothing to do; you can remove them.",
             fixes=fixes,
         )
     for name, setting in file.settings.items():
@@ -164,7 +164,7 @@ def _keys(source: Source, file: ConfigFile) -> Iterator[Finding]:
                 "java-plugins",
                 place,
                 f"plugins_path: Java plugins cannot be loaded{f' ({why})' if why else ''}.",
-                "Remove it, and what calls the plugins' endpoints.",
+                "Remove it and the calls of the plugins' endpoints.",
             )
         elif name == "debug" and setting.text.lower() == "true":
             yield finding(
@@ -172,7 +172,7 @@ def _keys(source: Source, file: ConfigFile) -> Iterator[Finding]:
             )
         elif name not in KEYS.keys() | RECORDS | HARMLESS | {"debug"}:
             sentence = unread_key(name, "", KEYS).replace(" ()", "")
-            yield finding("config-ignored", place, f"{sentence} TorchServe ignores it, too.")
+            yield finding("config-ignored", place, f"{sentence} TorchServe also ignores it.")
 
 
 def _removal(source: Source, file: ConfigFile, name: str) -> Fix | None:
@@ -184,7 +184,7 @@ def _removal(source: Source, file: ConfigFile, name: str) -> Fix | None:
     return Fix(source.path, line, text, None)
 
 
-def _judged(
+def _settings(
     source: Source, file: ConfigFile, config: Config, around: Surroundings
 ) -> Iterator[Finding]:
     def place(name: str) -> Place:
@@ -199,8 +199,8 @@ def _judged(
         yield finding(
             "config-no-effect",
             place("vmargs"),
-            f"vmargs: {' '.join(java)} has no effect: there is no Java virtual machine.",
-            "Nothing to do; it may go.",
+            f"vmargs: {' '.join(java)} has no effect without a Java virtual machine.",
+            "Nothing to do; you can remove it.",
             fixes=[fix] if fix else [],
         )
     if config.keystore_type == "JKS":
@@ -222,7 +222,7 @@ def _environment_ignored(source: Source, config: Config, around: Surroundings) -
             yield finding(
                 "environment-ignored",
                 Place(source.name),
-                f"{name} has no effect: the file does not say enable_envvars_config=true.",
+                f"{name} has no effect: the file does not set enable_envvars_config=true.",
                 f"Add enable_envvars_config=true, or write {key} into the file.",
             )
 
@@ -241,10 +241,10 @@ def _tokens(
     yield finding(
         "tokens",
         place,
-        f"Requests need a token, because {public} is no loopback address, and "
-        "disable_token_authorization is not set; as on TorchServe since 0.11.1, not before.",
+        f"Requests need a token, because {public} is not a loopback address and "
+        "disable_token_authorization is not set, as on TorchServe since 0.11.1.",
         "Send the keys of key_file.json, or set disable_token_authorization=true behind a "
-        "proxy that lets nobody else in.",
+        "proxy that authenticates clients.",
     )
 
 
@@ -256,14 +256,14 @@ def _grpc_and_stores(
         yield finding(
             "grpc-extra",
             place(keys[0]),
-            "gRPC is configured, and grpcio is not installed here.",
+            "gRPC is configured, but grpcio is not installed here.",
             "pip install 'marserve[grpc]'",
         )
     if any(url.startswith("s3://") for url in config.load_models):
         yield finding(
             "s3-extra",
             place("load_models"),
-            "load_models names an archive in S3.",
+            "load_models contains an archive in S3.",
             "pip install 'marserve[s3]', and allow it: allowed_urls=s3://.*",
         )
 
@@ -277,9 +277,10 @@ def _models(place: Callable[[str], Place], file: ConfigFile, config: Config) -> 
     for name, versions in config.models.items() if saved is None else ():
         for members in versions.values():
             size, workers = members.get("batchSize", 1), members.get("minWorkers", 0)
-            if isinstance(size, int) and isinstance(workers, int):  # else it is found by measuring
+            # A value that is not a number is measured by the server.
+            if isinstance(size, int) and isinstance(workers, int):
                 yield from unbatched(place("models"), name, size, workers)
-    # A relative one is below the directory that the server starts in, which nobody knows.
+    # A relative path depends on the working directory of the server, which is unknown.
     is_absolute = file.raw.get("model_store", "").startswith("/")
     is_store_here = is_absolute and config.model_store.is_dir()
     for model in saved or () if is_store_here else ():
@@ -289,14 +290,14 @@ def _models(place: Callable[[str], Place], file: ConfigFile, config: Config) -> 
                 "model-missing",
                 place("model_snapshot"),
                 f"{model.archive} of {model.name} is not in {config.model_store}.",
-                "Put it there, or take the model out of model_snapshot.",
+                "Copy it there, or remove the model from model_snapshot.",
             )
 
 
 def _variables(
     source: Source, file: ConfigFile, environ: _Environment, around: Surroundings
 ) -> Iterator[Finding]:
-    # What SageMaker's toolkit puts there, it puts there.
+    # SageMaker's toolkit sets its variables.
     missing = [
         name
         for name in dict.fromkeys(environ.missing)
@@ -308,8 +309,8 @@ def _variables(
         yield finding(
             "config-variable",
             Place(source.name, at),
-            f"The server starts only where these are set: {', '.join(missing)}.",
-            "Set them where the server starts.",
+            f"The server needs these variables to start: {', '.join(missing)}.",
+            "Set them in the environment of the server.",
         )
 
 
@@ -324,6 +325,6 @@ def _paths(source: Source, file: ConfigFile, config: Config) -> Iterator[Finding
             yield finding(
                 "config-path",
                 Place(source.name, source.line_of(name)),
-                f"{name}: {path} is not there.",
-                "Make it or name another, unless the file is for another machine.",
+                f"{name}: {path} does not exist.",
+                "Create it or set another path, unless the file is for another machine.",
             )

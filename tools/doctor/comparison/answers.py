@@ -1,4 +1,4 @@
-"""What of two answers to the same request differs, as findings."""
+"""The differences between two responses to the same request."""
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -7,21 +7,21 @@ from marserve.tools.bench.client import Answer
 from marserve.tools.doctor.comparison.bodies import compare_bodies
 from marserve.tools.doctor.findings import Level
 
-#: Rules of a comparison: how much each weighs, and what it is about.
+#: Rules of a comparison: level and meaning of each.
 RULES = {
     "no-answer": (Level.BLOCKS, "a request that the new server does not answer"),
-    "status": (Level.BLOCKS, "a success that is an error on the other server, or the reverse"),
-    "body": (Level.BLOCKS, "a body that says something else"),
+    "status": (Level.BLOCKS, "a success on one server and an error on the other"),
+    "body": (Level.BLOCKS, "a body with another content"),
     "header": (Level.BLOCKS, "a header that is missing, or has another value"),
-    "stopped": (Level.BLOCKS, "a server that gave no answer ten times in a row"),
+    "stopped": (Level.BLOCKS, "a server that did not answer ten times in a row"),
     "slower": (Level.BLOCKS, "a median latency above --max-ratio times the old one"),
     "old-no-answer": (Level.CHECK, "a request that the old server does not answer"),
-    "unsteady": (Level.CHECK, "what differs between answers of the old server itself, too"),
+    "unsteady": (Level.CHECK, "a difference that also occurs between answers of the old server"),
     "other-error": (Level.DIFFERS, "an error with another status, type or message"),
     "new-header": (Level.DIFFERS, "a header that only the new server sends"),
     "streaming": (Level.DIFFERS, "an answer that only one of the servers sends in pieces"),
 }
-#: They say when, by whom and how an answer was sent; bodies are compared themselves.
+#: Headers that describe the transfer: time, server, connection and length.
 _NOT_COMPARED = {
     *("date", "server", "via", "x-request-id", "connection", "keep-alive", "transfer-encoding"),
     *("content-length", "retry-after", "trailer", "ts_stream_next"),
@@ -30,12 +30,12 @@ _NOT_COMPARED = {
 
 @dataclass(frozen=True)
 class Rules:
-    """What counts as the same.
+    """The criteria of equality.
 
     Attributes:
-        tolerance: By how much numbers may differ.
+        tolerance: Allowed difference of numbers.
         members: Members of JSON objects that are not compared.
-        headers: Names of headers that are not compared, in small letters.
+        headers: Lowercase names of headers that are not compared.
     """
 
     tolerance: float
@@ -45,12 +45,12 @@ class Rules:
 
 @dataclass(frozen=True)
 class Mismatch:
-    """One way in which two answers differ.
+    """A difference between two responses.
 
     Attributes:
-        rule: Of `RULES`.
-        what: In words.
-        about: What of the answer it is: the same for the same of other answers.
+        rule: Name of a rule in `RULES`.
+        what: Description of the difference.
+        about: The part of the response that differs, to match differences between responses.
     """
 
     rule: str
@@ -59,7 +59,7 @@ class Mismatch:
 
 
 def differences(old: Answer, new: Answer, rules: Rules) -> tuple[list[Mismatch], float]:
-    """How the new answer differs, and the largest difference of two numbers."""
+    """Return the differences of the new response, and the largest difference of numbers."""
     if old.problem or new.problem:
         rule = "old-no-answer" if old.problem else "no-answer"
         return [Mismatch(rule, f"no answer: {old.problem or new.problem}", "answer")], 0.0

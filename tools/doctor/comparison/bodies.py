@@ -1,4 +1,4 @@
-"""Whether two bodies say the same: JSON, texts with numbers in them, parts, bytes."""
+"""Comparison of bodies: JSON, texts with numbers, multipart bodies, bytes."""
 
 import contextlib
 import json
@@ -10,20 +10,20 @@ from marserve.backend.profiling.comparison import Difference, compare
 from marserve.tools.bench.client import MAX_PARSED, Answer
 from marserve.tools.doctor.comparison.forms import parts
 
-# Python refuses to read thousands of digits.
+# Limited, because Python refuses to convert thousands of digits.
 _NUMBER = re.compile(r"[-+]?(?:\d{1,300}\.?\d{0,300}|\.\d{1,300})(?:[eE][-+]?\d{1,5})?")
-_AROUND = 20  # characters of a text on either side of where it differs
+_AROUND = 20  # characters shown on both sides of a difference
 
 
 def compare_bodies(
     old: Answer, new: Answer, tolerance: float, ignored: Container[str] = ()
 ) -> Difference:
-    """How the body of the new answer differs from that of the old one.
+    """Return the difference between the bodies of two responses.
 
     Args:
-        old: An answer.
-        new: Another.
-        tolerance: By how much numbers may differ; see `marserve.backend.profiling.comparison`.
+        old: The reference.
+        new: The response to compare.
+        tolerance: Allowed difference of numbers, as in `marserve.backend.profiling.comparison`.
         ignored: Members of JSON objects, at any depth, that are not compared.
     """
     if old.body == new.body:
@@ -88,7 +88,7 @@ def _text(body: bytes) -> str | None:
 
 
 def _compare_texts(old: str, new: str, tolerance: float) -> Difference:
-    """As of a tensor that is printed: numbers within the tolerance, all else exactly."""
+    """Compare numbers within the tolerance, as of a printed tensor, and all else exactly."""
     if _NUMBER.split(old) != _NUMBER.split(new):
         start = _first_difference(old, new) or 0
         shown = [repr(each[max(0, start - _AROUND) : start + _AROUND]) for each in (old, new)]

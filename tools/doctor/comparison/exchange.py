@@ -1,4 +1,4 @@
-"""Requests, one server that is asked them one after the other, and its answers."""
+"""A request, and a server that receives requests one after the other."""
 
 import http.client
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from marserve.tools.bench.client import Answer, Connection, reason
 from marserve.tools.bench.generator.destination import Destination
 
-# Of one connection, or made anew for each; and bodies are compared as they are, not compressed.
+# Headers of a connection, or set for each request; and bodies are compared uncompressed.
 _NOT_SENT = {
     *("host", "connection", "content-length", "transfer-encoding", "expect", "keep-alive"),
     "accept-encoding",
@@ -16,14 +16,14 @@ _NOT_SENT = {
 
 @dataclass(frozen=True)
 class Request:
-    """What is sent to both servers.
+    """A request to both servers.
 
     Attributes:
-        method: Of HTTP.
+        method: HTTP method.
         target: Path and query.
-        headers: Beside those that belong to a connection, and to the body's length.
-        body: None for none.
-        source: The file, or the line of one, that it is from.
+        headers: Without those of the connection and the body's length.
+        body: None for a request without body.
+        source: The file of the request, perhaps with a line.
     """
 
     method: str
@@ -37,12 +37,12 @@ class Request:
 
 
 class Server:
-    """One of the two; its connection is kept, as clients that care for latency keep theirs.
+    """One of the two servers, with a persistent connection.
 
     Args:
         destination: The listener.
-        headers: Sent with every request, in the place of the request's own.
-        timeout: Seconds that an answer may take.
+        headers: Sent with every request; they replace headers of the request.
+        timeout: Seconds until the end of a response.
     """
 
     def __init__(
@@ -53,10 +53,10 @@ class Server:
         self._connection = Connection(destination, timeout)
 
     def ask(self, request: Request) -> Answer:
-        """Send a request; what goes wrong is told in the answer.
+        """Send a request; the response contains the failure, if any.
 
         Raises:
-            BenchError: The request cannot be written.
+            BenchError: The request cannot be sent in HTTP.
         """
         left_out = {name.lower() for name in self._headers} | _NOT_SENT
         kept = {
@@ -74,5 +74,5 @@ class Server:
         raise AssertionError
 
     def close(self) -> None:
-        """Close the connection; the next request makes another."""
+        """Close the connection; the next request opens another one."""
         self._connection.close()

@@ -1,4 +1,4 @@
-"""Forms: written for requests, and taken apart in answers that have several parts."""
+"""Multipart forms: writing them for requests, and parsing them in responses."""
 
 import re
 from collections.abc import Iterable
@@ -10,7 +10,11 @@ _MAX_HEAD = 1024  # bytes of a part's headers that are read
 
 
 def multipart(fields: Iterable[tuple[str, bytes, str, str]]) -> tuple[bytes, str]:
-    """Body and content type of a form of name, content, content type and file name each."""
+    """Return body and content type of a form.
+
+    Args:
+        fields: Name, content, content type and file name of each field.
+    """
     body = b""
     for name, content, content_type, file_name in fields:
         head = f'--{_BOUNDARY}\r\nContent-Disposition: form-data; name="{name}"'
@@ -21,10 +25,10 @@ def multipart(fields: Iterable[tuple[str, bytes, str, str]]) -> tuple[bytes, str
 
 
 def parts(body: bytes, content_type: str) -> list[tuple[str, str, bytes]] | None:
-    """Name, content type and content of each part; None if it has no parts.
+    """Return name, content type and content of each part; None if it has no parts.
 
-    Parts within a part are not separated: `email` does so by recursion, in a time that is the
-    product of their depth and the number of lines.
+    Nested parts are not separated: `email` does so recursively, in a time proportional to the
+    product of depth and number of lines.
     """
     if not content_type.lower().startswith("multipart/"):
         return None

@@ -1,4 +1,4 @@
-"""Latencies of requests that both servers answered, one right after the other."""
+"""Latencies of requests that both servers answered, one directly after the other."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from statistics import median
 
 from marserve.tools.bench.measurement import percentile
 
-#: Below, the second slowest of all answers would be called the 99th percentile.
+#: With fewer values, the 99th percentile is the slowest one.
 ENOUGH_FOR_P99 = 100
 _SLICES = 5
 _ENOUGH_FOR_SLICES = 20
@@ -15,11 +15,11 @@ _ENOUGH_FOR_SLICES = 20
 
 @dataclass(frozen=True)
 class Ratio:
-    """New over old; below 1 the new server is faster.
+    """New latency divided by old; below 1 the new server is faster.
 
     Attributes:
-        value: Of all pairs.
-        spread: The smallest and the largest of five stretches of time; None for too few pairs.
+        value: Ratio of the medians of all pairs.
+        spread: Smallest and largest ratio of five periods; None for too few pairs.
     """
 
     value: float
@@ -28,18 +28,18 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Latencies:
-    """Of pairs, in seconds and in the order in which they were sent: old and new."""
+    """Pairs of old and new latency in seconds, in the order of sending."""
 
     pairs: Sequence[tuple[float, float]]
 
     @property
     def medians(self) -> tuple[float, float]:
-        """Of both servers."""
+        """The medians of both servers."""
         return (median(old for old, _ in self.pairs), median(new for _, new in self.pairs))
 
     @property
     def p99(self) -> tuple[float, float] | None:
-        """Of both servers; None for too few pairs."""
+        """The 99th percentiles of both servers; None for too few pairs."""
         if len(self.pairs) < ENOUGH_FOR_P99:
             return None
         old, new = (sorted(each[which] for each in self.pairs) for which in (0, 1))
@@ -47,7 +47,7 @@ class Latencies:
 
     @property
     def ratio(self) -> Ratio:
-        """Of the medians."""
+        """The ratio of the medians."""
         return Ratio(_of(self.pairs), self._spread())
 
     def _spread(self) -> tuple[float, float] | None:

@@ -20,10 +20,10 @@ from marserve.tools.doctor.report import exit_status
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Compare; returns the exit status.
+    """Compare two servers and return the exit status.
 
     Args:
-        arguments: What follows ``doctor``, without ``--compare``.
+        arguments: The arguments after ``doctor``, without ``--compare``.
 
     Raises:
         BenchError, DoctorError: Nothing can be compared.
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     if recorded.left_out:
         print_text(
-            f"{recorded.left_out} requests are left out: they may change what is served.",
+            f"{recorded.left_out} requests are omitted: they may change the server.",
             sys.stderr,
         )
     if recorded.sampled_from > len(recorded.requests):
@@ -83,7 +83,7 @@ def _server(options: argparse.Namespace, which: str) -> Server:
 
 
 def _check(server: Server) -> None:
-    """Raise DoctorError for a server that is not there; it would differ in everything."""
+    """Raise DoctorError for a server that does not respond."""
     answer = server.ask(Request("GET", "/ping"))
     if answer.problem:
         raise DoctorError(f"Nothing answers at {server.url}: {answer.problem}.")

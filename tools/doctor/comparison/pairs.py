@@ -1,4 +1,4 @@
-"""Sends each request to both servers, again and again, and keeps what differs."""
+"""Send each request to both servers repeatedly and collect the differences."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from marserve.tools.doctor.comparison.latency import Latencies
 from marserve.tools.doctor.findings import Finding, Place
 
 _DO = {
-    "unsteady": "Nothing is known of it: fix the handler's seed, or leave it out by "
+    "unsteady": "It cannot be compared: fix the handler's seed, or exclude it by "
     "--ignore-member or --ignore-header.",
 }
 _GIVEN_UP = 10
@@ -20,15 +20,15 @@ PAGE = "docs/doctor.md"
 
 @dataclass
 class Compared:
-    """What came of it.
+    """The result of a comparison.
 
     Attributes:
-        requests: How many different ones.
-        same: To how many of them the answers were the same every time.
-        findings: Of the others.
-        latencies: Of successful answers, in seconds; the first ones are left out.
-        first_pieces: The same until the first piece, of answers that both stream.
-        largest: The largest difference between two numbers that was tolerated.
+        requests: Number of different requests.
+        same: Number of requests with equal responses every time.
+        findings: The differences.
+        latencies: Old and new latency of successful responses in seconds, without the first round.
+        first_pieces: Seconds until the first piece, for responses that both servers stream.
+        largest: Largest tolerated difference of numbers.
     """
 
     requests: int
@@ -41,29 +41,29 @@ class Compared:
 
 @dataclass
 class _Seen:
-    """Of one request."""
+    """The responses to one request."""
 
-    first: Answer | None = None  # of the old server
-    unsteady: set[str] = field(default_factory=set)  # what it says otherwise in later answers
-    found: dict[str, Mismatch] = field(default_factory=dict)  # between the servers, at first
+    first: Answer | None = None  # response of the old server
+    unsteady: set[str] = field(default_factory=set)  # parts that differ in its later responses
+    found: dict[str, Mismatch] = field(default_factory=dict)  # first ones between the servers
 
 
 def compare_servers(
     old: Server, new: Server, requests: Sequence[Request], rules: Rules, rounds: int
 ) -> Compared:
-    """Ask both in turn; who is first changes, since the second may find warm caches.
+    """Send all requests to both servers. The order alternates, because caches favour the second.
 
     Args:
-        old: Whose answers are right.
-        new: The other one.
-        requests: What is sent.
-        rules: What counts as the same.
-        rounds: How often all of it is sent; the first does not count for latencies if there are
-            more.
+        old: The reference.
+        new: The server to check.
+        requests: The requests.
+        rules: The criteria of equality.
+        rounds: How often all requests are sent; with several rounds, the first does not count for
+            latencies.
     """
     compared = Compared(len(requests))
     seen = [_Seen() for _ in requests]
-    silent = {old.url: 0, new.url: 0}  # requests in a row
+    silent = {old.url: 0, new.url: 0}  # consecutive requests without response
     for turn, (number, request) in product(range(rounds), enumerate(requests)):
         if (turn + number) % 2:
             second = new.ask(request)
@@ -79,7 +79,7 @@ def compare_servers(
         for server, answer in ((old, first), (new, second)):
             silent[server.url] = silent[server.url] + 1 if answer.problem else 0
         if gone := [url for url, count in silent.items() if count == _GIVEN_UP]:
-            what = f"no answer {_GIVEN_UP} times in a row; what was to follow was not sent"
+            what = f"no answer {_GIVEN_UP} times in a row; the remaining requests were not sent"
             compared.findings.append(_finding("stopped", gone[0], what))
             break
     for request, each in zip(requests, seen, strict=True):
@@ -89,7 +89,7 @@ def compare_servers(
 
 
 def slower(latencies: Sequence[tuple[float, float]], max_ratio: float) -> Iterator[Finding]:
-    """A finding, if the new server's median is too long."""
+    """Yield a finding if the new server's median latency is too long."""
     if latencies and (ratio := Latencies(latencies).ratio.value) > max_ratio:
         what = f"the median latency is {ratio:.2f} times the old one; {max_ratio:g} are allowed"
         yield _finding("slower", "all requests", what)
@@ -110,7 +110,7 @@ def _note(seen: _Seen, old: Answer, new: Answer, rules: Rules, compared: Compare
 def _findings(name: str, seen: _Seen) -> Iterator[Finding]:
     for each in seen.found.values():
         if each.about in seen.unsteady:
-            what = f"the old server itself does not always say the same: {each.what}"
+            what = f"responses of the old server also differ from each other: {each.what}"
             yield _finding("unsteady", name, what)
         else:
             yield _finding(each.rule, name, each.what)

@@ -1,4 +1,4 @@
-"""What was found, as text for people and as JSON for programs."""
+"""The result of a comparison as text and as JSON."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -19,7 +19,7 @@ _SHOWN = 10
 
 
 def comparison_json(report: Report, compared: Compared, urls: tuple[str, str], status: int) -> str:
-    """The document of `marserve.tools.doctor.report`, with a member for the comparison."""
+    """Return the document of `marserve.tools.doctor.report` with the member ``comparison``."""
     document = json.loads(as_json(report, status))
     document["comparison"] = {
         "old": urls[0],
@@ -53,7 +53,7 @@ def _ms(seconds: float) -> float:
 
 
 def as_text(report: Report, compared: Compared, *, verbose: bool) -> Iterator[str]:
-    """The lines for people."""
+    """Return the lines of the text report."""
     for level, heading in _HEADINGS.items():
         if found := report.at(level):
             yield f"{heading} ({len(found)})"
@@ -72,10 +72,10 @@ def as_text(report: Report, compared: Compared, *, verbose: bool) -> Iterator[st
 
 
 def _lines(found: Sequence[Finding], *, verbose: bool) -> Iterator[str]:
-    def said(each: Finding) -> tuple[str, str]:
+    def text(each: Finding) -> tuple[str, str]:
         return each.what, each.do
 
-    groups = [[*group] for _, group in groupby(sorted(found, key=said), said)]
+    groups = [[*group] for _, group in groupby(sorted(found, key=text), text)]
     groups.sort(key=lambda group: -len(group))
     for group in groups if verbose else groups[:_SHOWN]:
         shown = group if verbose else group[:1]

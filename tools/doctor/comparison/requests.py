@@ -1,4 +1,4 @@
-"""Reads the requests to send: files with bodies, JSON lines or yaml, HAR files, access logs."""
+"""Read the requests to send: files with bodies, JSON lines or yaml, HAR files, access logs."""
 
 import base64
 import json
@@ -18,10 +18,10 @@ from marserve.tools.doctor.comparison.forms import multipart
 from marserve.tools.doctor.errors import DoctorError
 from marserve.tools.files import read_file
 
-#: `... "POST /predictions/m HTTP/1.1" 200 ...`: TorchServe's log of accesses, and many others.
+#: `... "POST /predictions/m HTTP/1.1" 200 ...`: a line of TorchServe's access log, and of others.
 _LOGGED = re.compile(r'"([A-Z]+) (/\S*) HTTP/[\d.]+"')
-#: What only asks: may be sent to a server that others use.
-_ASKING = re.compile(
+#: Paths of requests that do not change the server.
+_READING = re.compile(
     r"/(predictions|explanations|wfpredict)/.+"
     r"|/invocations"
     r"|/models/[^/]+/invoke"
@@ -37,12 +37,12 @@ _MAX_BYTES = 64 << 20
 
 @dataclass
 class Recorded:
-    """Requests that were read.
+    """The requests from all files.
 
     Attributes:
-        requests: In their order.
-        left_out: How many were not taken, since they would change what is served.
-        sampled_from: How many there were before they became so few.
+        requests: The requests to send, in order.
+        left_out: Number of requests that were omitted, because they may change the server.
+        sampled_from: Number of requests before the limit was applied.
     """
 
     requests: list[Request] = field(default_factory=list)
@@ -57,18 +57,18 @@ def read_requests(
     content_type: str = "",
     limit: int = 1000,
 ) -> Recorded:
-    """The requests of files, and one for each input.
+    """Return the requests of files, and one for each input.
 
     Args:
-        files: Of requests; those of access logs get the inputs as bodies, in turn.
+        files: Files of requests; those of access logs get the inputs as bodies, in turn.
         inputs: Files, directories or patterns of bodies.
-        path: Where inputs are posted; empty where they belong to access logs.
-        content_type: Of the inputs, in the place of what their names tell.
-        limit: How many requests are taken at most, evenly.
+        path: Path to which inputs are posted; empty for the bodies of access logs.
+        content_type: Content type of the inputs, instead of one derived from their names.
+        limit: Maximum number of requests, selected evenly.
 
     Raises:
-        BenchError: An input is not there, or cannot be read.
-        DoctorError: A file is not there or not understood, or nothing is left to send.
+        BenchError: An input does not exist or cannot be read.
+        DoctorError: A file does not exist or has a wrong format, or no request is left.
     """
     payloads = [each for pattern in inputs for each in _payloads(pattern, content_type)]
     found: list[Request] = []
@@ -76,12 +76,12 @@ def read_requests(
         found += [_posted(path, each, each.name) for each in payloads]
     for file in files:
         found += _read(file, [] if path else payloads)
-    asking = [each for each in found if _only_asks(each)]
-    step = max(1.0, len(asking) / limit)
-    taken = [asking[int(number * step)] for number in range(min(limit, len(asking)))]
+    reading = [each for each in found if _is_reading(each)]
+    step = max(1.0, len(reading) / limit)
+    taken = [reading[int(number * step)] for number in range(min(limit, len(reading)))]
     if not taken:
         raise DoctorError("There is nothing to send: --input with --model, or --requests FILE.")
-    return Recorded(taken, len(found) - len(asking), len(asking))
+    return Recorded(taken, len(found) - len(reading), len(reading))
 
 
 def _payloads(pattern: str, content_type: str) -> list[Payload]:
@@ -93,9 +93,9 @@ def _posted(path: str, payload: Payload, source: str) -> Request:
     return Request("POST", path, {"Content-Type": payload.content_type}, payload.body, source)
 
 
-def _only_asks(request: Request) -> bool:
+def _is_reading(request: Request) -> bool:
     path = urlsplit(request.target).path
-    return request.method in _SAFE or bool(_ASKING.fullmatch(path))
+    return request.method in _SAFE or bool(_READING.fullmatch(path))
 
 
 def _read(file: Path, payloads: Sequence[Payload]) -> list[Request]:
@@ -106,9 +106,9 @@ def _read(file: Path, payloads: Sequence[Payload]) -> list[Request]:
         raise DoctorError(f"Cannot read {file}: {why}.") from None
     try:
         document = _document(file, text)
-    except Exception as error:  # noqa: BLE001 - the parser of yaml has many corners
+    except Exception as error:  # noqa: BLE001 - the yaml parser raises many types of errors
         why = " ".join(str(error).split())
-        raise DoctorError(f"{file} is not what its form promises: {why}.") from None
+        raise DoctorError(f"{file} cannot be parsed: {why}.") from None
     if document is None:
         return _from_log(file, text, payloads)
     try:
@@ -128,7 +128,7 @@ def _read(file: Path, payloads: Sequence[Payload]) -> list[Request]:
 
 
 def _document(file: Path, text: str) -> Any:
-    """What a file in JSON or yaml has; None for an access log."""
+    """Return the document of a file in JSON or yaml; None for an access log."""
     if file.suffix in (".yaml", ".yml"):
         return load_yaml(text)
     if not text.lstrip().startswith(("{", "[")):
@@ -150,12 +150,10 @@ def _from_log(file: Path, text: str, payloads: Sequence[Payload]) -> list[Reques
             f"{file} has no requests: it is neither JSON, yaml nor HAR, nor an access log."
         )
     requests = [Request(method, target, source=line) for line, method, target in found]
-    if not any(each.method in _WITH_BODY and _only_asks(each) for each in requests):
+    if not any(each.method in _WITH_BODY and _is_reading(each) for each in requests):
         return requests
     if not payloads:
-        raise DoctorError(
-            f"{file} has no bodies of requests: give some by --input, without --model."
-        )
+        raise DoctorError(f"{file} contains no bodies of requests: add --input, without --model.")
     bodies = cycle(payloads)
     return [
         _posted(each.target, body, f"{each.source}, {body.name}")
@@ -169,7 +167,7 @@ def _from_item(item: Mapping[str, Any], source: str, folder: Path) -> Request:
     if not isinstance(item, dict) or "path" not in item:
         raise ValueError(f"{source} has no path.")
     if unknown := item.keys() - _MEMBERS:
-        raise ValueError(f"{source} has {', '.join(sorted(unknown))}, which nobody reads.")
+        raise ValueError(f"{source} has {', '.join(sorted(unknown))}, which is not supported.")
     headers = {str(name): str(value) for name, value in (item.get("headers") or {}).items()}
     body, content_type = _body_of(item, folder)
     if content_type and not any(name.lower() == "content-type" for name in headers):
@@ -197,7 +195,7 @@ def _body_of(item: Mapping[str, Any], folder: Path) -> tuple[bytes | None, str]:
 
 
 def _field(value: Any, folder: Path) -> tuple[bytes, str, str]:
-    """Content, content type and file name of a field; a text that begins with @ names a file."""
+    """Return content, content type and file name of a field; @ at the start marks a file name."""
     if isinstance(value, str) and value.startswith("@"):
         content, content_type = _file(folder / value[1:])
         return content, content_type, Path(value[1:]).name
@@ -231,7 +229,7 @@ def _from_har(log: Mapping[str, Any], name: str) -> Iterator[Request]:
 
 
 def _posted_data(data: Mapping[str, Any]) -> tuple[bytes | None, str]:
-    """The body; and its content type where the body was made anew of a form's fields."""
+    """Return the body, and its content type if the body is built from a form's fields."""
     if text := data.get("text"):
         return base64.b64decode(text) if data.get("encoding") == "base64" else text.encode(), ""
     if not (fields := data.get("params")):
