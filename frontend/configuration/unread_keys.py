@@ -95,7 +95,7 @@ def unread_parameter(name: str, known: Iterable[str]) -> str:
     advice = advice_for_model(name, known)
     if row and not row.parameter:
         advice = f"; {row.key} counts in model-config.yaml."
-    return f"{shown} is no parameter that is read here{advice}"
+    return f"{shown} is not a parameter of this server{advice}"
 
 
 def advice_for_model(name: str, known: Iterable[str]) -> str:

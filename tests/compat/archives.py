@@ -180,7 +180,7 @@ def make_sagemaker(directory: Path) -> None:
         "    if data is None:\n"
         "        return None\n"
         "    found = {'name': context.model_name, 'manifest': context.manifest,\n"
-        "             'files': sorted(os.listdir('.'))}\n"
+        "             'files': sorted({*os.listdir('.')} - {'__pycache__'})}\n"
         "    return [found] * len(data)\n"
     )
     (directory / "model.pth").write_text("weights")

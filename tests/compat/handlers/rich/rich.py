@@ -25,7 +25,7 @@ class Rich:
             },
             "model_name": context.model_name,
             "same directory": Path.cwd().resolve() == directory.resolve(),
-            "files": sorted(path.name for path in directory.iterdir()),
+            "files": sorted({path.name for path in directory.iterdir()} - {"__pycache__"}),
             "gpu_id": context.system_properties["gpu_id"],
             "batch_size": context.system_properties["batch_size"],
             "properties": sorted(context.system_properties),
