@@ -74,7 +74,7 @@ def _without_surrogates(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _without_surrogates(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_without_surrogates(each) for each in value]
+        return type(value)(map(_without_surrogates, value))
     return value
 
 
