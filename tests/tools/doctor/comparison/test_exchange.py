@@ -82,8 +82,8 @@ def test_headers_that_are_sent():
 @pytest.mark.parametrize(
     ("answer", "problem"),
     [
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nok", "no HTTP (IncompleteRead)"),
-        (b"nonsense\r\n\r\n", "no HTTP (BadStatusLine)"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nok", "not HTTP (IncompleteRead)"),
+        (b"nonsense\r\n\r\n", "not HTTP (BadStatusLine)"),
         (endless(), "no whole answer within 0.5 s"),
     ],
 )
