@@ -111,7 +111,7 @@ def serve(
             try:
                 uvloop.run(Server(config, report, watchdog, starter).run())
             except (OSError, RestoreFailed) as error:
-                logger.error("The server cannot go on: %s", error)  # noqa: TRY400 - no traceback
+                logger.error("The server cannot continue: %s", error)  # noqa: TRY400 - no traceback
                 report.failed(str(error))
                 return 1
     except ConfigError as error:
@@ -183,7 +183,7 @@ class Server:
             try:
                 await self._serve(opened, signals)
             finally:
-                self._watchdog.begin()  # no signal has begun it after a failure
+                self._watchdog.begin()  # after a failure no signal has started it
         logger.info("TorchServe has stopped.")
 
     async def _serve(self, opened: AsyncExitStack, signals: Signals) -> None:

@@ -104,5 +104,5 @@ def _json_values(output: Output) -> list[Any]:
         return [element.decode() for element in read_elements(output.buffer)]
     except UnicodeDecodeError as error:
         raise UnusableTensor(
-            f"output {output.name!r} has an element that is no text; ask for it as binary data"
+            f"output {output.name!r} has an element that is not text; request it as binary data"
         ) from error

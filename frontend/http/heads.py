@@ -11,7 +11,7 @@ class Heads:
 
     Attributes:
         count: Heads that are complete.
-        is_in_head: Whether a head has begun and is not complete.
+        is_in_head: Whether a head is incomplete.
     """
 
     __slots__ = ("_behind_upgrade", "_parser", "count", "is_in_head")

@@ -90,7 +90,7 @@ class Connection(ClientConnection):
         #: What has arrived of a request; or, while `_is_blocked`, what has arrived after it.
         self._pieces: list[bytes] = []
         self._piece_bytes = 0
-        #: Whether a request is not answered, or its answer not read, so that no other is begun.
+        #: Whether a request is not answered, or its answer not read, so that the next one waits.
         self._is_blocked = False
         #: The current request; the function that submits it, until that is called; then its ticket.
         self._request: PlainRequest | None = None

@@ -208,7 +208,7 @@ class Snapshots:
             path = self._writer.write(kind, models)
         except OSError as error:
             if not self._failed:
-                logger.error("Snapshots cannot be written; serving goes on: %s", error)  # noqa: TRY400 - no traceback
+                logger.error("Snapshots cannot be written; the server continues: %s", error)  # noqa: TRY400 - no traceback
             self._failed = True
             return
         self._failed = False

@@ -113,7 +113,8 @@ class Family:
         self.declared = declared
         self.name, self.kind, self.help = declared.name, declared.kind, declared.help
         self.on_page: dict[tuple[str, ...], Series] = {}
-        #: Collects the series that were updated since their last `take`, if a log reads them.
+        #: Collects the series that were updated since their last `take`; without a log of metrics,
+        #: a deque without capacity discards them.
         self.changed: list[Series] | deque[Series] = deque(maxlen=0)
         self._series: dict[tuple[str, ...], Series] = {}
 

@@ -130,7 +130,7 @@ def test_a_path_that_is_taken_is_left_alone(prepare, stack, wait_for):
     rival.write_property("inference_address", f"unix:{path}")
     assert rival.launch().wait(20) == 1
     sentence = f"Cannot listen at unix:{path}: another server listens there"
-    assert f"The server cannot go on: {sentence}\n" in rival.console_text()
+    assert f"The server cannot continue: {sentence}\n" in rival.console_text()
     rival.assert_nothing_left()
     assert ask(path, "GET", "/ping")[0] == 200
 

@@ -122,12 +122,12 @@ class SequenceTable:
         else:
             self._advance(sequence)
 
-    def begun(self, job: SequenceJob) -> None:
+    def started(self, job: SequenceJob) -> None:
         """Let the next job of its sequence follow, although this one continues."""
         sequence = job.sequence
         if sequence.current is job:
             sequence.current = None
-            sequence.is_begun = True
+            sequence.has_started = True
             sequence.is_id_known = sequence.is_id_known or job.is_answered
             self._proceed(sequence)
 
@@ -138,7 +138,7 @@ class SequenceTable:
             return
         self._stop_running(sequence, job)
         sequence.is_seen = True
-        sequence.is_begun = sequence.is_begun or not failed
+        sequence.has_started = sequence.has_started or not failed
         sequence.is_id_known = sequence.is_id_known or job.is_answered
         sequence.client_left = job.has_left
         if job.ends:
@@ -341,7 +341,7 @@ class SequenceTable:
             self._wake_by(now + self.limits.max_idle)
 
     def _run(self, sequence: StatefulSequence, slots: Slots, job: SequenceJob) -> bool:
-        if not sequence.is_begun:
+        if not sequence.has_started:
             job.begin_sequence()
         sequence.current = job
         sequence.running.add(job)

@@ -114,7 +114,7 @@ class StatefulSequence:
         queue: Jobs behind the current one.
         current: The job that the next one waits for; None if there is none.
         running: The jobs that are in the batcher or at the worker.
-        is_begun: Whether a job of it has succeeded. Until then each job is marked as the first,
+        has_started: Whether a job of it has succeeded. Until then each job is marked as the first,
             because the handler may not have processed one that failed.
         is_seen: Whether a job of it has returned from the worker.
         is_id_known: Whether a client has received its id.
@@ -129,7 +129,7 @@ class StatefulSequence:
     queue: deque[SequenceJob] = field(default_factory=deque)
     current: SequenceJob | None = None
     running: set[SequenceJob] = field(default_factory=set)
-    is_begun: bool = False
+    has_started: bool = False
     is_seen: bool = False
     is_id_known: bool = False
     ending: Reason | None = None

@@ -47,7 +47,7 @@ class PendingSequenceJob(PendingJob):
         PendingJob.push(self, piece)
         if self.sequences.is_continuous:
             if is_first_piece:
-                self.sequences.table.begun(self)
+                self.sequences.table.started(self)
             if not self.is_open:  # it is not sent for another step
                 self.sequences.table.finished(self)
 

@@ -54,7 +54,7 @@ def test_the_handlers_own_members_are_kept() -> None:
 def test_bytes_go_into_json_only_as_text() -> None:
     form = form_of({})
     assert form is not None
-    with pytest.raises(UnusableTensor, match="ask for it as binary data"):
+    with pytest.raises(UnusableTensor, match="request it as binary data"):
         form.encode(b"\xff")
 
 

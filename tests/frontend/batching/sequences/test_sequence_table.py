@@ -358,7 +358,7 @@ def test_with_continuous_batching_the_next_joins_and_the_end_waits_for_both() ->
     play = Play()
     story, stop, anew = play.put("a"), play.put("a", ends=True), play.put("a")
     play.worker.run()
-    play.table.begun(story)
+    play.table.started(story)
     assert play.worker.queue == [stop]
     play.worker.run()
     play.worker.answer(stop)
@@ -554,7 +554,7 @@ class Anything(RuleBasedStateMachine):
                 elif data.draw(st.integers(0, 3)) == 0 and job is job.sequence.current:
                     worker.fail(job)
                 elif self.continuous and data.draw(st.booleans()):
-                    self.play.table.begun(job)
+                    self.play.table.started(job)
 
     @precondition(lambda self: self.accepted)
     @rule(data=st.data())
