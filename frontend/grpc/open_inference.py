@@ -220,7 +220,7 @@ class _OpenInference(_Health):
         Requests are submitted in their order, and do not wait for each other. When a client breaks
         the stream off, the sequences of its requests end.
         """
-        with StreamSequences() as used:
+        async with StreamSequences() as used:
             answers = partial(self._answers, call=call, order=asyncio.Lock(), used=used)
             stream = RequestStream(answers, requests, _MAX_UNDER_WAY)
             async with aclosing(stream.answers()) as messages:

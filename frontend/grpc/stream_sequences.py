@@ -1,8 +1,11 @@
 """The sequences of a stream of requests, which end if the stream breaks off."""
 
+import asyncio
 from typing import Protocol, Self
 
 _MIN_LIMIT = 64
+#: grpc.aio may end the requests of a cancelled call before it cancels the task (grpcio 1.85).
+_SECONDS_TO_CANCEL = 0.5
 
 
 class StatefulModel(Protocol):
@@ -16,21 +19,30 @@ class StatefulModel(Protocol):
 
 
 class StreamSequences:
-    """The open sequences of one stream, for a ``with`` block in which the stream is answered.
+    """The open sequences of one stream, for an ``async with`` block that answers the stream.
 
-    A stream may last for days, so ended sequences are removed from time to time.
+    If sequences are open at the end of the requests, the block ends a moment later, to find out
+    whether the client has cancelled the call. A stream may last for days, so ended sequences are
+    removed from time to time.
     """
 
     def __init__(self) -> None:
         self._used: set[tuple[StatefulModel, str]] = set()
         self._limit = _MIN_LIMIT
 
-    def __enter__(self) -> Self:
+    async def __aenter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: object, *_: object) -> None:
-        if kind is not None:
-            for model, sequence_id in self._used:
+    async def __aexit__(self, kind: object, *_: object) -> None:
+        is_broken_off = kind is not None
+        try:
+            if not is_broken_off and any(model.has_sequence(id_) for model, id_ in self._used):
+                await asyncio.sleep(_SECONDS_TO_CANCEL)
+        except asyncio.CancelledError:
+            is_broken_off = True
+            raise
+        finally:
+            for model, sequence_id in self._used if is_broken_off else ():
                 model.leave_sequence(sequence_id)
 
     def __len__(self) -> int:

@@ -1,4 +1,6 @@
-"""What a stream remembers of the sequences it has asked for."""
+"""The sequences that a stream uses, and which of them end with it."""
+
+import asyncio
 
 import pytest
 
@@ -21,9 +23,9 @@ class BrokenOff(Exception):
     pass
 
 
-def answer(requests, *, is_broken_off: bool) -> None:
+async def answer(requests, *, is_broken_off: bool) -> None:
     """Answer the requests of a stream: models with ids of sequences."""
-    with StreamSequences() as used:
+    async with StreamSequences() as used:
         for model, sequence_id in requests:
             used.add(model, sequence_id)
             assert len(used) <= 400
@@ -36,15 +38,32 @@ def test_a_stream_that_is_broken_off_leaves_the_sequences_that_are_open() -> Non
     model.open = {"open", "others"}
     requests = [(model, each) for each in ("open", "ended", "open", None)]
     with pytest.raises(BrokenOff):
-        answer(requests, is_broken_off=True)
+        asyncio.run(answer(requests, is_broken_off=True))
     assert model.left == ["open"]
 
 
 def test_a_stream_that_ends_leaves_its_sequences_open() -> None:
     model = Model()
     model.open = {"open"}
-    answer([(model, "open")], is_broken_off=False)
+    asyncio.run(answer([(model, "open")], is_broken_off=False))
     assert model.left == []
+
+
+def test_a_stream_that_is_cancelled_just_after_the_end_of_its_requests_is_broken_off() -> None:
+    """grpc may report the end of the requests before the cancellation."""
+    model = Model()
+    model.open = {"open"}
+
+    async def answer_and_cancel() -> None:
+        call = asyncio.create_task(answer([(model, "open")], is_broken_off=False))
+        await asyncio.sleep(0)
+        assert not call.done()
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+
+    asyncio.run(answer_and_cancel())
+    assert model.left == ["open"]
 
 
 def test_a_stream_that_lasts_for_days_does_not_remember_all_that_was_in_it() -> None:
@@ -57,5 +76,5 @@ def test_a_stream_that_lasts_for_days_does_not_remember_all_that_was_in_it() -> 
             yield model, f"{number}"
 
     with pytest.raises(BrokenOff):
-        answer(requests(), is_broken_off=True)
+        asyncio.run(answer(requests(), is_broken_off=True))
     assert set(model.left) >= model.open
