@@ -179,7 +179,7 @@ class Life:
 
 
 class FakeWorker:
-    """A worker "process": the interface of `WorkerProcess`, the wire, and a life to live."""
+    """A worker "process": the interface of `LocalProcess`, the wire, and a life to live."""
 
     def __init__(self, pid: int, life: Life) -> None:
         self.pid = pid

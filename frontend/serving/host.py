@@ -23,7 +23,8 @@ from marserve.frontend.workers.calls import CallModel, no_calls
 from marserve.frontend.workers.cores import usable_cores
 from marserve.frontend.workers.devices import DeviceAllocator
 from marserve.frontend.workers.launchers.command import CPU_LAUNCHER
-from marserve.frontend.workers.launchers.launcher import Launcher, WorkerSpec
+from marserve.frontend.workers.launchers.local import LocalLauncher
+from marserve.frontend.workers.launchers.worker_spec import WorkerSpec
 
 
 @dataclass(eq=False)
@@ -31,7 +32,7 @@ class WorkerHost:
     """The resources that the workers of all models share."""
 
     config: Config
-    launcher: Launcher
+    launcher: LocalLauncher
     devices: DeviceAllocator
     cpu_launcher: bool = False  # whether torch's launcher for CPUs is configured, and usable
     #: Returns the function that calls models on behalf of the handler of a name and version.

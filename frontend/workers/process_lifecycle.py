@@ -10,7 +10,9 @@ from marserve.frontend.workers.failures import (
     ResponseTimedOut,
     StartTimedOut,
 )
-from marserve.frontend.workers.launchers.launcher import Launcher, WorkerProcess, WorkerSpec
+from marserve.frontend.workers.launchers.local import LocalLauncher
+from marserve.frontend.workers.launchers.local_process import LocalProcess
+from marserve.frontend.workers.launchers.worker_spec import WorkerSpec
 
 # Time for the last reply to be read from the socket, after the end of the process.
 _LAST_REPLY_SECONDS = 0.5
@@ -18,7 +20,7 @@ _LAST_REPLY_SECONDS = 0.5
 _EXIT_SECONDS = 5.0
 
 
-async def start_in_time(launcher: Launcher, spec: WorkerSpec, timeout: float) -> WorkerProcess:
+async def start_in_time(launcher: LocalLauncher, spec: WorkerSpec, timeout: float) -> LocalProcess:
     """Start a worker, within ``timeout`` seconds.
 
     Raises:
@@ -51,7 +53,7 @@ def fail_later(connection: WorkerConnection) -> None:
 
 
 async def find_cause(
-    loss: ConnectionLost, process: WorkerProcess, setting: str, timeout: float | None
+    loss: ConnectionLost, process: LocalProcess, setting: str, timeout: float | None
 ) -> str:
     """Find the cause of the loss of a worker.
 

@@ -34,8 +34,10 @@ from marserve.frontend.workers.failures import (
     Poisoned,
     StartTimedOut,
 )
-from marserve.frontend.workers.launchers.launcher import Launcher, WorkerProcess, WorkerSpec
+from marserve.frontend.workers.launchers.local import LocalLauncher
+from marserve.frontend.workers.launchers.local_process import LocalProcess
 from marserve.frontend.workers.launchers.openmp import TorchOptions
+from marserve.frontend.workers.launchers.worker_spec import WorkerSpec
 from marserve.frontend.workers.load_results import LoadResults
 from marserve.frontend.workers.process_lifecycle import fail_later, find_cause, start_in_time
 from marserve.frontend.workers.worker_state import LOAD_FAILED, LOG_NAMES, TRANSITIONS, WorkerState
@@ -84,7 +86,7 @@ class WorkerSupervisor:
         timeouts: WorkerTimeouts,
         make_dispatch: MakeDispatch,
         batcher: Batcher,
-        launcher: Launcher,
+        launcher: LocalLauncher,
         metrics: ModelMetrics,
         threads: WorkerThreads | None = None,
     ) -> None:
@@ -203,7 +205,7 @@ class WorkerSupervisor:
         if not self._stopping:  # a second cancellation would interrupt the clean-up of the first
             self._stopping = True
             self._task.cancel()
-        await asyncio.wait({self._task})  # no deadline: `WorkerProcess.stop` has one
+        await asyncio.wait({self._task})  # no deadline: `LocalProcess.stop` has one
 
     async def _run(self) -> None:
         while True:
@@ -257,7 +259,7 @@ class WorkerSupervisor:
                 self.pid = None
 
     async def _load_model(
-        self, connection: WorkerConnection, process: WorkerProcess, start_by: float
+        self, connection: WorkerConnection, process: LocalProcess, start_by: float
     ) -> None:
         self._set_state(WorkerState.LOADING)
         trials = self.results.trials(
@@ -292,7 +294,7 @@ class WorkerSupervisor:
         self._set_outcome(None)
         self._on_load()
 
-    async def _serve(self, connection: WorkerConnection, process: WorkerProcess) -> NoReturn:
+    async def _serve(self, connection: WorkerConnection, process: LocalProcess) -> NoReturn:
         """Let it serve until it is lost, without a deadline.
 
         Raises:

@@ -1,8 +1,8 @@
 """Starts workers by a command line, in any interpreter (`backend.processes.bootstrap`).
 
-It costs an interpreter start and the import of torch for every worker. Used for models with their
-own packages (the fork server has imported the server's already), for another ``python``, and for
-workers of several processes.
+It costs an interpreter start and the import of torch for every worker. Models with their own
+packages need it (the fork server has imported the server's already), and so do another ``python``
+and workers of several processes.
 """
 
 import contextlib
@@ -12,10 +12,11 @@ import signal
 import subprocess
 import sys
 import tempfile
+from functools import partial
 
 from marserve.backend.processes.bootstrap import WorkerConfig, as_program, command, probe
-from marserve.frontend.workers.launchers.launcher import WorkerSpec
 from marserve.frontend.workers.launchers.local_process import Started, our_ends
+from marserve.frontend.workers.launchers.worker_spec import WorkerSpec
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +55,34 @@ def start_command(spec: WorkerSpec) -> Started:
         assert process.stderr is not None
         ours.enter_context(process.stdout)
         ours.enter_context(process.stderr)
-        return Started(_Child(process), sock, process.stdout, process.stderr, stacks)
+        try:
+            sentinel = os.pidfd_open(process.pid)
+        except OSError:  # no descriptor left
+            process.kill()
+            process.wait()
+            raise
+        return Started(
+            pid=process.pid,
+            sentinel=sentinel,
+            sock=sock,
+            stdout=process.stdout,
+            stderr=process.stderr,
+            stacks=stacks,
+            reap=partial(_reap, process),
+            kill=partial(_kill, process, sentinel),
+        )
+
+
+async def _reap(process: "subprocess.Popen[bytes]") -> int:
+    return process.wait()  # returns at once: it has ended
+
+
+def _kill(process: "subprocess.Popen[bytes]", sentinel: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.kill()  # one that is debugged leads no group
+    os.close(sentinel)
+    process.wait()
 
 
 def check_interpreter(spec: WorkerSpec) -> None:
@@ -75,8 +103,7 @@ def check_interpreter(spec: WorkerSpec) -> None:
 def cpu_launcher_works(python: str) -> bool:
     """Return whether torch's launcher for CPUs can be used; logs a warning if it cannot.
 
-    Args:
-        python: The interpreter of the workers; empty for this one.
+    ``python`` is the interpreter of the workers; empty for this one.
     """
     try:
         _run_probe([python or sys.executable, *as_program(CPU_LAUNCHER, "--no-python", "true")])
@@ -108,28 +135,3 @@ def _environment_at_start(spec: WorkerSpec) -> dict[str, str]:
     if inherited:
         environment["PYTHONPATH"] = os.pathsep.join(inherited)
     return environment
-
-
-class _Child:
-    """A worker that was started by a command line; a `local_process.Child`."""
-
-    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
-        self.pid = process.pid
-        try:
-            self.sentinel = os.pidfd_open(process.pid)
-        except OSError:  # no descriptor left
-            process.kill()
-            process.wait()
-            raise
-        self._process = process
-
-    async def reap(self) -> int:
-        os.close(self.sentinel)
-        return self._process.wait()  # returns at once: it has ended
-
-    def discard(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL)
-        self._process.kill()  # one that is debugged leads no group
-        os.close(self.sentinel)
-        self._process.wait()

@@ -4,9 +4,7 @@ Starting or replacing a worker then costs little more than loading its weights. 
 never forks: its descriptors would leak into the child.
 
 The fork server is not multiprocessing's: that one can only be awaited in threads without a
-deadline, and its workers count as dead when it dies. This one (`backend.processes.fork_server`)
-answers to the event loop; the end of a worker is detected by a pidfd, whichever process is its
-parent.
+deadline, and its workers count as dead when it dies.
 """
 
 import asyncio
@@ -23,11 +21,12 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 
 from marserve.backend.processes.fork_server import WorkerSetup, command
 from marserve.frontend.aio.background import in_abandonable_thread, start_in_thread
-from marserve.frontend.workers.launchers.launcher import WorkerSpec
 from marserve.frontend.workers.launchers.local_process import Started, our_ends
+from marserve.frontend.workers.launchers.worker_spec import WorkerSpec
 
 logger = logging.getLogger(__name__)
 
@@ -61,8 +60,8 @@ class ForkServer:
         import_seconds: Time limit of the imports; a fork server that exceeds it is replaced by one
             without them.
         on_replaced: Called for each fork server that was lost.
-        environment: The environment of the fork server. What libraries read of it when they are
-            imported applies to the workers, regardless of their environment.
+        environment: Of the fork server. What libraries read of it when they are imported applies
+            to the workers, regardless of their environment.
     """
 
     def __init__(
@@ -87,11 +86,7 @@ class ForkServer:
             self._starting.add_done_callback(_has_failed)  # else asyncio logs its exception
 
     async def start(self, spec: WorkerSpec) -> Started:
-        """Start a worker; if the fork server is lost meanwhile, with the next one.
-
-        Raises:
-            OSError: It could not be started.
-        """
+        """Start a worker; if the fork server is lost meanwhile, with the next one."""
         try:
             return await (await self._process()).fork(spec)
         except ForkServerLost:
@@ -157,14 +152,7 @@ def _has_failed(starting: "asyncio.Task[_Process]") -> bool:
 
 
 class _Process:
-    """One process of the fork server; answers come in the order of requests.
-
-    Attributes:
-        started_at: Moment of its start.
-        is_ready: Whether its imports are done.
-        is_silent: Whether it was killed because it did not answer in time.
-        is_lost: Whether it has ended.
-    """
+    """One process of the fork server; answers come in the order of requests."""
 
     def __init__(
         self,
@@ -173,7 +161,9 @@ class _Process:
         on_lost: Callable[["_Process", str], object],
     ) -> None:
         self.started_at = time.monotonic()
-        self.is_ready = self.is_silent = self.is_lost = False
+        self.is_ready = False  # its imports are done
+        self.is_silent = False  # it was killed because it did not answer in time
+        self.is_lost = False
         self._process = process
         self._sock = sock
         self._on_lost = on_lost
@@ -230,11 +220,22 @@ class _Process:
             except BaseException:
                 self.discard(answer)
                 raise
-            return Started(_Child(self, answer), sock, outputs[0], outputs[1], stacks)
+            return Started(
+                pid=answer.pid,
+                sentinel=answer.sentinel,
+                sock=sock,
+                stdout=outputs[0],
+                stderr=outputs[1],
+                stacks=stacks,
+                reap=partial(self._reap, answer),
+                kill=partial(self.discard, answer),
+            )
 
-    async def reap(self, pid: int) -> int:
-        """Reap a worker that has ended; returns its exit status. Raises OSError."""
-        return (await self._request(str(pid).encode())).status
+    async def _reap(self, answer: _Answer) -> int | None:
+        try:
+            return (await self._request(str(answer.pid).encode())).status
+        except OSError:
+            return _status_of_orphan(answer.sentinel)
 
     def discard(self, answer: _Answer) -> None:
         """Kill and reap a worker; the frontend's end of its socket is about to close."""
@@ -349,27 +350,6 @@ def _discard(started: "tuple[subprocess.Popen[bytes], socket.socket]") -> None:
     sock.close()
     process.kill()
     process.wait()
-
-
-class _Child:
-    """A worker that was forked; a `local_process.Child`."""
-
-    def __init__(self, parent: _Process, answer: _Answer) -> None:
-        self.pid = answer.pid
-        self.sentinel = answer.sentinel
-        self._parent = parent
-        self._answer = answer
-
-    async def reap(self) -> int | None:
-        try:
-            return await self._parent.reap(self.pid)
-        except OSError:
-            return _status_of_orphan(self.sentinel)
-        finally:
-            os.close(self.sentinel)
-
-    def discard(self) -> None:
-        self._parent.discard(self._answer)
 
 
 def _status_of_orphan(sentinel: int) -> int | None:

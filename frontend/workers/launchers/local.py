@@ -14,17 +14,17 @@ from marserve.frontend.aio.background import start_in_thread
 from marserve.frontend.lifecycle.started_processes import StartedProcesses
 from marserve.frontend.workers.launchers.command import check_interpreter, start_command
 from marserve.frontend.workers.launchers.fork_server import ForkServer
-from marserve.frontend.workers.launchers.launcher import WorkerSpec
 from marserve.frontend.workers.launchers.local_process import LocalProcess, Started
 from marserve.frontend.workers.launchers.openmp import VARIABLES, variables_of
 from marserve.frontend.workers.launchers.post_mortem import OomKills
+from marserve.frontend.workers.launchers.worker_spec import WorkerSpec
 from marserve.frontend.workers.terminal import Terminal
 
 _COMMANDS_AT_ONCE = 4
 
 
 class LocalLauncher:
-    """Starts worker processes on this machine; a `launcher.Launcher`.
+    """Starts worker processes.
 
     Command lines are started in threads, because an interpreter may be on a disk that does not
     answer. There is a fork server for each wait policy of `openmp`, usually one.
@@ -32,9 +32,7 @@ class LocalLauncher:
     Args:
         method: ``forkserver``, or ``spawn`` to start each worker in a new interpreter, because
             some libraries do not support fork.
-        preload: Modules that the fork server imports.
-        preload_seconds: Time limit of these imports.
-        on_fork_server_replaced: Called for each fork server that was lost.
+        preload: Modules that the fork server imports, within ``preload_seconds``.
         environment: Whose wait policy `warm_up` uses; that of this process by default.
     """
 
@@ -65,7 +63,11 @@ class LocalLauncher:
             self._fork_server(self._environment).warm_up()
 
     async def start(self, spec: WorkerSpec) -> LocalProcess:
-        """Start a worker, without a deadline; raises OSError."""
+        """Start a worker that waits for a `Load` on its socket, without a deadline.
+
+        Raises:
+            OSError: It could not be started.
+        """
         terminal = Terminal() if spec.terminal else None
         spec = replace(spec, environment={**spec.environment, WORKER: uuid.uuid4().hex})
         if not self._forks or spec.python:

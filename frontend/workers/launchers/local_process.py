@@ -12,10 +12,10 @@ import signal
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import IO, Any, Protocol, TypeVar
+from typing import IO, Any, TypeVar
 
 import psutil
 
@@ -24,7 +24,6 @@ from marserve.frontend.aio.background import in_abandonable_thread
 from marserve.frontend.lifecycle.started_processes import StartedProcesses
 from marserve.frontend.process_group import ProcessGroup
 from marserve.frontend.workers.failures import Diagnostics
-from marserve.frontend.workers.launchers.launcher import WorkerSpec
 from marserve.frontend.workers.launchers.output import OutputLog
 from marserve.frontend.workers.launchers.post_mortem import (
     OomKills,
@@ -32,6 +31,7 @@ from marserve.frontend.workers.launchers.post_mortem import (
     catches,
     exit_phrase,
 )
+from marserve.frontend.workers.launchers.worker_spec import WorkerSpec
 from marserve.frontend.workers.terminal import Terminal
 
 T = TypeVar("T")
@@ -49,32 +49,26 @@ _SEARCH_SECONDS = 6.0
 logger = logging.getLogger(__name__)
 
 
-class Child(Protocol):
+@dataclass(frozen=True)
+class Started:
     """A process that was started; it leads a process group, unless its handler is debugged.
 
     Attributes:
         sentinel: A descriptor that is readable when the process has ended.
+        sock: Our end of its socket pair.
+        stacks: The file of its stacks.
+        reap: Frees its resources after its end; returns its status, None if that is unknown.
+        kill: Kills it and closes ``sentinel``, because its start was cancelled.
     """
 
     pid: int
     sentinel: int
-
-    async def reap(self) -> int | None:
-        """Free its resources after its end; returns its exit status, None if it is unknown."""
-
-    def discard(self) -> None:
-        """Kill it: its start was cancelled, and its socket is closed."""
-
-
-@dataclass(frozen=True)
-class Started:
-    """A process, our ends of its socket pair and its output, and the file of its stacks."""
-
-    child: Child
     sock: socket.socket
     stdout: IO[bytes]
     stderr: IO[bytes]
     stacks: StackFile
+    reap: Callable[[], Awaitable[int | None]]
+    kill: Callable[[], object]
 
     def discard(self) -> None:
         """Kill it and close the rest."""
@@ -82,12 +76,12 @@ class Started:
         self.sock.close()
         self.stdout.close()
         self.stderr.close()
-        self.child.discard()
+        self.kill()
 
 
 @contextlib.contextmanager
 def our_ends() -> Iterator[tuple[ExitStack, socket.socket, socket.socket, StackFile]]:
-    """Make the resources that both ways to start a process need, in a ``with`` block.
+    """Make the resources that both ways to start a process need.
 
     Yields:
         A stack for further resources, which are closed with the rest if the block raises; our end
@@ -104,7 +98,13 @@ def our_ends() -> Iterator[tuple[ExitStack, socket.socket, socket.socket, StackF
 
 
 class LocalProcess:
-    """A running worker of this machine; a `launcher.WorkerProcess`."""
+    """A running worker; its output goes to the model log.
+
+    Attributes:
+        sock: The frontend's end of the socket pair, which `stop` closes.
+        diagnostics: Its last output and its stacks, after it was stopped.
+        ran_out_of_memory: Whether the kernel killed it for lack of memory.
+    """
 
     def __init__(
         self,
@@ -115,11 +115,11 @@ class LocalProcess:
         sweeps: set[asyncio.Task[Any]],
         terminal: Terminal | None = None,
     ) -> None:
-        self.pid = started.child.pid
+        self.pid = started.pid
         self.sock = started.sock
         self.diagnostics = Diagnostics()
         self.ran_out_of_memory = False
-        self._child = started.child
+        self._started = started
         self._stacks = started.stacks
         self._oom_kills = oom_kills
         self._runner = spec.runner
@@ -138,7 +138,7 @@ class LocalProcess:
         loop = asyncio.get_running_loop()
         self._exited: asyncio.Future[int | None] = loop.create_future()
         self._reaping: asyncio.Task[None] | None = None
-        loop.add_reader(self._child.sentinel, self._on_exit)
+        loop.add_reader(started.sentinel, self._on_exit)
         self._last_lines: deque[str] = deque(maxlen=_LAST_LINES)
         self._outputs = [
             OutputLog(pipe, level, f"{spec.name}-{word}", spec.on_metric_line, self._last_lines)
@@ -158,12 +158,22 @@ class LocalProcess:
         self._exited.add_done_callback(lambda _: call())
 
     async def exit_within(self, seconds: float) -> str:
-        """Wait for it to end by itself; returns how it did, empty if it did not."""
+        """Wait for it to end by itself; return a sentence on how it did, empty if it did not."""
         await asyncio.wait({self._exited}, timeout=seconds)
         return self._exit_cause
 
     async def stop(self, grace: float, close: Callable[[], object] = lambda: None) -> int | None:
-        """Stop it and all its children: close its socket, SIGTERM, SIGKILL."""
+        """Stop it and all its children; if the call is cancelled, they are killed.
+
+        Args:
+            grace: Seconds for an idle worker to end after its socket was closed, and again after
+                SIGTERM; then follows SIGKILL.
+            close: Closes the socket; may be called twice.
+
+        Returns:
+            The exit status, negative for a signal; None if it is unknown, because the process has
+            lost its parent or does not end by SIGKILL.
+        """
         has_died = self.has_exited
         known: Iterable[psutil.Process] = ()  # includes children without the mark
         try:
@@ -227,12 +237,15 @@ class LocalProcess:
 
     def _on_exit(self) -> None:
         loop = asyncio.get_running_loop()
-        loop.remove_reader(self._child.sentinel)
+        loop.remove_reader(self._started.sentinel)
         self._group.send(signal.SIGKILL)  # its children; its id is not reused before `reap`
         self._reaping = loop.create_task(self._reap())
 
     async def _reap(self) -> None:
-        status = await self._child.reap()
+        try:
+            status = await self._started.reap()
+        finally:
+            os.close(self._started.sentinel)
         if self._terminal is not None:
             self._terminal.restore()
         if not self._was_signalled:

@@ -21,9 +21,9 @@ import pytest
 from marserve.backend.protocol import Load, Loaded, Predict
 from marserve.frontend.workers.connection import WorkerConnection
 from marserve.frontend.workers.launchers import fork_server
-from marserve.frontend.workers.launchers.launcher import WorkerSpec
 from marserve.frontend.workers.launchers.local import LocalLauncher
 from marserve.frontend.workers.launchers.local_process import LocalProcess
+from marserve.frontend.workers.launchers.worker_spec import WorkerSpec
 
 pytestmark = pytest.mark.integration
 
