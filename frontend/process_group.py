@@ -10,15 +10,12 @@ _NO_PIDFDS = (errno.ENOSYS, errno.EPERM)
 
 
 class ProcessGroup:
-    """The group that a process leads, or will lead shortly.
+    """The group that a process leads, or will lead shortly; raises OSError without descriptors.
 
     The kernel reuses a process id when the process is reaped and no group has the id. A worker
     whose parent, the fork server, has died is reaped by another process. So a signal is sent only
     while the leader is not reaped, which its pidfd shows; or if no process has the id, because then
     only the remaining processes of the group have it. Without pidfds, the leader counts as alive.
-
-    Raises:
-        OSError: No descriptor is left.
     """
 
     def __init__(self, leader: int) -> None:

@@ -62,9 +62,7 @@ class BackgroundTasks:
     ) -> "asyncio.Future[T]":
         """Run a coroutine to its end, even if its outcome is cancelled.
 
-        Returns:
-            Its outcome, which is cancelled when the block ends first. ``on_failure`` is called with
-            its exception.
+        The outcome that is returned is cancelled when the block ends first.
 
         Raises:
             ServerStopping: The block has ended.
@@ -205,7 +203,7 @@ class DaemonThreads:
         """Call a function in a thread; return its outcome, which can be cancelled until it begins.
 
         Raises:
-            ServerBusy: Too many calls wait.
+            ServerBusy: Too many calls wait for a thread.
         """
         outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
         call = partial(_call_into, outcome, function, *arguments)
@@ -223,13 +221,10 @@ class DaemonThreads:
         return outcome
 
     async def run(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Call a function in a thread and wait for it.
+        """Call a function in a thread and wait for it; raises ServerBusy.
 
         A cancellation first waits some seconds for the end of the call: cleaning up during the call
         would be a race.
-
-        Raises:
-            ServerBusy: Too many calls wait.
         """
         running = asyncio.wrap_future(self.submit(function, *arguments))
         try:

@@ -5,8 +5,7 @@ TorchServe's image runs a shell script that starts a detached server and then wa
 since the kernel discards signals that a first process does not handle, and a container whose server
 has died continues. With this program in front of them such scripts can stay as they are:
 
-* The server or its starter sends the server's process id, by the protocol of sd_notify(3)
-  (`service_manager`). So the command need not be analysed.
+* The server or its starter sends the server's process id, by the protocol of sd_notify(3).
 * When the server has ended, this program ends with its status, and the kernel ends the rest of the
   container. Without a server it ends with the command.
 * A command that fails after it has started the server ends the server, too.
@@ -78,7 +77,7 @@ class _Process:
                 os.kill(self.pid, number)
 
     def is_gone(self) -> bool:
-        """Whether it has no process id any more; false where its pidfd reports the end."""
+        # Without a pidfd, which reports the end.
         if self.pidfd < 0:
             try:
                 os.kill(self.pid, 0)
@@ -87,7 +86,7 @@ class _Process:
         return False
 
     def gets_typed_signals(self) -> bool:
-        """Whether the terminal sends it the signals of keys, as it sends them to us."""
+        # From the terminal, as this process.
         with contextlib.suppress(OSError):
             return os.isatty(0) and os.getpgid(self.pid) == os.getpgrp()
         return False
@@ -128,7 +127,7 @@ class _Init:
         return status
 
     def _outcome(self) -> int | None:
-        """Return the status to end with; None to continue."""
+        """The status to end with; None to continue."""
         command, server = self._command, self._server
         if server is None:
             return command.status

@@ -98,10 +98,6 @@ def wait_for_outcome(descriptor: int, timeout: float) -> Outcome | None:
 def start(arguments: Sequence[str], url: str) -> int:
     """Start a detached server, print the result, and return the exit status of the command.
 
-    Args:
-        arguments: Of the command line.
-        url: Where ``/ready`` of the server can be requested.
-
     Raises:
         PidFileError: A server runs already.
     """
@@ -157,11 +153,7 @@ def server_command(arguments: Sequence[str], *inner: str) -> list[str]:
 
 
 def claim(pid_file: PidFile) -> None:
-    """Take the pid file for this process.
-
-    Raises:
-        PidFileError: Another server holds it.
-    """
+    """Take the pid file for this process; raises PidFileError."""
     if pid_file.claim():
         with contextlib.suppress(OSError):  # a full disk or a closed pipe do not prevent the start
             print_text("Removing orphan pid file.")

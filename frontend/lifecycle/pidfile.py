@@ -1,9 +1,8 @@
 """The pid file: one server per temporary directory.
 
-The file contains the decimal pid and nothing else, as TorchServe's: scripts read it. Command lines
-and start times do not prove that the process is our server and not another with the same number.
-So the server holds a lock (``flock``) on the file while it lives; the kernel releases it with the
-process. A file without a lock is an orphan.
+The file contains the decimal pid and nothing else, as TorchServe's: scripts read it. The server
+holds a lock (``flock``) on it while it lives; the kernel releases it with the process. A file
+without a lock is an orphan.
 
 The starter of a detached server takes the lock and lets the server inherit it, so that ``--stop``
 right after ``--start`` finds the server, and one of two starters is refused.
@@ -29,8 +28,7 @@ class AlreadyRunning(PidFileError):
 class PidFile:
     """The pid file of one server, by default where TorchServe has it, below ``TMPDIR``.
 
-    Raises:
-        PidFileError: A temporary directory cannot be found.
+    It cannot be used if it belongs to another user or cannot be opened (PidFileError).
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -38,11 +36,7 @@ class PidFile:
         self._descriptor: int | None = None
 
     def read(self) -> int | None:
-        """Return the pid of the living server; None without one.
-
-        Raises:
-            PidFileError: The file belongs to another user or cannot be opened.
-        """
+        """Return the pid of the living server; None without one."""
         try:
             descriptor = self._open(os.O_RDONLY)
         except FileNotFoundError:
@@ -59,7 +53,6 @@ class PidFile:
 
         Raises:
             AlreadyRunning: A living server has it.
-            PidFileError: The file belongs to another user or cannot be opened.
         """
         descriptor = self._lock_current()
         self._descriptor = descriptor
@@ -78,11 +71,7 @@ class PidFile:
         self._close()
 
     def adopt(self, descriptor: int) -> None:
-        """Take the file that the parent of this process has claimed for it.
-
-        Raises:
-            PidFileError: ``descriptor`` is not this file.
-        """
+        """Take the file that the parent of this process has claimed for it."""
         if not self._is_current(descriptor):
             raise PidFileError(f"Descriptor {descriptor} is not the pid file {self.path}")
         os.set_inheritable(descriptor, False)  # a worker must not keep the lock alive

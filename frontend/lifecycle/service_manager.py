@@ -26,9 +26,7 @@ WATCHDOG_VARIABLE, WATCHDOG_PID_VARIABLE = "WATCHDOG_USEC", "WATCHDOG_PID"
 class ServiceManager:
     """The process that started this one, if it receives messages.
 
-    Args:
-        address: The socket's path or abstract name; empty for none.
-        watchdog_seconds: It ends this process after that time without `alive`; 0 for never.
+    It ends this process after ``watchdog_seconds`` without `alive`; 0 for never.
     """
 
     def __init__(self, address: str = "", watchdog_seconds: float = 0.0) -> None:

@@ -22,10 +22,8 @@ from types import FrameType
 class Signals:
     """Turns signals into events, from its creation in the running event loop on.
 
-    Args:
-        reload: Called in the event loop at SIGHUP.
-        leaves_interrupts: Returns whether SIGINT is left to a worker at the terminal.
-        on_stop: Called as soon as a signal asks for a stop, even while the event loop is blocked.
+    ``leaves_interrupts`` returns whether SIGINT is left to a worker at the terminal. ``on_stop`` is
+    called as soon as a signal requests a stop, even while the event loop is blocked.
     """
 
     def __init__(

@@ -39,7 +39,7 @@ class StartedProcesses:
         self._scan: Sequence[_Seen] = ()
 
     def find(self, mark: str, roots: Iterable[psutil.Process] = ()) -> set[psutil.Process]:
-        """Return the living processes with a mark, the living ``roots``, and their descendants."""
+        """Return the living among the processes with a mark, ``roots``, and their descendants."""
         asked_at = time.monotonic()
         with self._lock:
             if self._scanned_at <= asked_at:

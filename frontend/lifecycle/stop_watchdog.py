@@ -37,9 +37,7 @@ _STATUS = 1
 class StopWatchdog:
     """Counts the time of a stop from `begin` to the end of the process.
 
-    Args:
-        seconds: How long a stop may take.
-        release: Removes further files at the end.
+    A stop may take ``seconds``; ``release`` removes further files after that.
     """
 
     def __init__(self, seconds: float, release: Callable[[], object] = lambda: None) -> None:
@@ -60,10 +58,7 @@ class StopWatchdog:
         self._workdir = workdir
 
     def begin(self) -> None:
-        """Count from now on, unless it does already.
-
-        It takes no lock, so that signal handlers may call it.
-        """
+        """Count from now on; takes no lock, so that signal handlers may call it."""
         with contextlib.suppress(OSError):
             os.write(self._writer, b"!")
 

@@ -1,9 +1,8 @@
 """The working directory of a server, and how it is removed with the processes of the server.
 
 It contains the unpacked archives. A server holds a lock (``flock``) on its directory while it
-lives; the kernel releases it with the process. All processes that a server starts (workers and what
-their handlers start, torchrun and its ranks, pip) have the path of the directory in their
-environment, which is a mark of `started_processes`.
+lives. All processes that it starts have the path of the directory in their environment, which is a
+mark of `started_processes`.
 
 A server that stops kills the marked processes and removes the directory. For a server that was
 killed, a *guard* does that, a separate process that waits for the lock. If the guard was killed,
@@ -112,7 +111,7 @@ def remove_leftovers(parent: Path, seconds: float) -> None:
 
 
 def clean(path: Path) -> int | None:
-    """Kill the processes of a dead server, and remove its directory.
+    """Remove the directory of a dead server, and kill its processes.
 
     Returns the number of processes; None if the directory is not ours or its server lives.
     """
@@ -132,7 +131,7 @@ def clean(path: Path) -> int | None:
 
 
 def remove_with_processes(path: Path) -> int:
-    """Kill the processes of a server, and remove its directory; return their number."""
+    """Kill the processes of a server, and remove its directory; return the number of processes."""
     killed = StartedProcesses().kill(f"{VARIABLE}={path}")
     for directory in (path / "models", path):  # the mark goes last
         shutil.rmtree(directory, ignore_errors=True)

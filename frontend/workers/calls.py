@@ -1,10 +1,7 @@
 """The calls that handlers make to other models (`Context.infer`), for one worker process.
 
-A call is made on behalf of a job in the worker. When that job ends (it is answered or expired, its
-client has left, its worker is dead), its calls are cancelled. Every call is answered once, unless
-its handler has cancelled it or the worker is dead.
-
-`CallModel` decides which model is called, and whether that is allowed.
+A call is made on behalf of a job in the worker, and cancelled when that job ends. Every call is
+answered once, unless its handler has cancelled it or the worker is dead.
 """
 
 from collections.abc import Callable
@@ -26,7 +23,6 @@ class CallTicket(Protocol):
         """Stop waiting for the answer. Safe at any time."""
 
 
-#: The answer to a call; pieces are joined.
 CallAnswer = Prediction | ServeError
 
 #: Receives the answer, and a function to call when the worker has read it.

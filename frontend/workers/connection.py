@@ -1,8 +1,7 @@
 """The frontend's connection to one worker: load, predict, with deadlines.
 
 It is an `asyncio.BufferedProtocol`, not a pair of streams: a reply is decoded in the buffer that
-received it, and its callback is called in the same turn of the event loop. `workers.dispatch`
-decides how many batches are sent at a time; each reply has the number of its batch.
+received it, and its callback is called in the same turn of the event loop.
 """
 
 import asyncio
@@ -66,34 +65,25 @@ _ANSWERS: dict[type[Message], tuple[type[Message], ...]] = {
 
 
 class _Exchange(NamedTuple):
-    """A message whose answer is due.
+    """A message whose answer is due."""
 
-    Attributes:
-        due: The number of predictions in the answer.
-        answers: The types of messages that answer it; those not in `_NOT_LAST` end the exchange.
-        caller: Given to `WorkerCalls` with each call made on behalf of the message.
-    """
-
-    due: int
-    answers: tuple[type[Message], ...]
+    due: int  # the number of predictions in the answer
+    answers: tuple[type[Message], ...]  # those not in `_NOT_LAST` end the exchange
     on_answer: Callable[[Any], None]
-    caller: Any
+    caller: Any  # given to `WorkerCalls` with each call made on behalf of the message
 
 
 class WorkerConnection(asyncio.BufferedProtocol):
     """The frontend's end of the socket pair to a worker.
 
-    Args:
-        max_response_bytes: Limit of each prediction; a reply may have as many predictions as the
-            largest batch so far had inputs.
+    ``max_response_bytes`` limits each prediction; a reply may have as many predictions as the
+    largest batch so far had inputs.
 
     Attributes:
         lost: Done, with the reason, when the worker cannot answer any more.
         on_lost: Called at that moment.
-        overlaps: The number of batches that its model processes at a time if stages overlap, else
-            0 (`Loaded`).
-        ends_sequences: Whether its handler has a hook for the ends of sequences (`Loaded`).
-        calls: The calls that its handler makes; None for a worker that cannot make calls.
+        overlaps: As in `Loaded`, as ``ends_sequences`` is.
+        calls: None for a worker that cannot make calls.
     """
 
     def __init__(self, max_response_bytes: int) -> None:
@@ -143,10 +133,7 @@ class WorkerConnection(asyncio.BufferedProtocol):
     ) -> Loaded | LoadFailure:
         """Make the worker load its model, and wait for the result.
 
-        Args:
-            load: The message.
-            timeout: Seconds from the moment when loading begins; None for no limit.
-            start_seconds: Seconds until that moment.
+        Loading must begin within ``start_seconds``, and end ``timeout`` seconds after that.
 
         Raises:
             StartTimedOut: Loading did not begin in time.
@@ -181,12 +168,11 @@ class WorkerConnection(asyncio.BufferedProtocol):
     def predict(
         self, batch: Predict, timeout: float | None, on_reply: OnReply, caller: Any = None
     ) -> None:
-        """Send one batch.
+        """Send one batch, after setting its number.
 
         Args:
-            batch: The message; its number is set.
-            timeout: Seconds without an answer after which the worker counts as hung; None for no
-                limit.
+            batch: The message.
+            timeout: Seconds without an answer after which the worker counts as hung.
             on_reply: Receives the reply, and before it streamed pieces; not called after the
                 connection is `lost`.
             caller: Given to `calls` with each call that is made on behalf of the batch.
@@ -205,10 +191,7 @@ class WorkerConnection(asyncio.BufferedProtocol):
         timeout: float | None,
         on_answer: Callable[[Any], None],
     ) -> None:
-        """Send a message other than a batch; ``on_answer`` receives its only answer.
-
-        The parameters are as of `predict`.
-        """
+        """Send a message other than a batch; ``on_answer`` receives its only answer."""
         message.number = self._sent = self._sent + 1
         exchange = _Exchange(0, _ANSWERS[type(message)], on_answer, None)
         self._send(message, exchange, timeout, message.number)
@@ -290,12 +273,8 @@ class WorkerConnection(asyncio.BufferedProtocol):
             self._set_watchdog()
 
     def _set_watchdog(self) -> None:
-        """Set the timer to the present deadline.
-
-        There is one timer, not one for each message: usually the deadline has moved when the timer
-        fires, and `_watch` sets it again. The first deadline after a load may be earlier than the
-        timer.
-        """
+        # One timer, not one for each message: usually the deadline has moved when it fires, and
+        # `_watch` sets it again. The first deadline after a load may be earlier than the timer.
         if self._watchdog is not None:
             self._watchdog.cancel()
         self._timer_at = self._deadline

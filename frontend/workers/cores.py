@@ -18,17 +18,14 @@ from marserve.frontend.configuration.control_groups import MOUNTS, PROC, nested_
 def usable_cores(proc: Path = PROC, mounts: Path = MOUNTS, affinity: int | None = None) -> int:
     """Return the number of cores that may be used, at least 1.
 
-    Args:
-        proc: Where ``/proc`` is mounted.
-        mounts: Where control groups are mounted.
-        affinity: The cores on which the processes may run; None for those of this process.
+    ``affinity`` is the number of cores on which this process may run, by default the actual one.
     """
     cores = len(os.sched_getaffinity(0)) if affinity is None else affinity
     return max(1, math.floor(min([cores, *_quotas(proc, mounts)])))
 
 
 def _quotas(proc: Path, mounts: Path) -> Iterator[float]:
-    """Yield the quotas of our control group and of those around it, in cores."""
+    # In cores: those of our control group, and of the ones around it.
     for version, group in nested_groups("cpu", proc, mounts):
         with contextlib.suppress(OSError, ValueError, ZeroDivisionError):
             if version == 2:

@@ -23,14 +23,9 @@ class DeviceAllocator:
         return len(self._choice(allowed)) // size
 
     def acquire(self, size: int = 1, allowed: Sequence[int] | None = None) -> tuple[int, ...]:
-        """Allocate a block of GPUs for a worker.
+        """Allocate ``size`` GPUs out of ``allowed`` for a worker; none for the CPU.
 
-        Args:
-            size: Number of GPUs. Blocks begin at multiples of it in ``allowed``.
-            allowed: The GPUs to choose from; None for all.
-
-        Returns:
-            Their numbers; empty for the CPU.
+        Blocks begin at multiples of ``size`` in ``allowed``, so that they do not overlap in part.
         """
         choice = self._choice(allowed)
         blocks = [tuple(choice[at : at + size]) for at in range(0, len(choice) - size + 1, size)]
@@ -53,9 +48,7 @@ class DeviceAllocator:
 def visible_names(gpus: Sequence[int], environment: Mapping[str, str] = os.environ) -> str:
     """Return the CUDA_VISIBLE_DEVICES with which a process sees only these GPUs.
 
-    Args:
-        gpus: Their numbers in this process, which may see only some of the machine's GPUs.
-        environment: Of this process.
+    ``gpus`` are numbers in this process, which may see only some of the machine's GPUs.
     """
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     if visible is None:

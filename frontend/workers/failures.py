@@ -20,18 +20,11 @@ _MAX_UNANSWERED = 3
 
 
 class ConnectionLost(Exception):
-    """The worker cannot answer any more; its process must be replaced.
+    """The worker cannot answer any more; its process must be replaced."""
 
-    Attributes:
-        cause: What was found out later, a sentence; may be empty.
-        code: Status for clients that wait for a load; 507 if the kernel killed it for lack of
-            memory.
-        in_trial: Whether batches of samples, and not the model, may be the cause.
-    """
-
-    cause = ""
-    code = 500
-    in_trial = False
+    cause = ""  # a sentence, found out later
+    code = 500  # for clients that wait for a load; 507 if the kernel killed it for lack of memory
+    in_trial = False  # whether batches of samples, and not the model, may be the cause
 
     def __str__(self) -> str:
         return with_cause(str(self.args[0]), self.cause)
@@ -58,17 +51,12 @@ class StartTimedOut(ConnectionLost):
 
 
 class LoadFailed(Exception):
-    """The worker reported that its model cannot be loaded.
-
-    Attributes:
-        code: 500; 507 for out of memory, 400 for a model that contradicts its settings.
-        permanent: Whether the next try would fail for the same reason.
-    """
+    """The worker reported that its model cannot be loaded."""
 
     def __init__(self, code: int, reason: str, *, permanent: bool = False) -> None:
         super().__init__(reason)
-        self.code = code
-        self.permanent = permanent
+        self.code = code  # 500; 507 for out of memory, 400 for a model that contradicts settings
+        self.permanent = permanent  # the next try would fail for the same reason
 
 
 def with_cause(what: str, cause: str) -> str:
@@ -78,30 +66,19 @@ def with_cause(what: str, cause: str) -> str:
 
 @dataclass(frozen=True)
 class Diagnostics:
-    """The last output of a worker, as lines.
+    """The last output of a worker, as lines."""
 
-    Attributes:
-        stack: The stacks of its threads at a crash or on request.
-        output: The last lines that it printed.
-    """
-
-    stack: Sequence[str] = ()
+    stack: Sequence[str] = ()  # the stacks of its threads at a crash or on request
     output: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
 class Failure:
-    """How a worker failed.
+    """How a worker failed."""
 
-    Attributes:
-        what: TorchServe's text for it, or the worker's report.
-        cause: A sentence; empty if the cause is unknown, or part of ``what``.
-        moment: Seconds since the epoch.
-    """
-
-    what: str
-    cause: str
-    moment: float
+    what: str  # TorchServe's text for it, or the worker's report
+    cause: str  # a sentence; empty if the cause is unknown, or part of ``what``
+    moment: float  # seconds since the epoch
     diagnostics: Diagnostics = field(default_factory=Diagnostics)
 
     @classmethod
@@ -157,7 +134,7 @@ class FailureHistory:
             self._log.info("Auto recovery succeeded, reset recoveryStartTS")
 
     def answered(self) -> None:
-        """Note that a batch was answered."""
+        """Note an answer."""
         self._timeouts_in_a_row = 0
 
     def failed(self, error: Exception, diagnostics: Diagnostics, *, was_ready: bool) -> None:
@@ -194,14 +171,7 @@ class FailureHistory:
 def report(
     failure: Failure, worker: str, *, is_timeout: bool = False, with_output: bool = True
 ) -> str:
-    """Return the text for the log, of several lines.
-
-    Args:
-        failure: The failure.
-        worker: The worker's name.
-        is_timeout: Whether to use TorchServe's lines for a timeout, which alerts match.
-        with_output: Whether to add the last lines of the worker's output.
-    """
+    """Return the text for the log; for a timeout with TorchServe's lines, which alerts match."""
     if is_timeout:
         lines = [
             "Backend worker error",
@@ -223,7 +193,6 @@ def _indented(line: str) -> str:
 
 
 def _shortened(text: str) -> str:
-    """Return the beginning of a worker's report; the model log has all of it."""
     if len(text) <= _MAX_CHARACTERS:
         return text
     more = len(text) - _MAX_CHARACTERS
@@ -253,14 +222,9 @@ class Backoff:
         self._unanswered = 0
 
     def failed(self, now: float, *, over_requests: bool = False) -> float | None:
-        """Note a failure at ``now``.
+        """Note a failure; return the seconds until the next try, None for no other try.
 
-        Args:
-            now: Seconds of a monotonic clock.
-            over_requests: Whether a READY worker had requests in flight.
-
-        Returns:
-            Seconds until the next try; None for no other try.
+        ``over_requests`` says whether a READY worker had requests in flight.
         """
         was_well = self._has_loaded and now - self._failed_at >= _CALM_SECONDS
         self._has_loaded = False

@@ -31,13 +31,10 @@ _SHARE_OF_GOAL = 0.5
 
 
 class IdleProfiling:
-    """Profiles one model version in idle moments.
-
-    Attributes:
-        pending: The sizes that are measured; empty when profiling has ended.
-    """
+    """Profiles one model version in idle moments."""
 
     def __init__(self, name: str, batcher: Batcher) -> None:
+        #: The sizes that are measured; empty when profiling has ended.
         self.pending: Sequence[int] = ()
         self._name = name
         self._batcher = batcher
@@ -74,7 +71,6 @@ class IdleProfiling:
             self._timer = self._loop.call_later(_QUIET_SECONDS, self._on_timer)
 
     def _on_timer(self) -> None:
-        """Start a run if the model is idle; else wait again."""
         self._timer = None
         lost = self._running
         if lost is not None and not lost.is_accepting:
@@ -119,7 +115,6 @@ class IdleProfiling:
             self._loop.call_soon(self._continue)
 
     def _continue(self) -> None:
-        """Start the next run at once, unless a request has arrived."""
         is_idle = not self._batcher.queued and not self._batcher.workers.busy
         if self.pending and self._running is None and is_idle:
             self._run()

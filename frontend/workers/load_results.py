@@ -16,12 +16,7 @@ from marserve.frontend.workers.failures import ConnectionLost
 
 
 class LoadResults:
-    """The results of one worker's loads.
-
-    Attributes:
-        tensors: The handler's declaration of its tensors.
-        compiled: The handler's description of compiled code.
-    """
+    """The results of one worker's loads."""
 
     def __init__(
         self,
@@ -40,12 +35,7 @@ class LoadResults:
         self._is_lost = False
 
     def trials(self, threads: list[int], *, are_threads_known: bool) -> Trials:
-        """Return the trials of the next load: those whose results are not known yet.
-
-        Args:
-            threads: The numbers of threads to compare.
-            are_threads_known: Whether their comparison has a result.
-        """
+        """Return the trials of the next load: those whose results are not known yet."""
         trials, is_lost = replace(self._wanted, threads=threads), self._is_lost
         if is_lost or self._batcher.costs.is_known:
             trials = replace(trials, sizes=[])
@@ -64,7 +54,7 @@ class LoadResults:
             loss.cause = f"{loss.cause} It loaded, or tried out batches.".strip()
 
     def add(self, loaded: Loaded) -> None:
-        """Keep the results of a load, for this worker and for the batches of the model."""
+        """Keep the results of a load."""
         self.tensors, self.compiled = loaded.tensors, loaded.compiled
         learn_costs(self._batcher, loaded.profiled)
         choice = self._batcher.learning.choice
@@ -77,7 +67,6 @@ class LoadResults:
                 self._log.warning("%s: validateBatching: %s.", self._worker, failure)
 
     def _lost_validation(self) -> Mapping[str, Any]:
-        """Return the result of a validation in which a worker was lost; empty without one."""
         is_lost = self._is_lost and self._wanted.validated_sizes and not self._batcher.validation
         if not is_lost:
             return {}
@@ -96,11 +85,8 @@ def learn_costs(
 ) -> None:
     """Make a batcher use the costs of batches, and the memory limit, that a worker has measured.
 
-    Args:
-        batcher: The batcher.
-        profiled: What was measured, the smallest size first.
-        known: How many of its costs the batcher has received already.
-        is_complete: Whether no further sizes will be measured.
+    The batcher has received the first ``known`` costs already. More sizes will be measured unless
+    ``is_complete``.
     """
     costs = profiled.costs
     if len(costs) > known or (costs and is_complete):

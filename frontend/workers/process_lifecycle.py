@@ -21,10 +21,10 @@ _EXIT_SECONDS = 5.0
 
 
 async def start_in_time(launcher: LocalLauncher, spec: WorkerSpec, timeout: float) -> LocalProcess:
-    """Start a worker, within ``timeout`` seconds.
+    """Start a worker.
 
     Raises:
-        StartTimedOut: It took longer; the start is cancelled.
+        StartTimedOut: It took more than ``timeout`` seconds; the start is cancelled.
         OSError: It could not be started.
     """
     # Not asyncio.wait_for: before Python 3.12 it loses a cancellation in the turn in which the
@@ -55,16 +55,10 @@ def fail_later(connection: WorkerConnection) -> None:
 async def find_cause(
     loss: ConnectionLost, process: LocalProcess, setting: str, timeout: float | None
 ) -> str:
-    """Find the cause of the loss of a worker.
+    """Return the cause of the loss of a worker, a sentence; empty if ``loss`` contains it.
 
-    Args:
-        loss: The loss; its code becomes 507 if memory ran out.
-        process: The worker's process.
-        setting: The name of the timeout that applied.
-        timeout: That timeout in seconds.
-
-    Returns:
-        A sentence; empty if ``loss`` contains the cause.
+    The code of ``loss`` becomes 507 if memory ran out. ``setting`` is the name of the timeout that
+    applied.
     """
     if isinstance(loss, ResponseTimedOut):
         await process.write_stacks()

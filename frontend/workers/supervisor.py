@@ -1,7 +1,6 @@
 """The supervisor of one worker: start, load, serve, restart with back-off, drain, stop.
 
-It has one task, which owns the process and the connection. Batches do not pass through it
-(`workers.dispatch`); what a load has found is kept by `load_results` and `worker_threads`.
+It has one task, which owns the process and the connection. Batches do not pass through it.
 
 There are three kinds of failures. A failure that the worker *reports* (a reply with a code) fails
 the batch, and the worker continues. A worker that cannot reply (`ConnectionLost`) is replaced, and
@@ -67,15 +66,13 @@ class WorkerTimeouts:
 class WorkerSupervisor:
     """Starts, watches and restarts one worker.
 
-    ``worker_id`` is TorchServe's "port"; ``threads`` are those of ``spec`` by default.
+    ``worker_id`` is TorchServe's "port".
 
     Attributes:
-        dispatch: The dispatch to its process; None while it does not serve.
+        dispatch: None while it does not serve.
         gpu_id: The number of its GPU on this machine; None on the CPU.
-        pid: Process id; None while there is no process.
-        results: The results of its loads.
+        pid: None while there is no process.
         started_at: Wall-clock time of the latest start of its process, seconds since the epoch.
-        threads: The number of torch's threads.
     """
 
     def __init__(
@@ -128,9 +125,8 @@ class WorkerSupervisor:
     ) -> None:
         """Start the worker.
 
-        Args:
-            on_stopped: Called when it has stopped for good.
-            on_load: Called when the model is loaded, and when the worker has failed.
+        ``on_stopped`` is called when it has stopped for good, ``on_load`` when the model is loaded
+        and when the worker has failed.
         """
         self._on_load = on_load
         self._task = asyncio.create_task(self._run(), name=self._spec.name)
@@ -138,10 +134,7 @@ class WorkerSupervisor:
         self._task.add_done_callback(partial(self._on_stopped, on_stopped))
 
     async def first_outcome(self) -> Exception | None:
-        """Wait for the first load to end; returns its failure, None if the worker is READY.
-
-        The load has a deadline.
-        """
+        """Wait for the end of the first load, which has a deadline; return its failure or None."""
         return await asyncio.shield(self._first_outcome)
 
     @property
@@ -227,7 +220,6 @@ class WorkerSupervisor:
         on_stopped()
 
     async def _run_process(self) -> NoReturn:
-        """Run one process from start to end; raises the reason for its end."""
         self._set_state(WorkerState.STARTING)
         self.started_at = time.time()
         began = time.monotonic()
@@ -295,11 +287,7 @@ class WorkerSupervisor:
         self._on_load()
 
     async def _serve(self, connection: WorkerConnection, process: LocalProcess) -> NoReturn:
-        """Let it serve until it is lost, without a deadline.
-
-        Raises:
-            ConnectionLost: After its requests were answered or queued again.
-        """
+        """Let it serve until it is lost; raises ConnectionLost."""
         dispatch = self.dispatch = self._make_dispatch(connection, self.batcher, self._metrics)
         # At once, not when this task wakes: a batch sent in between would be lost too.
         connection.on_lost = dispatch.stop_accepting
@@ -373,5 +361,4 @@ class WorkerSupervisor:
 
 
 def _is_being_edited(spec: WorkerSpec) -> bool:
-    """Return whether the code may change before the next try: it is in a linked directory."""
-    return Path(spec.model_dir).is_symlink()
+    return Path(spec.model_dir).is_symlink()  # its code may change before the next try

@@ -10,15 +10,13 @@ from typing import Any
 class Terminal:
     """The terminal of this session, with its settings at construction.
 
-    Attributes:
-        is_ours: Whether this process is in its foreground, so that it receives Ctrl-C.
-
     Raises:
         OSError: There is none.
     """
 
     def __init__(self) -> None:
         with _opened() as terminal:
+            #: Whether this process is in its foreground, so that it receives Ctrl-C.
             self.is_ours = _is_ours(terminal)
             self._settings: list[Any] = termios.tcgetattr(terminal)
 

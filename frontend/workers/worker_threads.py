@@ -15,13 +15,13 @@ class ThreadChoice(NamedTuple):
 
 
 class WorkerThreads:
-    """The threads of one worker: the number it is given, finds by trials, and uses.
+    """The threads of one worker.
 
     Attributes:
-        options: The options for the present number of workers.
+        options: For the present number of workers.
         tried: The numbers to compare at the next load.
-        found: The result of such trials, by this worker or another; None without one.
-        in_use: The number that torch uses, and its reason.
+        found: The result of such trials, by this worker or another.
+        in_use: The number that torch uses.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class WorkerThreads:
         """Use another share of the cores, because the number of workers has changed.
 
         A number that was found and is smaller than the old share is kept, unless the new share is
-        even smaller. Otherwise the new share is used, and ``tried`` at the next load.
+        even smaller.
         """
         old, found = self.options, self.found
         if not (options.is_share and old.is_share) or options.threads == old.threads:
@@ -58,7 +58,7 @@ class WorkerThreads:
         self.options, self.tried, self._count = options, tried, count
 
     def loaded(self, loaded: Loaded) -> None:
-        """Note the number that a worker uses after a load; one that it found is kept."""
+        """Note the number that a worker uses after a load."""
         if loaded.threads_why:
             self.found = ThreadChoice(loaded.threads, loaded.threads_why)
             self._count = self._given = loaded.threads

@@ -1,7 +1,6 @@
 """The dispatch strategy for asynchronous handlers: each request is sent alone, when it arrives.
 
-The number of requests in a worker is limited; others wait in the queue, and are refused when it is
-full. Single requests are not recorded in the history of batches.
+Single requests are not recorded in the history of batches.
 
 A request whose worker died, or whose content has failed before, starts in quarantine: no other
 request is sent until it is answered or has run for a moment. If the worker dies meanwhile, this
@@ -44,12 +43,12 @@ class Async(DispatchStrategy):
         self.connection.calls = self._calls
 
     def to_saturate(self, _size: int) -> int:
-        """Return the limit: requests do not wait for each other."""
+        """Return the limit."""
         return self.limit
 
     @property
     def free_capacity(self) -> int:
-        """The number of requests that the worker accepts at once."""
+        """The number of requests that the worker accepts now."""
         return 0 if self._is_stopping else self.limit - len(self._in_flight)
 
     def run(self, batch: Batch) -> None:
@@ -67,13 +66,11 @@ class Async(DispatchStrategy):
             self._loop.call_soon(self._ask_for_more)
 
     def _end_quarantine(self, job: Job) -> None:
-        """End the quarantine of a job, unless it has ended already."""
         if job is self._quarantined:
             self._quarantined = None
             self._ask_for_more()
 
     def _ask_for_more(self) -> None:
-        """Request another job, if the limit allows it and none is requested yet."""
         if self._latest and not self._quarantined and len(self._in_flight) < self.limit:
             latest, self._latest = self._latest, None
             self._ask(latest)

@@ -1,12 +1,5 @@
 """Dispatch strategies, which send batches to a ready worker: the base class, and the default one.
 
-    Batched                one batch, its reply, the next batch: TorchServe's default
-    OutstandingBatches     the same with several batches outstanding
-    ContinuousBatching     a request stays in the worker for several steps, and others join between
-                           the steps
-    Async                  asynchronous handlers: each request is sent at once, and replies come in
-                           any order
-
 The supervisor makes one for each process of its worker. It marks the worker as idle at the batcher,
 receives a batch (`run`), and answers its jobs when the reply arrives.
 
@@ -56,19 +49,16 @@ InFlight = tuple[Sequence[Job], Sequence[Job]]
 
 @dataclass(eq=False)
 class DispatchStrategy(ABC):
-    """Sends batches to one worker process; a `batcher.BatchRunner`.
-
-    Attributes:
-        timeout: Seconds without a due reply after which a worker counts as hung; None for no limit.
-        has_workers_left: Whether the model has other workers, or will have, to retry jobs.
-        drained: Done when no more batches are accepted and all jobs are answered.
-    """
+    """Sends batches to one worker process; a `batcher.BatchRunner`."""
 
     connection: WorkerConnection
     batcher: Batcher
     metrics: ModelMetrics
+    #: Seconds without a due reply after which a worker counts as hung; None for no limit.
     timeout: float | None
+    #: Whether the model has other workers, or will have, to retry jobs.
     has_workers_left: Callable[[], bool]
+    #: Done when no more batches are accepted and all jobs are answered.
     drained: "asyncio.Future[None]" = field(init=False)
     _is_stopping: bool = field(default=False, init=False)
     _is_lost: bool = field(default=False, init=False)
@@ -88,7 +78,7 @@ class DispatchStrategy(ABC):
 
     @property
     def free_capacity(self) -> int:
-        """The number of requests that the worker accepts at once; 0 if it is not known."""
+        """The number of requests that the worker accepts now; 0 if it is not known."""
         return 0
 
     def to_saturate(self, size: int) -> int:
@@ -118,7 +108,7 @@ class DispatchStrategy(ABC):
 
     @abstractmethod
     def _batches_in_flight(self) -> Iterable[Batch]:
-        """Return the batches that the batcher counts for this worker."""
+        """Batches that the batcher counts for this worker."""
 
     @abstractmethod
     def _take_in_flight(self) -> InFlight:
@@ -174,11 +164,10 @@ class DispatchStrategy(ABC):
         return again
 
     def _is_known_to_crash(self, job: Job) -> bool:
-        """Return whether the job was in a crash before, or its content crashed a worker alone."""
+        # It was in a crash before, or its content crashed a worker alone.
         return bool(job.crashes) or self.batcher.isolation.has_crashed(job)
 
     def _ask(self, done: Batch | None = None) -> None:
-        """Request the next batch, after ``done`` if there was one; if stopping, note the drain."""
         if self._is_stopping:
             self._note_drained()
         else:
@@ -223,7 +212,7 @@ class Batched(DispatchStrategy):
     def profile(
         self, message: Profile, seconds: float, on_reply: Callable[[Profiled], None]
     ) -> None:
-        """Make the idle worker run a batch of samples, for an expected number of seconds."""
+        """Make the idle worker run a batch of samples, which probably takes ``seconds``."""
         self._control_messages += 1
         self.batcher.lend(self, seconds)
         self.connection.request(message, self.timeout, partial(self._on_profiled, on_reply))
@@ -266,7 +255,6 @@ class Batched(DispatchStrategy):
     def _finish(
         self, batch: Batch, splitting: BatchSplitting | None, took: float, reply: Reply
     ) -> None:
-        """Send the worker its next batch, then answer the jobs of this one."""
         succeeded = reply.code == 200
         self.batcher.record(batch, took, succeeded=succeeded)
         if splitting is not None or not succeeded:
@@ -335,7 +323,7 @@ class Batched(DispatchStrategy):
         return suspected, others
 
     def _blamed(self, batches: Sequence[Batch]) -> Sequence[Batch]:
-        """Return the batches in flight that may have caused the worker's death."""
+        """Return those that may have caused the worker's death."""
         return batches
 
 

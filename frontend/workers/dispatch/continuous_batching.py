@@ -63,14 +63,14 @@ class ContinuousBatching(DispatchStrategy):
             self._ask(done)
 
     def _forget_answered(self, jobs: Sequence[Job]) -> None:
-        """Let suspected requests share batches again: each has run a step alone."""
+        # Each has run a step alone, and may share batches again.
         isolation = self.batcher.isolation
         for job in jobs if isolation.remembered else ():
             if job.is_suspected:
                 isolation.forget(job)
 
     def _remember_cause(self, step: Batch, reply: Reply) -> None:
-        """Remember the request that caused a failed step, if it is known: it runs alone then."""
+        # If the cause is known, it runs alone next time.
         hint = hint_of(reply, step)
         if self.batcher.batching.isolates and (hint is not None or len(step) == 1):
             self.batcher.isolation.remember(hint.suspect if hint else step.jobs[0])

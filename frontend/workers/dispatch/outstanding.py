@@ -48,7 +48,7 @@ class OutstandingBatches(Batched):
 
     @property
     def outstanding(self) -> int:
-        """The number of batches that were sent and are not answered yet."""
+        """The number of batches outstanding."""
         return len(self._in_flight)
 
     def to_saturate(self, size: int) -> int:
@@ -79,7 +79,6 @@ class OutstandingBatches(Batched):
         super()._on_reply(batch, reply)
 
     def _ask(self, done: Batch | None = None) -> None:
-        """Request the next batch, if the limit allows it and none is requested yet."""
         if done is not None:
             if done is self._quarantined:
                 self._quarantined = None
@@ -114,16 +113,10 @@ def dispatch_batches(
 ) -> DispatchStrategy:
     """Make the strategy for a ready worker by the number of batches that may be outstanding.
 
-    Args:
-        connection: To the worker.
-        common: The other positional arguments of the strategy.
-        outstanding: The number; if None, the number of devices (or of batches that the worker's
-            model takes at a time, if those are more) and three more where stages overlap (the rule
-            of AWS Neuron's NEURON_MAX_NUM_INFERS), else one.
-        devices: Devices of the worker.
-        batched: Makes the strategy for one batch.
-        several: Makes the strategy for more.
-        settings: The keyword arguments of the strategy.
+    By default the number is one. Where stages overlap, it is three (`STAGES`) more than the number
+    of devices, or of batches that the worker's model takes at a time if those are more: the rule of
+    AWS Neuron's NEURON_MAX_NUM_INFERS. ``batched`` makes the strategy for one batch, ``several``
+    that for more; the other arguments are theirs.
     """
     overlaps = connection.overlaps
     limit = outstanding or (max(devices, overlaps) + STAGES if overlaps else 1)

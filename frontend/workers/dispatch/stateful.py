@@ -44,7 +44,7 @@ class StatefulDispatch(DispatchStrategy):
         return super().is_accepting and not self.is_closing
 
     def start(self) -> None:
-        """Offer the slots, and request the first batch."""
+        """Offer the slots, then request the first batch."""
         self.table.add(self)
         super().start()
 
@@ -67,11 +67,7 @@ class StatefulDispatch(DispatchStrategy):
     # Called by the table
 
     def put(self, job: SequenceJob) -> None:
-        """Put a job into the worker's batcher.
-
-        Raises:
-            Overloaded: It could not be answered in time.
-        """
+        """Put a job into the worker's batcher; raises Overloaded."""
         self.batcher.put(cast("Job", job))
 
     def discard(self, job: SequenceJob) -> None:

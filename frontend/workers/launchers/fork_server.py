@@ -59,7 +59,6 @@ class ForkServer:
         modules: Imported once for all workers.
         import_seconds: Time limit of the imports; a fork server that exceeds it is replaced by one
             without them.
-        on_replaced: Called for each fork server that was lost.
         environment: Of the fork server. What libraries read of it when they are imported applies
             to the workers, regardless of their environment.
     """
@@ -110,7 +109,6 @@ class ForkServer:
         return await asyncio.shield(self._starting)  # `_start` has deadlines
 
     async def _start(self) -> "_Process":
-        """Start a fork server and wait for its imports; after failures, without them."""
         reason = ""
         for attempt in range(_TRIES):
             modules = self._modules if attempt < _TRIES - 1 else ()
@@ -183,12 +181,12 @@ class _Process:
         environment: Mapping[str, str] | None,
         on_lost: Callable[["_Process", str], object],
     ) -> "_Process":
-        """Start an interpreter; raises OSError."""
+        """Start an interpreter."""
         started = await start_in_thread(_spawn, modules, environment, discard=_discard)
         return cls(*started, on_lost)
 
     async def ready(self, seconds: float) -> None:
-        """Wait until its imports are done; raises ForkServerLost."""
+        """Wait until its imports are done."""
         await self._answer_within(self._ready, seconds)
 
     async def fork(self, spec: WorkerSpec) -> Started:

@@ -27,20 +27,12 @@ _ENVIRONMENTS: Mapping[str, Mapping[str, str]] = {
 
 @dataclass(frozen=True)
 class TorchOptions:
-    """The options with which a worker's torch is started, and their reasons.
+    """The options with which a worker's torch is started, and their reasons."""
 
-    Attributes:
-        threads: Number of threads that it computes with; 0 leaves it to the environment.
-        threads_why: The reason for that number.
-        is_share: Whether the number is the worker's share of the cores; fewer may be enough.
-        wait_policy: How threads wait; empty if OpenMP's own variables are set.
-        wait_why: The reason for that policy.
-    """
-
-    threads: int = 0
+    threads: int = 0  # 0 leaves it to the environment
     threads_why: str = ""
-    is_share: bool = False
-    wait_policy: str = ""
+    is_share: bool = False  # the number is the worker's share of the cores; fewer may be enough
+    wait_policy: str = ""  # empty if OpenMP's own variables are set
     wait_why: str = ""
 
 

@@ -22,14 +22,8 @@ class OutputLog:
     """Sends each line of an output pipe to the model log.
 
     It uses a reader on the descriptor, not a transport: nothing is awaited in the constructor, so
-    that it cannot be cancelled half-way.
-
-    Args:
-        pipe: The reading end of the pipe.
-        level: The level of the log records.
-        name: The thread name in the log records.
-        on_metric_line: Called with a line that begins with ``[METRICS]``, which is then not logged.
-        last_lines: Receives the logged lines.
+    that it cannot be cancelled half-way. Lines that begin with ``[METRICS]`` are given to
+    ``on_metric_line`` and not logged.
     """
 
     def __init__(
@@ -68,10 +62,8 @@ class OutputLog:
             self.close()
 
     def _read_available(self) -> bytes | None:
-        """Log the available bytes and return them: None if there are none now, ``b""`` at the end.
-
-        A wake-up may find nothing, because another process may hold and read the pipe too.
-        """
+        """Log and return the available bytes: None if there are none now, ``b""`` at the end."""
+        # A wake-up may find nothing, because another process may hold and read the pipe too.
         try:
             data = os.read(self._pipe.fileno(), _MAX_LINE_BYTES)
         except BlockingIOError:

@@ -18,10 +18,7 @@ _MAX_STACK_LINES = 50
 
 
 def exit_phrase(status: int | None) -> str:
-    """Return how a process with this exit status ended, to follow "Its process".
-
-    The status is None if the worker had lost its parent, the fork server.
-    """
+    """Return how a process with this exit status ended, to follow "Its process"."""
     if status is None:
         return "ended with an unknown exit status"
     if status >= 0:

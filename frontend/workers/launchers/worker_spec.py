@@ -9,28 +9,16 @@ from marserve.frontend.workers.launchers.openmp import TorchOptions
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """The parameters of a worker process.
+    """The parameters of a worker process."""
 
-    Attributes:
-        name: Its name in the model log, e.g. ``W-9000-resnet-152_1.0``.
-        environment: Its complete environment.
-        python_path: First entries of ``sys.path``.
-        model_dir: Its working directory.
-        threads: Number of torch's threads; 0 leaves it to the environment.
-        python: Interpreter to start; empty for a fork of a process with this interpreter.
-        runner: A program that starts its processes, such as torchrun; needs ``python``.
-        on_metric_line: Called with lines of its output that begin with ``[METRICS]``.
-        terminal: Whether its handler is debugged, and shares the terminal of the server.
-        torch: The reason for ``threads``, and how they wait, in agreement with ``environment``.
-    """
-
-    name: str
-    environment: Mapping[str, str]
-    python_path: tuple[str, ...]
-    model_dir: str
-    threads: int
-    python: str = ""
-    runner: Runner | None = None
-    on_metric_line: Callable[[str], None] | None = None
-    terminal: bool = False
+    name: str  # in the model log, e.g. W-9000-resnet-152_1.0
+    environment: Mapping[str, str]  # complete
+    python_path: tuple[str, ...]  # first entries of sys.path
+    model_dir: str  # its working directory
+    threads: int  # of torch; 0 leaves it to the environment
+    python: str = ""  # the interpreter; empty for a fork of a process with this interpreter
+    runner: Runner | None = None  # a program that starts its processes; needs ``python``
+    on_metric_line: Callable[[str], None] | None = None  # receives lines with [METRICS]
+    terminal: bool = False  # its handler is debugged, and shares the terminal of the server
+    #: The reason for ``threads``, and how they wait, in agreement with ``environment``.
     torch: TorchOptions = field(default_factory=TorchOptions)
