@@ -6,10 +6,9 @@ handler. A path to a file outside the store means the file of that name in the s
 TorchServe: mlflow-torchserve sends the path of the file it has packed. No file outside the store is
 read. The URL of a workflow archive (``.war``) has a scheme, or is the name of a file in its store.
 
-A helper process (`helper_process`) does all but the download.
-
-An archive is opened into ``<workdir>/models/<32 hex>`` (``workflows/`` for those), which
-`Archive.remove` deletes. A failure leaves neither a directory nor a download.
+A helper process (`helper_process`) does all but the download. An archive is opened into
+``<workdir>/models/<32 hex>`` (``workflows/`` for those), which `Archive.remove` deletes. A failure
+leaves neither a directory nor a download.
 """
 
 import asyncio
@@ -90,19 +89,14 @@ class ArchiveOpener:
     async def open(
         self, url: str, *, s3_sse_kms: bool = False, is_private: bool = False
     ) -> Archive:
-        """Open the archive of a model, which takes minutes if it is large.
+        """Open the archive of a model.
 
         With ``s3_sse_kms`` an http(s) URL leads to S3 and needs AWS credentials. A download that
         ``is_private`` is kept out of the store, which several servers may share, and is deleted
         when it is unpacked.
 
         Raises:
-            ModelNotFound: There is no such archive, or its URL is not allowed.
-            ModelFileExists: A download would replace a file in the store.
-            DownloadFailed: The download failed.
-            ArchiveRefused: The archive is unreadable or unsafe, or cannot be served.
-            ServerBusy: Too many archives are being opened.
-            ServeError: The host failed, for example because its disk is full.
+            ServeError: It cannot be opened.
         """
         archive, contents = await self._open(
             url,
@@ -122,9 +116,7 @@ class ArchiveOpener:
         """Open the archive of a workflow by a name in its store, or by a URL.
 
         Raises:
-            WorkflowNotFound: There is no such archive, or its URL is not allowed.
-            WorkflowRefused: Its manifest or its specification cannot be read.
-            ServeError: As in `open`.
+            ServeError: It cannot be opened.
         """
         store = self._config.workflows_directory
         try:
@@ -146,7 +138,6 @@ class ArchiveOpener:
         is_private: bool = False,
         **arguments: Any,
     ) -> tuple[Archive, dict[str, Any]]:
-        """Open an archive by an operation of `helper`; return it and the contents read."""
         _check_url(url)
         root = self._workdir / folder / uuid.uuid4().hex
         made = Archive(url, root, root, root)
@@ -181,7 +172,6 @@ class ArchiveOpener:
 
     @contextlib.asynccontextmanager
     async def _private_place(self, root: Path) -> AsyncIterator[Path]:
-        """Make a directory for a download, and remove it after the block."""
         place = root.parent.with_name("downloads") / root.name
         try:
             await in_abandonable_thread(place.mkdir, 0o700, True)  # with its parents

@@ -61,11 +61,7 @@ class UnusableValue:
 def read_contents(
     directory: Path, known_keys: Sequence[str] = (), *, needs_requirements: bool = False
 ) -> Contents:
-    """Read manifest and settings of a model directory; blocks.
-
-    Raises:
-        ArchiveRefused: The model cannot be served.
-    """
+    """Read manifest and settings of a model directory; raises ArchiveRefused."""
     try:
         manifest = Manifest.read(directory)
     except ManifestError as error:
@@ -93,8 +89,7 @@ def read_contents(
 def read_model_yaml(path: Path) -> Mapping[str, Any]:
     """Read model-config.yaml; return an empty mapping for invalid YAML, with which no worker loads.
 
-    Raises:
-        ArchiveRefused: It is not a file, or too large.
+    Raises ArchiveRefused for what is not a file, or too large.
     """
     try:
         with open_file(path) as file:
@@ -108,11 +103,7 @@ def read_model_yaml(path: Path) -> Mapping[str, Any]:
 
 
 def path_inside(directory: Path, name: str) -> Path:
-    """Return the path of a file that the manifest names.
-
-    Raises:
-        ArchiveRefused: The name leads out of the directory.
-    """
+    """Return the path of a file that the manifest names; raises ArchiveRefused outside."""
     try:
         path = (directory / name).resolve()
         is_inside = path.is_relative_to(directory.resolve())

@@ -12,7 +12,7 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from http import HTTPStatus
 from pathlib import Path
@@ -24,14 +24,7 @@ import aiohttp
 from marserve.frontend.aio.background import DaemonThreads, Slots, in_abandonable_thread
 from marserve.frontend.archives.google_storage import authorised_request
 from marserve.frontend.archives.helper_process import HelperProcesses
-from marserve.frontend.archives.http_client import (
-    HEADERS,
-    failure_of,
-    http_client,
-    proxy_of,
-    reason_of,
-    url_of,
-)
+from marserve.frontend.archives.http_client import failure_of, http_client, reason_of, send
 from marserve.frontend.archives.s3 import Signer
 from marserve.frontend.archives.unpack import ArchiveLimits
 from marserve.frontend.errors import (
@@ -60,11 +53,7 @@ class _Broken(Exception):
 
 
 def check_allowed(url: str, allowed_urls: Sequence[re.Pattern[str]]) -> None:
-    """Check that a pattern matches a whole URL, ignoring case.
-
-    Raises:
-        ModelNotFound: No pattern does.
-    """
+    """Raise ModelNotFound unless a pattern matches the whole URL, ignoring case."""
     for pattern in allowed_urls:
         if re.compile(pattern.pattern, pattern.flags | re.IGNORECASE).fullmatch(url):
             return
@@ -95,10 +84,7 @@ class Downloader:
         An http(s) URL that ``is_signed`` needs AWS credentials, as s3 URLs always do.
 
         Raises:
-            ModelNotFound: A redirect is not allowed, or the URL has no file name.
-            ModelFileExists: The store has a file of that name.
-            DownloadFailed: The download failed; the reason is logged.
-            ServerBusy: Too many downloads are running or waiting.
+            ServeError: It cannot be downloaded; the reason is logged.
         """
         part = _PartFile(store, _file_name(url))
         try:
@@ -151,20 +137,16 @@ class Downloader:
 
     async def _fetch(self, url: str, *, is_signed: bool) -> AsyncGenerator[bytes]:
         """Yield the body at a URL; follow redirects to allowed URLs only."""
-        headers, stall = dict(HEADERS), self._limits.stall_seconds
+        headers: Mapping[str, str] = {}
         scheme = urlsplit(url).scheme
         # In a thread: either may send a request for the machine's credentials.
         if is_signed or scheme == "s3":
-            url, signature = await in_abandonable_thread(Signer().sign, url)
-            headers |= signature
+            url, headers = await in_abandonable_thread(Signer().sign, url)
         elif scheme == "gs":
-            url, token = await in_abandonable_thread(authorised_request, url)
-            headers |= token
-        async with http_client(stall, read_bytes=_CHUNK_BYTES) as client:
+            url, headers = await in_abandonable_thread(authorised_request, url)
+        async with http_client(self._limits.stall_seconds, read_bytes=_CHUNK_BYTES) as client:
             for _ in range(_MAX_REDIRECTS):
-                async with client.get(
-                    url_of(url), headers=headers, allow_redirects=False, proxy=proxy_of(url)
-                ) as response:
+                async with send(client, "GET", url, headers) as response:
                     if response.status == HTTPStatus.OK:
                         async for piece in response.content.iter_chunked(_CHUNK_BYTES):
                             yield piece
@@ -172,7 +154,7 @@ class Downloader:
                     location = response.headers.get("location")
                     if response.status not in _REDIRECTS or location is None:
                         raise _Broken(await reason_of(response))
-                url, headers = urljoin(url, location), HEADERS  # without credentials
+                url, headers = urljoin(url, location), {}  # without credentials
                 if urlsplit(url).scheme not in ("http", "https"):
                     raise _Broken(f"a redirect to {url}")
                 check_allowed(url, self._allowed_urls)

@@ -9,11 +9,10 @@ addresses of other servers.
 import http.client
 import json
 import os
-import re
 from collections.abc import Mapping
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import quote, unquote
 
-from marserve.frontend.errors import ModelNotFound
+from marserve.frontend.archives.s3 import bucket_and_key
 
 _STORAGE = "https://storage.googleapis.com"
 _METADATA = "metadata.google.internal"
@@ -21,7 +20,6 @@ _TOKEN = "/computeMetadata/v1/instance/service-accounts/default/token"  # noqa: 
 _FLAVOUR = {"Metadata-Flavor": "Google"}
 _SECONDS = 3.0
 _MAX_BYTES = 1 << 16
-_BUCKET = re.compile(r"[\w.-]+", re.ASCII)
 
 
 def authorised_request(
@@ -30,14 +28,8 @@ def authorised_request(
     """Return the URL of an object, and the headers of a GET request for it; blocks.
 
     The headers are for this URL only, not for the target of a redirect.
-
-    Raises:
-        ModelNotFound: The URL names no object.
     """
-    parts = urlsplit(url)
-    bucket, key = parts.netloc, parts.path.removeprefix("/")
-    if not key or not _BUCKET.fullmatch(bucket):
-        raise ModelNotFound(f"Model not found at: {url}")
+    bucket, key = bucket_and_key(url)
     endpoint = environ.get("STORAGE_EMULATOR_HOST") or _STORAGE
     if "://" not in endpoint:
         endpoint = f"http://{endpoint}"

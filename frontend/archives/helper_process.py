@@ -29,13 +29,10 @@ _KILL_SECONDS = 5.0  # for which a killed process is waited for; a disk may hold
 
 
 class HelperProcesses:
-    """Runs each operation in a new process.
+    """Runs each operation in a new process, within seconds that include its wait for a slot.
 
-    Args:
-        slots: Limits the number of simultaneous operations.
-        timeout: Seconds of one operation, including its wait for a slot.
-        stall: Seconds without progress. Some file systems fetch a whole archive when its first byte
-            is read, or send a whole file when it is closed, which takes minutes.
+    Some file systems fetch a whole archive when its first byte is read, or send a whole file when
+    it is closed: then there is no progress for minutes (``stall`` seconds).
     """
 
     def __init__(self, slots: Slots, timeout: float, stall: float = 600.0) -> None:
@@ -73,7 +70,12 @@ class HelperProcesses:
         return answer["result"]
 
     async def _run(self, request: dict[str, Any]) -> dict[str, Any]:
-        async with _process() as process:
+        async with child_process(
+            sys.executable,
+            *as_program(helper.__name__),
+            stdin=asyncio.subprocess.PIPE,
+            limit=2 * helper.MAX_ANSWER_BYTES,
+        ) as process:
             assert process.stdin is not None
             assert process.stdout is not None
             with contextlib.suppress(ConnectionError):  # the exit status says more
@@ -98,14 +100,10 @@ class HelperProcesses:
 
 
 @contextlib.asynccontextmanager
-async def _process() -> AsyncIterator[asyncio.subprocess.Process]:
+async def child_process(*argv: str, **options: Any) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Start a program with a pipe for its output; the end of the block kills it."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        *as_program(helper.__name__),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        start_new_session=True,
-        limit=2 * helper.MAX_ANSWER_BYTES,
+        *argv, stdout=asyncio.subprocess.PIPE, start_new_session=True, **options
     )
     group = ProcessGroup(process.pid)
     try:

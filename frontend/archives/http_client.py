@@ -7,6 +7,8 @@ decodes no content encoding.
 import re
 import socket
 import urllib.request
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -18,13 +20,14 @@ from marserve.frontend.logs.formats import excerpt
 
 _ERROR_BYTES = 4096
 _S3_ERROR_CODE = re.compile(rb"<Code>(\w+)</Code>")
-#: Headers of every request; they forbid compressed answers.
-HEADERS = {"Accept-Encoding": "identity", "User-Agent": "marserve"}
+# No compressed answers.
+_HEADERS = {"Accept-Encoding": "identity", "User-Agent": "marserve"}
 
 
 def http_client(stall: float, *, read_bytes: int) -> aiohttp.ClientSession:
     """Return a client that fails when the peer is silent for ``stall`` seconds."""
     return aiohttp.ClientSession(
+        headers=_HEADERS,
         connector=aiohttp.TCPConnector(resolver=_Resolver(), force_close=True),
         timeout=aiohttp.ClientTimeout(
             total=None, connect=stall, sock_connect=stall, sock_read=stall
@@ -32,6 +35,19 @@ def http_client(stall: float, *, read_bytes: int) -> aiohttp.ClientSession:
         cookie_jar=aiohttp.DummyCookieJar(),
         auto_decompress=False,
         read_bufsize=read_bytes,
+    )
+
+
+def send(
+    client: aiohttp.ClientSession,
+    method: str,
+    url: str,
+    headers: Mapping[str, str],
+    body: bytes | None = None,
+) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+    """Send a request; redirects are not followed."""
+    return client.request(
+        method, _url(url), data=body, headers=headers, allow_redirects=False, proxy=_proxy(url)
     )
 
 
@@ -44,7 +60,6 @@ class _Resolver(AbstractResolver):
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
     ) -> list[ResolveResult]:
-        """Called by aiohttp."""
         found = await in_abandonable_thread(
             socket.getaddrinfo, host, port, family, socket.SOCK_STREAM
         )
@@ -61,21 +76,17 @@ class _Resolver(AbstractResolver):
         ]
 
     async def close(self) -> None:
-        """Called by aiohttp."""
+        pass
 
 
-def url_of(text: str) -> URL:
-    """Parse a URL and keep its quoting, on which signatures depend.
-
-    Raises:
-        ValueError: It is not a URL.
-    """
+def _url(text: str) -> URL:
+    """Parse a URL and keep its quoting, on which signatures depend."""
     if not text.isprintable():
         raise ValueError("a URL with unprintable characters")
     return URL(text, encoded=text.isascii() and " " not in text)
 
 
-def proxy_of(url: str) -> str | None:
+def _proxy(url: str) -> str | None:
     """Return the proxy of the environment; aiohttp's trust_env also sends passwords of ~/.netrc."""
     parts = urlsplit(url)
     if parts.hostname is None or urllib.request.proxy_bypass(parts.netloc):

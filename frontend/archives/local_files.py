@@ -24,11 +24,7 @@ class NoFile(OSError):
 
 
 def find_model(url: str, store: Path) -> Path:
-    """Return the file or directory that a URL without scheme means.
-
-    Raises:
-        ModelNotFound: There is no such file or directory.
-    """
+    """Return the file or directory that a URL without scheme means."""
     in_store, at_path = _absolute(store / url), _absolute(Path(url))
     by_name = _absolute(store / Path(url).name)
     places, inner = (in_store, at_path, by_name), _absolute(store)
@@ -68,12 +64,7 @@ def has_manifest(directory: Path) -> bool:
 
 
 def open_file(path: Path) -> IO[bytes]:
-    """Open a regular file for reading.
-
-    Raises:
-        NoFile: It is something else, such as a pipe or a device.
-        OSError: It cannot be read.
-    """
+    """Open a regular file for reading; raises NoFile for a pipe, a device and the like."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -86,7 +77,6 @@ def copy_file(source: Path, target: Path, limits: ArchiveLimits) -> None:
 
     Raises:
         DownloadFailed: The source cannot be read, or is too large; the text is for the log.
-        OSError: The target cannot be written.
     """
     room, copied = limits.room_in(target.parent), 0
     try:

@@ -19,7 +19,6 @@ import json
 import logging
 import os
 import shutil
-import signal
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,9 +27,8 @@ from pathlib import Path
 
 from marserve.backend.processes.bootstrap import NOTHING_FROM_HERE, as_program
 from marserve.frontend.aio.background import DaemonThreads
-from marserve.frontend.archives.helper_process import HelperProcesses
+from marserve.frontend.archives.helper_process import HelperProcesses, child_process
 from marserve.frontend.errors import DependenciesFailed
-from marserve.frontend.process_group import ProcessGroup
 
 logger = logging.getLogger(__name__)
 model_log = logging.getLogger("MODEL_LOG")
@@ -70,19 +68,12 @@ class Requirements:
 
 
 class DependencyStore:
-    """The installed packages of models.
-
-    Args:
-        root: Directory of the installations; None for one in the user's cache directory.
-        python: Interpreter to install for; empty for the server's.
-        environment: Environment variables of pip.
-        helpers: Processes that read requirements files.
-    """
+    """The installed packages of models; ``environment`` is that of pip."""
 
     def __init__(
         self,
-        root: Path | None,
-        python: str,
+        root: Path | None,  # None for a directory in the user's cache directory
+        python: str,  # to install for; empty for the server's
         environment: Mapping[str, str],
         helpers: HelperProcesses,
     ) -> None:
@@ -97,9 +88,6 @@ class DependencyStore:
         """Return the environment with a model's packages, which are installed if necessary.
 
         There is no deadline: a large package over a slow connection may take long.
-
-        Raises:
-            DependenciesFailed: A package cannot be installed.
         """
         if not requirements.file and not requirements.venv:
             return ModelEnvironment()
@@ -116,7 +104,6 @@ class DependencyStore:
         return ModelEnvironment(packages=(str(_packages_in(home)),))
 
     async def _home(self, requirements: Requirements) -> Path:
-        """Return the directory for these requirements; its parent exists."""
         if not self._interpreter:
             self._interpreter = json.loads(
                 await self._run(requirements, ["-c", _ASK], is_logged=False)
@@ -151,7 +138,6 @@ class DependencyStore:
 
     @contextlib.asynccontextmanager
     async def _locked(self, path: Path) -> AsyncIterator[None]:
-        """Hold a file lock against this and other processes."""
         with await self._disk.run(path.open, "w") as file:
             while True:  # no deadline: the other process is installing
                 try:
@@ -199,26 +185,17 @@ class DependencyStore:
         is_logged: bool = True,
         **variables: str,
     ) -> str:
-        """Run an interpreter, by default the one to install for; return its last line of output.
-
-        Raises:
-            DependenciesFailed: It failed.
-            OSError: It could not be started.
-        """
-        process = await asyncio.create_subprocess_exec(
+        """Run an interpreter, by default the one to install for; return its last line of output."""
+        last = error = ""
+        async with child_process(
             python or self._python,
             *arguments,
             cwd=requirements.directory,
             env={**self._environment, **variables},
             stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
-            start_new_session=True,
             limit=_MAX_LINE_BYTES,
-        )
-        group = ProcessGroup(process.pid)
-        last = error = ""
-        try:
+        ) as process:
             assert process.stdout is not None
             async for line in process.stdout:
                 text = line.decode(errors="backslashreplace").rstrip()
@@ -227,11 +204,6 @@ class DependencyStore:
                 if is_logged:
                     model_log.info("%s", text, extra={"worker": f"pip-{requirements.model}"})
             status = await process.wait()
-        finally:
-            if process.returncode is None:
-                group.send(signal.SIGKILL)
-                await process.wait()
-            group.close()
         if status:
             raise _failure(failing, requirements, error or last or f"exit status {status}")
         return last

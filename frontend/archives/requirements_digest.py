@@ -13,13 +13,7 @@ _PIECE_BYTES = 1 << 20
 def requirements_digest(
     directory: Path, file: str, settings: str, on_progress: Callable[[], object] = lambda: None
 ) -> str:
-    """Return 32 characters for a requirements file (may be empty) and further settings; blocks.
-
-    ``on_progress`` is called for each piece of a file that is read.
-
-    Raises:
-        OSError: The requirements file, or one that it names, cannot be read.
-    """
+    """Return 32 characters for a requirements file (may be empty) and further settings; blocks."""
     digest = hashlib.sha256(settings.encode())
     if file:
         seen: set[Path] = set()

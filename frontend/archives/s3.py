@@ -30,15 +30,12 @@ class Signer:
     def sign(
         self, url: str, method: str = "GET", body: bytes = b"", headers: Mapping[str, str] = _NONE
     ) -> tuple[str, Mapping[str, str]]:
-        """Sign a request for an object by its s3 or http(s) URL; blocks.
+        """Return the signed URL and all headers of a request for an s3 or http(s) URL; blocks.
 
-        Returns:
-            The URL that was signed, and all headers of the request; they are valid for this URL
-            only, not for the target of a redirect.
+        The headers are for this URL only, not for the target of a redirect.
 
         Raises:
             DownloadFailed: There are no credentials, or botocore is not installed.
-            ModelNotFound: The URL names no object.
         """
         failed = f"Failed to download archive from: {url}: no AWS credentials;"
         remedy = "set AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_DEFAULT_REGION"
@@ -73,15 +70,8 @@ class Signer:
 
 
 def object_url(url: str, region: str, environ: Mapping[str, str] = os.environ) -> str:
-    """Return the https URL of ``s3://bucket/key``.
-
-    Raises:
-        ModelNotFound: The URL has no bucket or no key.
-    """
-    parts = urlsplit(url)
-    bucket, key = parts.netloc, parts.path.removeprefix("/")
-    if not key or not _BUCKET.fullmatch(bucket):
-        raise ModelNotFound(f"Model not found at: {url}")
+    """Return the https URL of ``s3://bucket/key``."""
+    bucket, key = bucket_and_key(url)
     endpoint = environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL")
     if endpoint:
         place = f"{endpoint.rstrip('/')}/{bucket}"
@@ -89,7 +79,17 @@ def object_url(url: str, region: str, environ: Mapping[str, str] = os.environ) -
         host = f"s3.{region}.amazonaws.com" + (".cn" if region.startswith("cn-") else "")
         # The wildcard certificate of S3 does not cover bucket names with dots.
         place = f"https://{host}/{bucket}" if "." in bucket else f"https://{bucket}.{host}"
-    return f"{place}/{key}" + (f"?{parts.query}" if parts.query else "")
+    query = urlsplit(url).query
+    return f"{place}/{key}" + (f"?{query}" if query else "")
+
+
+def bucket_and_key(url: str) -> tuple[str, str]:
+    """Return the bucket and the key of an s3 or gs URL; raises ModelNotFound without them."""
+    parts = urlsplit(url)
+    bucket, key = parts.netloc, parts.path.removeprefix("/")
+    if not key or not _BUCKET.fullmatch(bucket):
+        raise ModelNotFound(f"Model not found at: {url}")
+    return bucket, key
 
 
 def _canonical(url: str) -> str:

@@ -84,9 +84,7 @@ class ArchiveLimits:
 
 
 def unpack(archive: Path, target: Path, limits: ArchiveLimits, zip_suffix: str = ".mar") -> None:
-    """Unpack an archive file into a new directory; blocks.
-
-    A failure, also an interrupt, removes ``target`` again. A file with ``zip_suffix`` is a zip.
+    """Unpack an archive file into a new directory, which a failure removes again; blocks.
 
     Raises:
         ArchiveRefused: The archive is unreadable, unsafe, encrypted or beyond the limits.
@@ -141,14 +139,13 @@ class _Target:
         self._max_bytes = self._ratio_cap(packed_bytes)
 
     def add_folder(self, parts: tuple[str, ...]) -> None:
-        """Create a directory and those above it, if they do not exist."""
         with _refuse_duplicates(parts):
             self._make(self._root.joinpath(*parts))
 
     def add_file(
         self, parts: tuple[str, ...], source: IO[bytes], packed_bytes: int | None = None
     ) -> int:
-        """Write a new file, of ``packed_bytes`` in the archive if known; return its size."""
+        """Write a file, of ``packed_bytes`` in the archive if known; return its size."""
         if not parts:
             raise ArchiveRefused("Archive holds a file without a name.")
         path = self._root.joinpath(*parts)
@@ -208,11 +205,7 @@ def _refuse_duplicates(parts: tuple[str, ...]) -> Iterator[None]:
 
 
 def member_parts(name: str) -> tuple[str, ...]:
-    """Return the components of a member's name.
-
-    Raises:
-        ArchiveRefused: The name leads out of the directory, or is not valid.
-    """
+    """Return the components of a member's name; raises ArchiveRefused for one that is not safe."""
     parts = tuple(part for part in name.split("/") if part not in ("", "."))
     if name.startswith("/") or ".." in parts or _DRIVE.match(name):
         raise ArchiveRefused(f"Detected Zip Slip vulnerability: {_printable(name)}")

@@ -31,7 +31,7 @@ class WorkflowContents:
     has_handler: bool  # whether the manifest's handler file exists
 
     def as_json(self) -> dict[str, Any]:
-        """Return a JSON object."""
+        """Return the contents as a JSON object."""
         return asdict(self)
 
     @classmethod
@@ -42,11 +42,7 @@ class WorkflowContents:
 
 
 def find_workflow(url: str, store: Path) -> Path:
-    """Return the file in the store whose name is the last part of a URL without scheme.
-
-    Raises:
-        WorkflowNotFound: There is no such file.
-    """
+    """Return the file in the store whose name is the last part of a URL without scheme."""
     path = store / Path(url).name
     try:
         is_there, is_file = path.exists(), path.is_file()
@@ -60,11 +56,7 @@ def find_workflow(url: str, store: Path) -> Path:
 
 
 def read_workflow_contents(directory: Path) -> WorkflowContents:
-    """Read manifest and specification of a workflow's directory; blocks.
-
-    Raises:
-        WorkflowRefused: One of them cannot be read.
-    """
+    """Read manifest and specification of a workflow's directory; raises WorkflowRefused."""
     try:
         manifest = WorkflowManifest.read(directory)
         specification = None

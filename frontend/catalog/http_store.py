@@ -13,14 +13,7 @@ from http import HTTPStatus
 import aiohttp
 
 from marserve.frontend.aio.background import in_abandonable_thread
-from marserve.frontend.archives.http_client import (
-    HEADERS,
-    failure_of,
-    http_client,
-    proxy_of,
-    reason_of,
-    url_of,
-)
+from marserve.frontend.archives.http_client import failure_of, http_client, reason_of, send
 from marserve.frontend.archives.s3 import Signer
 from marserve.frontend.catalog.document import MAX_BYTES
 from marserve.frontend.catalog.store import Document, StoreConflict, StoreFailed
@@ -59,7 +52,7 @@ class HttpStore:
     async def read(self, known: str = "") -> Document | None:
         """Send a conditional GET request."""
         headers = {"If-None-Match": known} if known else {}
-        async with self._answer("GET", b"", headers) as response:
+        async with self._answer("GET", headers) as response:
             if response.status == HTTPStatus.NOT_MODIFIED and known:
                 return None
             if response.status != HTTPStatus.OK:
@@ -75,7 +68,7 @@ class HttpStore:
         if revision.startswith("W/"):
             raise StoreFailed("the server's ETag is a weak one, which no write can refer to")
         headers = {"If-Match": revision, "Content-Type": "application/json"}
-        async with self._answer("PUT", text, headers) as response:
+        async with self._answer("PUT", headers, text) as response:
             if response.status in _CONFLICTS:
                 raise StoreConflict
             if response.status not in _WRITTEN:
@@ -84,37 +77,23 @@ class HttpStore:
 
     @contextlib.asynccontextmanager
     async def _answer(
-        self, method: str, body: bytes, headers: Mapping[str, str]
+        self, method: str, headers: Mapping[str, str], body: bytes = b""
     ) -> AsyncIterator[aiohttp.ClientResponse]:
+        url = self._url
         try:
-            async with (
-                http_client(self._timeout, read_bytes=_READ_BYTES) as client,
-                await self._request(client, method, body, headers) as response,
-            ):
-                yield response
-        except (aiohttp.ClientError, ValueError, OSError) as error:
-            raise StoreFailed(failure_of(error)) from error
-
-    async def _request(
-        self, client: aiohttp.ClientSession, method: str, body: bytes, headers: Mapping[str, str]
-    ) -> aiohttp.ClientResponse:
-        url, sent = self._url, {**HEADERS, **headers}
-        if self._is_s3:
-            try:  # in a thread: botocore may send a request for credentials
-                url, signature = await in_abandonable_thread(
+            if self._is_s3:  # in a thread: botocore may send a request for credentials
+                url, headers = await in_abandonable_thread(
                     self._signer.sign, url, method, body, headers
                 )
-            except ServeError as error:
-                raise StoreFailed(error.message.replace(self._url, self.place)) from error
-            sent |= signature
-        return await client.request(
-            method,
-            url_of(url),
-            data=body or None,
-            headers=sent,
-            allow_redirects=False,
-            proxy=proxy_of(url),
-        )
+            async with (
+                http_client(self._timeout, read_bytes=_READ_BYTES) as client,
+                send(client, method, url, headers, body or None) as response,
+            ):
+                yield response
+        except ServeError as error:
+            raise StoreFailed(error.message.replace(self._url, self.place)) from error
+        except (aiohttp.ClientError, ValueError, OSError) as error:
+            raise StoreFailed(failure_of(error)) from error
 
 
 async def _whole(response: aiohttp.ClientResponse) -> bytes:
