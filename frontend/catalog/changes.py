@@ -39,11 +39,12 @@ class CatalogChanges(ModelChanges):
         self, synchroniser: Synchroniser, manager: ModelManager, registry: ModelRegistry
     ) -> None:
         self._synchroniser = synchroniser
+        self._convergence = synchroniser.convergence
         self._manager = manager
         self._registry = registry
 
     async def register(self, registration: Registration) -> ModelVersion:
-        """Register a model here, and then in the catalog."""
+        """Register here first, then in the catalog."""
         return await self._to_its_end(self._register(registration))
 
     async def scale(
@@ -81,7 +82,7 @@ class CatalogChanges(ModelChanges):
 
     def _is_own(self, name: str) -> bool:
         is_node = any(model.name == name and model.origin.workflow for model in self._registry)
-        return is_node and self._synchroniser.wanted(name) is None
+        return is_node and self._convergence.model(name) is None
 
     async def _register(self, registration: Registration) -> ModelVersion:
         self._synchroniser.check_writable()
@@ -106,9 +107,10 @@ class CatalogChanges(ModelChanges):
 
     async def _hand_over(self, model: ModelVersion, entry: CatalogEntry) -> None:
         """Make a version one of the catalog; unregister it if it was not written there."""
-        wanted = self._synchroniser.wanted(model.name)
+        wanted = self._convergence.model(model.name)
         if wanted is not None and model.version in wanted.versions:
-            await self._synchroniser.adopt(model, entry)
+            self._convergence.adopt(model, entry)
+            await self._synchroniser.converge(model.name)
         elif model in self._registry:
             await self._manager.unregister(model.name, model.version)
 
@@ -131,7 +133,7 @@ class CatalogChanges(ModelChanges):
 
     async def _apply(self, name: str, version: str | None) -> None:
         """Make a model as the catalog wants it; raises the error of a step for the version."""
-        wanted = self._synchroniser.wanted(name)
+        wanted = self._convergence.model(name)
         version = version or (wanted.default if wanted else None)
         for failure in await self._synchroniser.converge(name):
             if failure.version == version:

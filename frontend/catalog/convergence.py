@@ -45,19 +45,13 @@ _PAUSE_SECONDS = 1.0  # before the next attempt, if no step has failed
 
 
 class Convergence:
-    """Applies a catalog to a server.
-
-    Attributes:
-        wanted: The catalog; None until it has been read, and then nothing is changed.
-        wrong: Models whose text cannot be applied, with the reasons.
-        failures: Steps that failed.
-    """
+    """Applies a catalog to a server."""
 
     def __init__(
         self, manager: ModelManager, registry: ModelRegistry, on_failure: Callable[[], object]
     ) -> None:
-        self.wanted: Catalog | None = None
-        self.wrong: Mapping[str, str] = {}
+        self.wanted: Catalog | None = None  # until it has been read; then nothing is changed
+        self.wrong: Mapping[str, str] = {}  # models whose text cannot be applied, with the reasons
         self._clock = asyncio.get_running_loop().time
         self.failures = Failures(self._clock)
         self._manager = manager
@@ -104,7 +98,7 @@ class Convergence:
             yield
 
     def due(self, now: float, most: int = sys.maxsize) -> list[str]:
-        """Return the names of models that the caller must converge now, at most ``most``."""
+        """Return the names of at most ``most`` models that the caller must converge now."""
         found: list[str] = []
         while len(found) < most and self.next_due() <= now:
             moment, name = heapq.heappop(self._schedule)
@@ -120,6 +114,10 @@ class Convergence:
         """Return the names of the models that are not as the catalog wants them."""
         return self._due_at.keys() | self.wrong.keys()
 
+    def model(self, name: str) -> CatalogModel | None:
+        """Return what the catalog wants of a model; None if it has none, or was not read yet."""
+        return (self.wanted or {}).get(name)
+
     def adopt(self, model: ModelVersion, entry: CatalogEntry) -> None:
         """Record that a version, which a client has registered, is that of an entry."""
         self._entries[model] = entry
@@ -131,7 +129,7 @@ class Convergence:
             try:
                 is_whole = self.wanted is None
                 while not is_whole:
-                    wanted = (self.wanted or {}).get(name)
+                    wanted = self.model(name)
                     steps = plan(wanted, self.registered(name))
                     # A version that needs no step any more was changed by a client.
                     self.failures.forget(name, keep={step.version for step in steps})
@@ -145,7 +143,7 @@ class Convergence:
         """Carry out the steps that are possible; return False if the catalog changes meanwhile."""
         failed: set[str] = set()
         for step in steps:
-            if (self.wanted or {}).get(name) != wanted:
+            if self.model(name) != wanted:
                 return False
             # A version that serves is kept while its successor fails.
             ends_old = not isinstance(step, EntryStep)
@@ -156,14 +154,14 @@ class Convergence:
             except ServerStopping:
                 raise
             except Exception as error:  # noqa: BLE001 - archives are untrusted; it is logged
-                if (self.wanted or {}).get(name) != wanted:
+                if self.model(name) != wanted:
                     return False
                 failed.add(step.version)
                 self._note_failure(name, step, error)
             else:
                 others = self.failures.get(name, {}).keys() - {step.version}
                 self.failures.forget(name, keep=others)
-        return (self.wanted or {}).get(name) == wanted
+        return self.model(name) == wanted
 
     async def _carry_out(self, name: str, step: Step) -> None:
         manager, version = self._manager, step.version
@@ -216,7 +214,7 @@ class Convergence:
                 background.start(self._manager.unregister(name, step.version), _note)
 
     def registered(self, name: str) -> CatalogModel | None:
-        """Return the catalog's versions of a model that are registered; None if there are none."""
+        """Return the catalog's versions of a model that are registered; None without any."""
         try:
             models = self._registry.versions(name)
         except ModelNotFound:
@@ -241,7 +239,7 @@ class Convergence:
 
     def _report(self, name: str, due: float) -> None:
         """Schedule a model that is not as wanted, and report it to the manager."""
-        wanted, registered = (self.wanted or {}).get(name), self.registered(name)
+        wanted, registered = self.model(name), self.registered(name)
         if not plan(wanted, registered):
             self._due_at.pop(name, None)
         elif due < self._due_at.get(name, math.inf):
@@ -265,6 +263,9 @@ class Convergence:
 
 def registration_of(name: str, version: str, entry: CatalogEntry) -> Registration:
     """Return the registration of an entry."""
+    settings = dict(entry.settings)
+    if entry.workers is not None:
+        settings["min_workers"], settings["max_workers"] = entry.workers
     return Registration(
         url=entry.url,
         model_name=name,
@@ -272,7 +273,7 @@ def registration_of(name: str, version: str, entry: CatalogEntry) -> Registratio
         handler=entry.handler,
         runtime=entry.runtime,
         s3_sse_kms=entry.s3_sse_kms,
-        catalog=entry.all_settings,
+        catalog=settings,
         is_private=True,
     )
 

@@ -39,6 +39,13 @@ _SPELLINGS = {
 }
 _TEXTS = ("url", "handler", "runtimeType")
 _FLAGS = ("defaultVersion", "s3SseKms")
+#: The attributes of entries that are not settings, by key.
+_ATTRIBUTES = {
+    "url": "url",
+    "handler": "handler",
+    "runtimeType": "runtime",
+    "s3SseKms": "s3_sse_kms",
+}
 _OWN = (*_TEXTS, *_FLAGS, *WORKERS)
 _USUAL = [*_OWN, *(key for key, row in BY_KEY.items() if "models" in row.sources)]
 #: The search for a similar name takes 0.2 ms; usually all models have the same unknown key.
@@ -60,30 +67,16 @@ class CatalogEntry:
     workers: tuple[int, int] | None = None  # minimum and maximum; None: as configured
     settings: Fields = field(default_factory=dict)  # by attribute of `model_schema`
 
-    @property
-    def all_settings(self) -> Fields:
-        """The settings including the workers."""
-        if self.workers is None:
-            return self.settings
-        return {**self.settings, "min_workers": self.workers[0], "max_workers": self.workers[1]}
-
 
 @dataclass(frozen=True)
 class CatalogModel:
-    """The wanted versions of a model.
+    """The wanted versions of a model; if its text is wrong, none, or those wanted before."""
 
-    Attributes:
-        default: Version that serves requests without a version.
-        versions: Entries by version.
-        wrong: Why its text cannot be applied; empty if it can. Then the versions are empty, or
-            those that were wanted before.
-        text: A wrong text in the types of JSON; a server that writes the catalog keeps it. It is
-            not compared, because it may be nested too deeply for that.
-    """
-
-    default: str
+    default: str  # version that serves requests without a version
     versions: Mapping[str, CatalogEntry]
-    wrong: str = ""
+    wrong: str = ""  # why its text cannot be applied; empty if it can
+    # A wrong text, which a server that writes the catalog keeps; it may be nested too deeply to be
+    # compared.
     text: Any = field(default=None, compare=False)
 
 
@@ -92,11 +85,7 @@ Catalog = Mapping[str, CatalogModel]
 
 
 def read_catalog(text: bytes) -> Catalog:
-    """Return the models of a document; `CatalogModel.wrong` tells which cannot be applied.
-
-    Raises:
-        WrongCatalog: It is not a catalog.
-    """
+    """Return the models of a document; raises WrongCatalog if it is not a catalog."""
     if len(text) > MAX_BYTES:
         raise WrongCatalog(f"it is longer than {MAX_BYTES} bytes.")
     try:
@@ -197,14 +186,9 @@ def _read_entry(members: Mapping[str, Any]) -> CatalogEntry:
     if None in values.values():
         raise ValueError("null is not a value of a setting; leave it out.")
     rows = {_SPELLINGS[key].key: _SPELLINGS[key] for key in values}
-    return CatalogEntry(
-        url=members["url"],
-        handler=members.get("handler", ""),
-        runtime=members.get("runtimeType", ""),
-        s3_sse_kms=members.get("s3SseKms", False),
-        workers=_read_workers(members),
-        settings=read_with_foreign(rows.values(), values),
-    )
+    own = {name: members[key] for key, name in _ATTRIBUTES.items() if key in members}
+    settings = read_with_foreign(rows.values(), values)
+    return CatalogEntry(**own, workers=_read_workers(members), settings=settings)
 
 
 def _read_workers(members: Mapping[str, Any]) -> tuple[int, int] | None:
@@ -224,12 +208,8 @@ def _members(entry: CatalogEntry, *, is_default: bool) -> dict[str, Any]:
     members: dict[str, Any] = {"url": entry.url}
     if is_default:
         members["defaultVersion"] = True
-    if entry.handler:
-        members["handler"] = entry.handler
-    if entry.runtime:
-        members["runtimeType"] = entry.runtime
-    if entry.s3_sse_kms:
-        members["s3SseKms"] = True
+    own = {key: getattr(entry, name) for key, name in _ATTRIBUTES.items()}
+    members |= {key: value for key, value in own.items() if value}
     if entry.workers is not None:
         members |= zip(WORKERS, entry.workers, strict=True)
     settings = entry.settings

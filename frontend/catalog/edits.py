@@ -84,12 +84,7 @@ def without(name: str, version: str | None) -> Edit:
 
 
 def find(catalog: Catalog, name: str, version: str | None) -> tuple[CatalogModel, str]:
-    """Return a model and one of its versions; None: the default version.
-
-    Raises:
-        ModelNotFound, VersionNotFound: The catalog does not contain it.
-        WrongCatalog: The model cannot be read.
-    """
+    """Return a model and one of its versions; None: the default version."""
     model = _readable(catalog.get(name))
     if model is None:
         raise ModelNotFound(f"Model not found: {name}")

@@ -39,7 +39,7 @@ class Failure:
 
 
 class Failures(dict[str, dict[str, Failure]]):
-    """The failures by model name and version; ``clock`` returns seconds."""
+    """The failures by model name and version."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         super().__init__()

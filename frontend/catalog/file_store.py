@@ -44,7 +44,7 @@ class FileStore:
         self._disk = DaemonThreads("the model catalog", 2, max_waiting=4)
 
     async def why_read_only(self) -> str:
-        """Return a reason for a mounted ConfigMap, or a directory without write permission."""
+        """Return a reason for a mounted ConfigMap, or an unwritable directory."""
         return await self._run(self._why_read_only)
 
     async def read(self, known: str = "") -> Document | None:

@@ -27,12 +27,9 @@ _WRITTEN = (HTTPStatus.OK, HTTPStatus.CREATED, HTTPStatus.NO_CONTENT)
 
 
 class HttpStore:
-    """A catalog at an ``http``, ``https`` or ``s3`` URL.
+    """A catalog at an ``http``, ``https`` or ``s3`` URL, whose server may be silent for a time.
 
-    Args:
-        url: Its address.
-        timeout: Seconds for which the server may be silent.
-        may_write: Whether the configuration allows writing to a web server.
+    ``may_write`` allows writing to a web server.
     """
 
     def __init__(self, url: str, timeout: float, *, may_write: bool) -> None:

@@ -19,29 +19,20 @@ class StoreConflict(Exception):
 
 
 class CatalogStore(Protocol):
-    """A file or URL that contains a catalog; callers set deadlines.
+    """A file or URL that contains a catalog; callers set deadlines."""
 
-    Attributes:
-        place: Its name for logs, without secrets.
-    """
-
-    place: str
+    place: str  # for logs, without secrets
 
     async def why_read_only(self) -> str:
         """Return why it cannot be written, without trying; empty if it perhaps can."""
 
     async def read(self, known: str = "") -> Document | None:
-        """Return the catalog, or None if it still has the revision ``known``.
-
-        Raises:
-            StoreFailed: It does not exist, or cannot be read.
-        """
+        """Return the catalog, or None if it still has the revision ``known``."""
 
     async def write(self, text: bytes, revision: str) -> str:
-        """Replace the catalog of a revision atomically.
+        """Replace the catalog of a revision atomically; return the new revision.
 
-        Returns:
-            The new revision; empty if only the next `read` can determine it.
+        That is empty if only the next `read` can determine it.
 
         Raises:
             StoreConflict: The catalog has another revision.

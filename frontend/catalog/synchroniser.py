@@ -11,7 +11,6 @@ import logging
 import math
 import random
 from collections.abc import AsyncIterator, Callable, Coroutine
-from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,8 +20,6 @@ from marserve.frontend.aio.long_work import LongWork
 from marserve.frontend.catalog.convergence import Convergence
 from marserve.frontend.catalog.document import (
     Catalog,
-    CatalogEntry,
-    CatalogModel,
     WrongCatalog,
     catalog_text,
     read_catalog,
@@ -46,7 +43,6 @@ from marserve.frontend.errors import (
 )
 from marserve.frontend.logs.formats import one_line
 from marserve.frontend.registration.manager import ModelManager
-from marserve.frontend.serving.model_version import ModelVersion
 from marserve.frontend.serving.registry import ModelRegistry
 from marserve.frontend.telemetry.catalog_metrics import CatalogMetrics
 from marserve.frontend.telemetry.metrics import Metrics
@@ -70,15 +66,6 @@ _SHORT_BYTES = 4096
 _CONFLICT_PAUSE_SECONDS = 0.05
 
 
-@dataclass(frozen=True)
-class CatalogOptions:
-    """How a catalog is read and written; times in seconds."""
-
-    mode: str | None  # of `MODES`; None: as the store permits
-    interval: float  # between two reads
-    timeout: float  # of every call of the store
-
-
 class Synchroniser:
     """Reads, applies and changes a catalog."""
 
@@ -86,13 +73,16 @@ class Synchroniser:
         self,
         store: CatalogStore,
         convergence: Convergence,
-        options: CatalogOptions,
         metrics: CatalogMetrics,
+        *,
+        mode: str | None,  # of `MODES`; None: as the store permits
+        interval: float,  # seconds between two reads
+        timeout: float,  # seconds of every call of the store
     ) -> None:
         self._store = store
-        self._convergence = convergence
-        self._options = options
+        self.convergence = convergence
         self._metrics = metrics
+        self._mode, self._interval, self._timeout = mode, interval, timeout
         self._revision = ""
         self._read_at: dt.datetime | None = None  # last time that it was known to be up to date
         self._trouble = ""  # why it cannot be read now
@@ -106,7 +96,7 @@ class Synchroniser:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Read the catalog, then apply and refresh it within the block.
+        """Apply and refresh the catalog within the block.
 
         Raises:
             OSError: It is configured to be written, and cannot be.
@@ -121,10 +111,7 @@ class Synchroniser:
         """Write a change to the catalog, and make it the wanted one.
 
         Raises:
-            CatalogReadOnly: This server must not write it.
-            CatalogUnavailable: It cannot be read or written now.
-            CatalogConflict: Others changed it at every attempt.
-            ServeError: The edit is not possible.
+            ServeError: It must not or cannot be written now, or the edit is not possible.
         """
         self.check_writable()
         for attempt in range(_ATTEMPTS):
@@ -147,26 +134,13 @@ class Synchroniser:
 
     async def converge(self, name: str) -> list[Failure]:
         """Make a model as wanted; return the steps that failed."""
-        failures = await self._convergence.converge(name)
+        failures = await self.convergence.converge(name)
         self._wake.set()  # for the next retry
         return failures
 
-    async def adopt(self, model: ModelVersion, entry: CatalogEntry) -> None:
-        """Make a registered version one of the catalog, and its model as wanted."""
-        self._convergence.adopt(model, entry)
-        await self.converge(model.name)
-
     def start(self, work: Coroutine[Any, Any, T]) -> "asyncio.Future[T]":
-        """Run a coroutine to its end, even if its caller is cancelled.
-
-        Raises:
-            ServerStopping: The server is stopping.
-        """
+        """Run a coroutine to its end, even if its caller is cancelled."""
         return self._background.start(work, _note)
-
-    def wanted(self, name: str) -> CatalogModel | None:
-        """Return the catalog's entry of a model; None if it has none, or was not read yet."""
-        return (self._convergence.wanted or {}).get(name)
 
     def check_writable(self) -> None:
         """Raise CatalogReadOnly unless this server changes the catalog."""
@@ -176,8 +150,8 @@ class Synchroniser:
     def describe(self) -> dict[str, Any]:
         """Return the state of the catalog and of its application, for operators."""
         now = asyncio.get_running_loop().time()
-        failures, wrong = self._convergence.failures, self._convergence.wrong
-        unconverged = self._convergence.unconverged()
+        failures, wrong = self.convergence.failures, self.convergence.wrong
+        unconverged = self.convergence.unconverged()
         pending = chain(
             ({"modelName": name, "reason": reason} for name, reason in wrong.items()),
             (each.described(now) for name in failures for each in failures.of(name)),
@@ -188,21 +162,21 @@ class Synchroniser:
             "revision": self._revision or None,
             "lastRead": self._read_at and self._read_at.isoformat(timespec="milliseconds"),
             "failure": self._trouble or None,
-            "models": len(self._convergence.wanted or ()),
+            "models": len(self.convergence.wanted or ()),
             "unconverged": len(unconverged),
             "pending": [*islice(pending, _MAX_LISTED)],
             "underWay": sorted(unconverged - failures.keys() - wrong.keys())[:_MAX_LISTED],
-            "converged": self._convergence.wanted is not None and not unconverged,
+            "converged": self.convergence.wanted is not None and not unconverged,
         }
 
     async def _decide_mode(self) -> None:
         why = ""
         with contextlib.suppress(StoreFailed):  # the first change will fail
             why = await self._in_time(self._store.why_read_only())
-        if self._options.mode == READ_WRITE and why:
+        if self._mode == READ_WRITE and why:
             raise OSError(f"model_catalog_mode=read-write, and {self._store.place}: {why}.")
         changes = "changes of clients are written to it"
-        if self._options.mode == READ_ONLY:
+        if self._mode == READ_ONLY:
             why = f"model_catalog_mode={READ_ONLY}"
         if why:
             changes = f"it is read-only ({why}), so that clients cannot change models here"
@@ -214,11 +188,11 @@ class Synchroniser:
         next_read = loop.time() + self._pause()
         while True:
             now = loop.time()
-            for name in self._convergence.due(now, _MAX_CONVERGING - self._converging):
+            for name in self.convergence.due(now, _MAX_CONVERGING - self._converging):
                 self._converging += 1
                 self._background.start(self._converge_counted(name), _note)
             is_full = self._converging == _MAX_CONVERGING  # then one that ends wakes this loop
-            next_due = math.inf if is_full else self._convergence.next_due()
+            next_due = math.inf if is_full else self.convergence.next_due()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(min(next_read, next_due)):
                     await self._wake.wait()
@@ -235,7 +209,7 @@ class Synchroniser:
             self._wake.set()
 
     def _pause(self) -> float:
-        return self._options.interval * random.uniform(1 - _JITTER, 1 + _JITTER)  # noqa: S311 - no secret
+        return self._interval * random.uniform(1 - _JITTER, 1 + _JITTER)  # noqa: S311 - no secret
 
     async def _refresh(self) -> None:
         """Read the catalog, and apply it if it has changed."""
@@ -259,7 +233,7 @@ class Synchroniser:
     @contextlib.asynccontextmanager
     async def _turn_in_time(self) -> AsyncIterator[None]:
         """Take a turn; if the store is silent, each one before takes its whole timeout."""
-        patience = _TURNS * self._options.timeout
+        patience = _TURNS * self._timeout
         try:
             async with asyncio.timeout(patience):
                 await self._turn.acquire()
@@ -292,10 +266,10 @@ class Synchroniser:
 
     async def _in_time(self, work: Coroutine[Any, Any, T]) -> T:
         try:
-            async with asyncio.timeout(self._options.timeout):
+            async with asyncio.timeout(self._timeout):
                 return await work
         except TimeoutError as error:
-            raise StoreFailed(f"no answer within {self._options.timeout:g} s") from error
+            raise StoreFailed(f"no answer within {self._timeout:g} s") from error
 
     async def _apply(self, catalog: Catalog, revision: str) -> None:
         if revision != self._revision:
@@ -305,7 +279,7 @@ class Synchroniser:
                 one_line(revision),
                 len(catalog),
             )
-        await self._long_work.run(self._convergence.want(catalog, self._background))
+        await self._long_work.run(self.convergence.want(catalog, self._background))
         self._revision = revision  # last: a failure above is repeated
         self._wake.set()
 
@@ -314,7 +288,7 @@ class Synchroniser:
             logger.info("The catalog %s can be read again.", self._store.place)
         self._trouble = ""
         self._read_at = dt.datetime.now(dt.UTC)
-        self._metrics.was_read(self._read_at.timestamp())
+        self._metrics.last_read = self._read_at.timestamp()
 
 
 async def _parse(document: Document, work: Callable[..., T], *arguments: object) -> T:
@@ -347,15 +321,20 @@ def make_synchroniser(
     place = config.model_catalog
     if place is None:
         return None
-    options = CatalogOptions(
-        config.model_catalog_mode, config.model_catalog_interval, config.model_catalog_timeout
-    )
+    mode, timeout = config.model_catalog_mode, config.model_catalog_timeout
     counted = CatalogMetrics(metrics)
-    convergence = Convergence(manager, registry, counted.failed)
+    convergence = Convergence(manager, registry, lambda: counted.failures.update(1))
     counted.watch_pending(lambda: len(convergence.unconverged()))
     store: CatalogStore
     if "://" in place:
-        store = HttpStore(place, options.timeout, may_write=options.mode == READ_WRITE)
+        store = HttpStore(place, timeout, may_write=mode == READ_WRITE)
     else:
-        store = FileStore(Path(place), options.timeout)
-    return Synchroniser(store, convergence, options, counted)
+        store = FileStore(Path(place), timeout)
+    return Synchroniser(
+        store,
+        convergence,
+        counted,
+        mode=mode,
+        interval=config.model_catalog_interval,
+        timeout=timeout,
+    )

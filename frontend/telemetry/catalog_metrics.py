@@ -26,26 +26,18 @@ class CatalogMetrics:
         ]
         for each in series:
             each.show()
-        self.read_failures, self.write_failures, self._failures = series
-        self._last_read = 0.0
+        self.read_failures, self.write_failures, self.failures = series
+        self.last_read = 0.0  # or unchanged, in seconds since the epoch
         self._watch(
             "marserve_catalog_last_read_timestamp_seconds",
             "When the catalog was last read, since the epoch; 0: not yet",
-            lambda: self._last_read,
+            lambda: self.last_read,
         )
 
     def watch_pending(self, pending: Callable[[], int]) -> None:
         """Show the number of models that differ from the catalog, which ``pending`` returns."""
         text = "Models that differ from the catalog"
         self._watch("marserve_catalog_pending_models", text, pending)
-
-    def was_read(self, moment: float) -> None:
-        """Record that the catalog was read or is unchanged, in seconds since the epoch."""
-        self._last_read = moment
-
-    def failed(self) -> None:
-        """Count a model that could not be brought to what the catalog contains."""
-        self._failures.update(1)
 
     def _watch(self, name: str, text: str, value: Callable[[], float]) -> None:
         gauge = WatchedGauge(name, text, _LABELS, lambda: [(self._host, value())])

@@ -52,7 +52,6 @@ def test_what_is_read() -> None:
     assert (digits.default, other.default) == ("2.0", "1")
     assert digits.versions["1.0"].workers == (1, 1)
     assert digits.versions["2.0"].workers == (0, 4)
-    assert digits.versions["2.0"].all_settings["max_workers"] == 4
     assert digits.versions["2.0"].settings["delay"] == 0.05
     assert other.versions["1"].workers is None
     # A word of another server counts as what it means here.

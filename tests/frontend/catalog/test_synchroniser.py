@@ -13,7 +13,7 @@ from marserve.frontend.catalog.convergence import Convergence
 from marserve.frontend.catalog.document import CatalogEntry, catalog_text, read_catalog
 from marserve.frontend.catalog.edits import added, without
 from marserve.frontend.catalog.store import Document, StoreConflict, StoreFailed
-from marserve.frontend.catalog.synchroniser import CatalogOptions, Synchroniser
+from marserve.frontend.catalog.synchroniser import Synchroniser
 from marserve.frontend.errors import (
     CatalogConflict,
     CatalogReadOnly,
@@ -91,9 +91,9 @@ async def silence() -> None:
 def watch(place: Place, mode: str | None = None) -> tuple[Synchroniser, Convergence]:
     manager: Any = Manager()
     metrics = CatalogMetrics(Metrics("host"))
-    convergence = Convergence(manager, ModelRegistry(), metrics.failed)
-    options = CatalogOptions(mode, interval=5.0, timeout=10.0)
-    return Synchroniser(place, convergence, options, metrics), convergence
+    convergence = Convergence(manager, ModelRegistry(), lambda: metrics.failures.update(1))
+    timing = {"interval": 5.0, "timeout": 10.0}
+    return Synchroniser(place, convergence, metrics, mode=mode, **timing), convergence
 
 
 def test_it_is_looked_at_again_and_again_and_not_by_all_at_once(run: Call) -> None:
