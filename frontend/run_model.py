@@ -152,7 +152,7 @@ def _prepare(options: argparse.Namespace, workdir: Path) -> "_Run":
     manifest = resolver.manifest(archive, registration)
     settings = resolver.settings(archive, manifest, registration)
     model = ServedModel(manifest, archive.directory, settings)
-    if model.has_ranks:
+    if settings.has_ranks:
         raise ServeError("A model of several processes (parallelType) can be run by a server only.")
     return _Run(host, model)
 

@@ -15,7 +15,6 @@ from typing import Any
 
 from marserve.frontend.configuration.other_servers import FOREIGN_SETTINGS, check_foreign
 from marserve.frontend.configuration.setting import (
-    YAML_ONLY,
     Fields,
     OnWrong,
     Setting,
@@ -76,7 +75,6 @@ _REGISTERED = ("request", "yaml", "models")
 _TIMEOUT = ("yaml", "models", "request", "server")
 _ARCHIVE = ("yaml", "models")
 _ASKED = ("request", *_ARCHIVE)
-_DEFAULT = (*YAML_ONLY, "default")
 _STRICT = {"is_strict": True}
 # 0 means that the number is measured.
 _THREADS = replace(
@@ -256,7 +254,6 @@ class ModelValues:
         integer(0),
         300.0,
         "Seconds during which a failing worker is started again.",
-        _DEFAULT,
         name="max_retry_timeout",
     )
     client_timeout: float = setting(
@@ -264,7 +261,6 @@ class ModelValues:
         milliseconds(integer(0)),
         0.0,
         "Milliseconds after which a request expires; 0: never.",
-        _DEFAULT,
         name="client_timeout",
     )
     parallel_type: str = setting(

@@ -11,9 +11,6 @@ from marserve.frontend.configuration.setting_kinds import Kind, short_repr
 #: Attributes of settings and their values; settings without a value are absent.
 Fields = Mapping[str, Any]
 
-#: The sources of a setting that only model-config.yaml has.
-YAML_ONLY = ("yaml",)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
@@ -23,7 +20,7 @@ class Setting:
     key: str  # its name in yaml and JSON
     kind: Kind
     help: str  # one line
-    sources: Sequence[str]  # strongest first: of request, yaml, models, server and default
+    sources: Sequence[str]  # strongest first: of request, yaml, models and server
     name: str  # in messages
     parameter: str = ""  # its name in requests
     other_key: str = ""  # as `key`, in another server
@@ -69,7 +66,7 @@ class Setting:
 
 # Typed as the value instead of dataclasses.Field, like field() itself.
 def setting(
-    key: str, kind: Kind, default: Any, text: str, sources: Sequence[str] = YAML_ONLY, **more: Any
+    key: str, kind: Kind, default: Any, text: str, sources: Sequence[str] = ("yaml",), **more: Any
 ) -> Any:
     """Return a dataclass field with its `Setting`; in requests the key is in snake case."""
     parameter = more.setdefault("parameter", snake_case(key) if "request" in sources else "")

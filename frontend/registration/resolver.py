@@ -76,7 +76,7 @@ class Resolver:
             gpus=gpus,
             default_workers=workers,
             at_start=is_loaded,
-            catalog=registration.catalog or {},
+            catalog=registration.catalog,
         )
         if settings.sample_inputs and not archive.contents.has_samples:
             names = ", ".join(settings.sample_inputs)
@@ -111,7 +111,7 @@ def _debuggable(settings: ModelSettings) -> ModelSettings:
     Raises:
         ArchiveRefused: Its worker consists of several processes, and there is one terminal.
     """
-    if settings.parallel and settings.parallel.has_ranks:
+    if settings.parallel and settings.has_ranks:
         raise ArchiveRefused(
             f"parallelType={settings.parallel.type}: its worker is several processes, which cannot "
             "be debugged in one terminal."

@@ -19,8 +19,8 @@ from marserve.frontend.configuration.saved_models import SAVED, SavedModel, snap
 from marserve.frontend.errors import ServerBusy
 from marserve.frontend.serving.model_version import ModelVersion
 from marserve.frontend.serving.registry import ModelRegistry
-from marserve.frontend.settings.batching_settings import DEFAULT_ORIGINS, sizes_to_try
-from marserve.frontend.settings.model_settings import ModelSettings
+from marserve.frontend.settings.batching_settings import sizes_to_try
+from marserve.frontend.settings.model_settings import SERVER, ModelSettings
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ def _chosen_settings(settings: ModelSettings) -> dict[str, object]:
     return {
         row.key: row.write(values)
         for row in SAVED
-        if settings.origins.get(row.name, "default") not in DEFAULT_ORIGINS
+        if settings.origins.get(row.name, SERVER) != SERVER
     }
 
 

@@ -98,11 +98,6 @@ class ServedModel:
         """Devices of each worker; 0 for a model that is not parallel."""
         return self.settings.parallel.level if self.settings.parallel else 0
 
-    @property
-    def has_ranks(self) -> bool:
-        """Whether each worker consists of several processes."""
-        return self.settings.parallel is not None and self.settings.parallel.has_ranks
-
 
 def worker_spec(
     model: ServedModel,

@@ -40,7 +40,6 @@ def sizes_while_idle(settings: ModelSettings) -> Sequence[int]:
 
     A worker of several processes, with coroutines, or under a debugger cannot run single samples.
     """
-    has_ranks = settings.parallel is not None and settings.parallel.has_ranks
-    if settings.stateful or settings.asynchronous or settings.debugged or has_ranks:
+    if settings.stateful or settings.asynchronous or settings.debugged or settings.has_ranks:
         return []
     return sizes_to_try(settings.batching)

@@ -199,7 +199,7 @@ class WorkerPool:
     def _bring_between(self, low: int, high: int) -> Resized:
         self._workers = [worker for worker in self._workers if not worker.is_stopped]
         count = min(max(len(self._workers), low), high)
-        is_bound_to_cores = self._host.cpu_launcher and not self._model.has_ranks
+        is_bound_to_cores = self._host.cpu_launcher and not self._model.settings.has_ranks
         keep = 0 if is_bound_to_cores and count != len(self._workers) else count
         retired = self._by_retirement()[: max(0, len(self._workers) - keep)]
         self._workers = [worker for worker in self._workers if worker not in retired]

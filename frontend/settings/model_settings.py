@@ -1,26 +1,28 @@
-"""Where each setting of a model comes from: the request, model-config.yaml, config.properties.
+"""The settings of a model, resolved from layers: each is a source and the values that it sets.
 
-The order of the sources depends on the setting (`Setting.sources`), as in TorchServe, because
-archives rely on it:
+From the weakest layer to the strongest:
 
-    batching             request > yaml > ``models=`` > server default (`batching_settings`)
-    timeouts             yaml > ``models=`` > request > server default
-    workers, registered  yaml pair > request > default_workers_per_model > 0
-    workers, at start    yaml pair > ``models=`` > default_workers_per_model > GPUs > cores
+    server     the keys of config.properties for all models
+    request    of a registration: timeouts, and the workers unless the model is loaded at start
+    models     the entry of the model in ``models=``; its workers count at start
+    yaml       model-config.yaml; its workers count as a pair only
+    request    of a registration: all other settings
+    catalog    the entry of the model in a catalog
+    request    later changes
+    snapshot   the settings of the model when the snapshot was written
 
-The catalog wins over all of them.
-
-Two differences from TorchServe: a yaml without timeouts does not replace those of the request and
-the server by 120 s, and ``maxBatchDelay: 0`` in a yaml means 0, not "unset".
+The order is TorchServe's, because archives rely on it. Two differences: a yaml without timeouts
+does not replace those of the request and the server by 120 s, and ``maxBatchDelay: 0`` in a yaml
+means 0, not "unset".
 """
 
-import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import reduce
 from typing import Any
 
-from marserve.frontend.batching.options import Batching
+from marserve.frontend.batching.options import Batching, with_implied
 from marserve.frontend.batching.sequences.stateful_sequence import SequenceLimits
 from marserve.frontend.configuration.config import Config
 from marserve.frontend.configuration.model_schema import (
@@ -32,55 +34,60 @@ from marserve.frontend.configuration.model_schema import (
     read_with_foreign,
 )
 from marserve.frontend.configuration.saved_models import SAVED, SavedModel
-from marserve.frontend.configuration.setting import Fields, read_settings, rows_of
-from marserve.frontend.errors import ArchiveRefused, BadRequest
+from marserve.frontend.configuration.setting import Fields, read_settings
+from marserve.frontend.errors import ArchiveRefused, BadRequest, ServeError
 from marserve.frontend.settings.batching_settings import (
     SEQUENCES,
     Origins,
-    change_batching,
-    refusal,
-    resolve_batching,
-    restore_batching,
+    complete_batching,
     sizes_to_validate,
+    with_size,
 )
-from marserve.frontend.settings.model_yaml import (
-    Warn,
-    check_yaml,
-    log_warning,
-    yaml_settings,
-)
+from marserve.frontend.settings.model_yaml import Warn, check_yaml, log_warning, yaml_settings
 from marserve.frontend.settings.parallel import Parallel
 
-logger = logging.getLogger(__name__)
+#: A source and the values that it sets.
+Layer = tuple[str, Fields]
+
+#: Sources, as `ModelSettings.origins` has them.
+SERVER, REQUEST, MODELS, YAML = "server", "request", "models", "yaml"
+CATALOG, SNAPSHOT = "catalog", "snapshot"
 
 _BATCHING = frozenset(each.name for each in fields(BatchingValues))
 _WORKERS = ("min_workers", "max_workers")
-_NONE: Fields = {}
-#: The origin of the settings of a catalog.
-CATALOG = "catalog"
+_MODES = ("asynchronous", "continuous_batching", "stateful")
+_SIZE = {"size", "is_automatic"}
+#: Settings of a registration that yaml and ``models=`` replace.
+_YIELDING = {row.attribute for row in SETTINGS if REQUEST in row.sources[1:]}
+_NAMES = {
+    **{row.attribute: row.name for row in SETTINGS},
+    "is_automatic": "batch_size",
+    "is_queue_bounded": "job_queue_size",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSettings(ModelValues):
-    """The resolved settings of a model version."""
+    """The settings of a model version."""
 
-    batching: Batching
+    batching: Batching = field(default_factory=Batching)
     parallel: Parallel | None = None  # if a worker has several devices or processes
     #: Warnings about model-config.yaml for the client that registers the model.
     warnings: tuple[str, ...] = field(compare=False, default=())
     debugged: bool = False  # whether its only worker has the terminal
-    origins: Origins = field(
-        compare=False, default_factory=dict
-    )  # of settings with several sources
+    origins: Origins = field(compare=False, default_factory=dict)
 
     @property
     def mode(self) -> str:
         """The key by which requests are served without batches; empty for none."""
-        return _mode(self.asynchronous, self.continuous_batching)
+        if self.asynchronous:
+            return "asyncCommunication"
+        return "continuousBatching" if self.continuous_batching else ""
 
     @property
-    def _batching_mode(self) -> str:
-        return self.mode or (SEQUENCES if self.stateful else "")
+    def has_ranks(self) -> bool:
+        """Whether a worker is several processes."""
+        return self.parallel is not None and self.parallel.has_ranks
 
     @property
     def worker_batching(self) -> Batching:
@@ -121,34 +128,68 @@ class ModelSettings(ModelValues):
 
     def changed(self, changes: Fields) -> "ModelSettings":
         """Return settings with the changes of a request; ValueError if they contradict others."""
-        of_batching, others = _split(changes)
-        batching, origins = change_batching(
-            self.batching, self.origins, of_batching, self._batching_mode
-        )
-        if self.stateful and batching.splits_lists:
+        settings = self.with_layer((REQUEST, changes)).completed()
+        if settings.stateful and settings.batching.splits_lists:
             raise ValueError(
                 "dynamic_batch_size=true: the model is stateful (sequenceBatching), so that the "
                 "items of a list would be of one sequence."
             )
-        origins = {**origins, **dict.fromkeys(_names(others), "request")}
-        return replace(self, **others, batching=batching, origins=origins)
+        return settings
 
     def restored(self, saved: SavedModel) -> "ModelSettings":
         """Return settings in which those of a snapshot win over every other source.
 
+        Equal values change nothing: a snapshot always has a size, even one that was derived.
+
         Raises:
             ArchiveRefused: They contradict the archive, which may have changed.
         """
-        of_batching, others = _split(_saved_settings(saved))
-        others = {name: value for name, value in others.items() if value != getattr(self, name)}
-        origins: Origins = {**self.origins, **dict.fromkeys(_names(others), "snapshot")}
+        values = _saved_settings(saved)
+        settings = self
+        for names in (values.keys() - _SIZE, values.keys() & _SIZE):
+            batching = with_size(settings.batching, settings.origins)
+            settings = replace(settings, batching=batching)
+            current = settings.values
+            differing = {name: values[name] for name in names if values[name] != current[name]}
+            settings = settings.with_layer((SNAPSHOT, differing))
         try:
-            batching, origins = restore_batching(
-                self.batching, origins, of_batching, self._batching_mode
-            )
+            return settings.completed()
         except ValueError as error:
             raise ArchiveRefused(str(error)) from error
-        return replace(self, **others, batching=batching, origins=origins)
+
+    def with_layer(self, layer: Layer) -> "ModelSettings":
+        """Return settings with the values of a layer, and those that they imply."""
+        origin, values = layer
+        current = self.values
+        new: dict[str, Any] = with_implied(values)
+        of_batching = {name: value for name, value in new.items() if name in _BATCHING}
+        others = {name: value for name, value in new.items() if name not in _BATCHING}
+        decided = {
+            _NAMES[name]: origin
+            for name, value in new.items()
+            if name in values or value != current[name]
+        }
+        batching = replace(self.batching, **of_batching)
+        return replace(self, **others, batching=batching, origins={**self.origins, **decided})
+
+    def completed(self) -> "ModelSettings":
+        """Return settings with those that follow from others; ValueError if any contradict."""
+        mode = self.mode or (SEQUENCES if self.stateful else "")
+        return replace(self, batching=complete_batching(self.batching, self.origins, mode))
+
+
+def resolve(layers: Sequence[Layer], start: ModelSettings) -> ModelSettings:
+    """Return the settings of the layers, the weakest first.
+
+    ``start`` has the mode of the model, which only the yaml sets.
+
+    Raises:
+        BadRequest, ArchiveRefused: They contradict each other; the text names fields and values.
+    """
+    try:
+        return _fold(layers, start)
+    except ValueError as error:
+        raise _refusal(_origin_of(layers, start, error), error) from error
 
 
 def resolve_settings(
@@ -160,7 +201,7 @@ def resolve_settings(
     gpus: int,
     default_workers: int,
     at_start: bool = False,
-    catalog: Fields = _NONE,
+    catalog: Fields | None = None,
 ) -> ModelSettings:
     """Resolve every setting of a model.
 
@@ -184,47 +225,62 @@ def resolve_settings(
         warnings.append(sentence)
 
     from_yaml = yaml_settings(model_yaml, gpus, warn)
-    mode = _mode(from_yaml.get("asynchronous"), from_yaml.get("continuous_batching"))
-    sources = {
-        CATALOG: catalog,
-        "request": requested,
-        "yaml": from_yaml,
-        "models": models_settings(numbers),
-        "server": server_settings(config, mode),
-    }
-    batching, batching_origins = resolve_batching(
-        {origin: _split(found)[0] for origin, found in sources.items()},
-        mode or (SEQUENCES if from_yaml.get("stateful") else ""),
-    )
+    start = ModelSettings(**{name: from_yaml[name] for name in _MODES if name in from_yaml})
+    models = models_settings(numbers)
+    yielding = {name: value for name, value in requested.items() if name in _YIELDING}
+    low = high = default_workers
     if at_start:
-        low = sources["models"].get("min_workers", default_workers)
-        workers, by = (low, max(low, sources["models"].get("max_workers", low))), "models"
-    else:
-        workers, by = (default_workers, default_workers), "request"
-    if pair := _workers_pair(from_yaml, warn):
-        workers, by = pair, "yaml"
-    if "min_workers" in catalog:
-        workers, by = (catalog["min_workers"], catalog["max_workers"]), CATALOG
-    values, origins = _strongest(sources)
-    values |= zip(_WORKERS, workers, strict=True)
-    may_scale = config.autoscale_workers and not values.get("stateful")
-    values.setdefault("autoscale", Autoscaling() if may_scale else None)
-    parallel = _parallel(from_yaml, list(model_yaml), warn)
-    _check_stages(values, origins, mode, parallel)
-    if values.get("validation"):
-        _check_validation(values, mode, parallel)
-        if not sizes_to_validate(batching):
+        low = models.get("min_workers", low)
+        high = max(low, models.get("max_workers", low))
+    workers = {"min_workers": low, "max_workers": high}
+    layers = [
+        (SERVER, server_settings(config, start)),
+        (REQUEST, yielding if at_start else {**yielding, **workers}),
+        (MODELS, {**models, **workers} if at_start else _without_workers(models)),
+        (YAML, from_yaml if _has_workers(from_yaml, warn) else _without_workers(from_yaml)),
+        (REQUEST, {name: requested[name] for name in requested if name not in _YIELDING}),
+        (CATALOG, catalog or {}),
+    ]
+    settings = resolve(layers, start)
+    settings = replace(settings, parallel=_parallel(from_yaml, list(model_yaml), warn))
+    _check_stages(settings)
+    if settings.validation:
+        _check_validation(settings)
+        if not sizes_to_validate(settings.batching):
             warn("validateBatching compares nothing: there are no batches with batch_size=1.")
-    if values.get("stateful"):
-        _check_sequences(values, batching)
+    if settings.stateful:
+        _check_sequences(settings)
     check_yaml(model_yaml, from_yaml, warn)
-    return ModelSettings(
-        **values,
-        batching=batching,
-        parallel=parallel,
-        warnings=tuple(warnings),
-        origins={"workers": by, **origins, **batching_origins},
-    )
+    return replace(settings, warnings=tuple(warnings))
+
+
+def _fold(layers: Iterable[Layer], start: ModelSettings) -> ModelSettings:
+    return reduce(ModelSettings.with_layer, layers, start).completed()
+
+
+def _origin_of(layers: Sequence[Layer], start: ModelSettings, error: ValueError) -> str:
+    """Return the origin of a contradiction: the weakest source that causes it."""
+    found, _ = layers[-1]
+    for count in range(len(layers) - 1, 0, -1):
+        try:
+            _fold(layers[:count], start)
+        except ValueError as earlier:
+            if str(earlier) == str(error):
+                found, _ = layers[count - 1]
+                continue
+        break
+    return found
+
+
+def _refusal(origin: str, error: ValueError) -> ServeError:
+    """Return the error of a source as a client reads it."""
+    if origin == YAML:
+        return ArchiveRefused(f"model-config.yaml: {error}")
+    if origin == MODELS:
+        return BadRequest(f"models= in the configuration: {error}")
+    if origin == CATALOG:
+        return BadRequest(f"The catalog: {error}")
+    return BadRequest(str(error))
 
 
 def models_settings(numbers: Mapping[str, Any]) -> Fields:
@@ -234,32 +290,19 @@ def models_settings(numbers: Mapping[str, Any]) -> Fields:
         BadRequest: Two names of one setting have different values.
     """
     try:
-        return read_with_foreign([row for row in SETTINGS if "models" in row.sources], numbers)
+        return read_with_foreign([row for row in SETTINGS if MODELS in row.sources], numbers)
     except ValueError as error:
-        raise refusal("models", error) from error
+        raise _refusal(MODELS, error) from error
 
 
-def server_settings(config: Config, mode: str = "") -> Fields:
-    """Return the server's defaults; without a batch policy for a mode without batches."""
+def server_settings(config: Config, start: ModelSettings) -> Fields:
+    """Return the server's defaults for a model with the mode of ``start``."""
     found = {row.attribute: getattr(config, row.server) for row in SETTINGS if row.server}
-    if mode:
+    if start.mode:
         del found["policy"]
+    if config.autoscale_workers and not start.stateful:
+        found["autoscale"] = Autoscaling()
     return {**found, "is_queue_bounded": "job_queue_size" in config.texts}
-
-
-def _mode(asynchronous: object, continuous: object) -> str:
-    if asynchronous:
-        return "asyncCommunication"
-    return "continuousBatching" if continuous else ""
-
-
-def _split(found: Fields) -> tuple[dict[str, Any], dict[str, Any]]:
-    of_batching = {name: value for name, value in found.items() if name in _BATCHING}
-    return of_batching, {name: found[name] for name in found if name not in _BATCHING}
-
-
-def _names(attributes: Mapping[str, Any]) -> list[str]:
-    return sorted({row.name for row in SETTINGS if row.attribute in attributes})
 
 
 def _saved_settings(saved: SavedModel) -> Fields:
@@ -276,29 +319,19 @@ def _saved_settings(saved: SavedModel) -> Fields:
     }
 
 
-def _strongest(sources: Mapping[str, Fields]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return values and origins of all settings except workers and batching."""
-    values: dict[str, Any] = {}
-    origins: dict[str, str] = {}
-    for row in rows_of(ModelValues):
-        if row.attribute in _WORKERS:
-            continue
-        by_strength = (CATALOG, *row.sources)
-        found = [origin for origin in by_strength if row.attribute in sources.get(origin, {})]
-        if found:
-            values[row.attribute] = sources[found[0]][row.attribute]
-        if len(row.sources) > 1:
-            origins[row.name] = found[0] if found else "default"
-    return values, origins
+def _without_workers(values: Fields) -> Fields:
+    return {name: value for name, value in values.items() if name not in _WORKERS}
 
 
-def _workers_pair(from_yaml: Fields, warn: Warn) -> tuple[int, int] | None:
+def _has_workers(from_yaml: Fields, warn: Warn) -> bool:
+    """Return whether the yaml has both numbers of workers, in order."""
     low, high = (from_yaml.get(name) for name in _WORKERS)
-    if low is not None and high is not None and high >= low:
-        return low, high
-    if low is not None or high is not None:
+    if low is None and high is None:
+        return False
+    if low is None or high is None or high < low:
         warn("minWorkers needs a maxWorkers that is not less; both are ignored.")
-    return None
+        return False
+    return True
 
 
 def _parallel(from_yaml: Fields, keys: Sequence[object], warn: Warn) -> Parallel | None:
@@ -314,53 +347,52 @@ def _parallel(from_yaml: Fields, keys: Sequence[object], warn: Warn) -> Parallel
     return None
 
 
-def _check_stages(
-    values: dict[str, Any], origins: Mapping[str, str], mode: str, parallel: Parallel | None
-) -> None:
+def _check_stages(settings: ModelSettings) -> None:
     """Refuse stages or outstanding batches in modes that cannot have them."""
-    beside = mode
-    if parallel and parallel.has_ranks:  # each would have to run the stages in the same order
-        beside = f"parallelType={parallel.type}"
-    outstanding = values.get("outstanding_batches") or 1
-    if values.get("stack_inputs") and mode:
+    mode, outstanding = settings.mode, settings.outstanding_batches or 1
+    # Each rank would have to run the stages in the same order.
+    beside = _ranks(settings) or mode
+    if settings.stack_inputs and mode:
         raise ArchiveRefused(
             f"model-config.yaml: stackInputs has no meaning beside {mode}, which forms no batches."
         )
-    if values.get("overlap_stages") and beside:
-        text = "overlapStages: true"
-    elif outstanding > 1 and mode == "continuousBatching":
-        if origins.get("outstanding_batches") == "request":
+    if settings.overlap_stages and beside:
+        raise ArchiveRefused(
+            f"model-config.yaml: overlapStages: true has no meaning beside {beside}."
+        )
+    if outstanding > 1 and mode == "continuousBatching":
+        if settings.origins["outstanding_batches"] == REQUEST:
             raise BadRequest(f"outstanding_batches={outstanding} has no meaning beside {mode}.")
-        text, beside = f"outstandingBatches: {outstanding}", mode
-    else:
-        return
-    raise ArchiveRefused(f"model-config.yaml: {text} has no meaning beside {beside}.")
+        raise ArchiveRefused(
+            f"model-config.yaml: outstandingBatches: {outstanding} has no meaning beside {mode}."
+        )
 
 
-def _check_validation(values: Mapping[str, Any], mode: str, parallel: Parallel | None) -> None:
+def _check_validation(settings: ModelSettings) -> None:
     """Refuse the validation of batches in modes without batches."""
-    beside = mode
-    if values.get("stateful"):
-        beside = "sequenceBatching"
-    elif parallel and parallel.has_ranks:
-        beside = f"parallelType={parallel.type}"
+    beside = SEQUENCES if settings.stateful else _ranks(settings) or settings.mode
     if beside:
         raise BadRequest(f"validateBatching has no meaning beside {beside}.")
 
 
-def _check_sequences(values: Mapping[str, Any], batching: Batching) -> None:
+def _ranks(settings: ModelSettings) -> str:
+    parallel = settings.parallel
+    return f"parallelType={parallel.type}" if parallel and parallel.has_ranks else ""
+
+
+def _check_sequences(settings: ModelSettings) -> None:
     """Refuse a stateful model whose settings contradict sequences."""
     obstacles = {
         "sequenceMaxIdleMSec is 1 or more: the time after which an idle sequence ends": (
-            not values.get("sequence_max_idle")
+            not settings.sequence_max_idle
         ),
         "overlapStages is false: the stages of its requests must follow each other": (
-            values.get("overlap_stages")
+            settings.overlap_stages
         ),
         "dynamicBatchSize is false: the items of a list would be of one sequence": (
-            batching.splits_lists
+            settings.batching.splits_lists
         ),
-        "autoscale is false: when a worker stops, its sequences end": values.get("autoscale"),
+        "autoscale is false: when a worker stops, its sequences end": settings.autoscale,
     }
     for rule, is_broken in obstacles.items():
         if is_broken:

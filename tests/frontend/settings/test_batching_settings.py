@@ -9,18 +9,21 @@ from hypothesis import strategies as st
 from marserve.frontend.batching.jobs import Priority
 from marserve.frontend.batching.options import MAX_AUTOMATIC_SIZE, Batching
 from marserve.frontend.configuration.config import Config
+from marserve.frontend.configuration.model_schema import BY_KEY
+from marserve.frontend.configuration.saved_models import SavedModel
 from marserve.frontend.errors import ArchiveRefused, BadRequest, ServeError
-from marserve.frontend.settings.batching_settings import (
-    change_batching,
-    resolve_batching,
-    restore_batching,
-    sizes_to_try,
+from marserve.frontend.settings.batching_settings import sizes_to_try
+from marserve.frontend.settings.model_settings import (
+    ModelSettings,
+    models_settings,
+    resolve,
+    server_settings,
 )
-from marserve.frontend.settings.model_settings import models_settings, server_settings
 from marserve.frontend.settings.model_yaml import yaml_settings
 
 Fields = dict[str, Any]
 AUTO = {"is_automatic": True}
+PLAIN = ModelSettings()
 
 
 def adaptive(**settings: Any) -> Batching:
@@ -35,16 +38,13 @@ def size(count: int) -> Fields:
 def resolved(
     request: Fields | None = None, yaml: Fields | None = None, models: Fields | None = None
 ) -> Batching:
-    batching, _ = resolve_batching(
-        {"request": request or {}, "yaml": yaml or {}, "models": models or {}}
-    )
-    return batching
+    layers = {"models": models or {}, "yaml": yaml or {}, "request": request or {}}
+    return settings_of(layers).batching
 
 
-def of_server(config: Config, mode: str = "") -> Fields:
-    names = ("policy", "queue_size", "is_queue_bounded")
-    found = server_settings(config, mode)
-    return {name: found[name] for name in names if name in found}
+def settings_of(layers: dict[str, Fields], start: ModelSettings = PLAIN) -> ModelSettings:
+    """The settings of layers by their sources, the weakest first."""
+    return resolve(list(layers.items()), start)
 
 
 # -- who decides -----------------------------------------------------------------------------------
@@ -66,30 +66,30 @@ def test_request_before_yaml_before_models(
     attribute: str, name: str, values: tuple[Any, ...], first: int
 ) -> None:
     origins = ("request", "yaml", "models")
-    asked: dict[str, Fields] = {origin: {} for origin in origins}
+    asked: dict[str, Fields] = {origin: {} for origin in reversed(origins)}
     for origin, value in list(zip(origins, values, strict=True))[first:]:
         asked[origin] = {attribute: value}
-    batching, decided = resolve_batching(asked)
-    assert getattr(batching, attribute) == values[first]
-    assert decided[name] == origins[first]
+    settings = settings_of(asked)
+    assert getattr(settings.batching, attribute) == values[first]
+    assert settings.origins[name] == origins[first]
 
 
 def test_where_nobody_says_anything_it_is_torchserves(config: Config) -> None:
-    batching, origins = resolve_batching({"server": of_server(config)})
-    assert batching == Batching(is_queue_bounded=False)
-    assert origins == {
-        "batch_size": "default",
-        "max_batch_delay": "default",
-        "batch_policy": "server",
-        "job_queue_size": "server",
-    }
+    settings = settings_of({"server": server_settings(config, PLAIN)})
+    assert settings.batching == Batching(is_queue_bounded=False)
+    assert {*settings.origins.values()} == {"server"}
+    assert {"batch_policy", "job_queue_size"} < settings.origins.keys()
+    assert not {"batch_size", "max_batch_delay"} & settings.origins.keys()
 
 
 def test_the_bound_of_the_queue_is_somebodys_where_it_was_written_down(config: Config) -> None:
     chosen = replace(config, job_queue_size=100, texts={"job_queue_size": "100"})
-    assert resolve_batching({"server": of_server(chosen)})[0].is_queue_bounded
-    yaml = yaml_settings({"jobQueueSize": 100})
-    assert resolve_batching({"yaml": yaml, "server": of_server(config)})[0].is_queue_bounded
+    assert settings_of({"server": server_settings(chosen, PLAIN)}).batching.is_queue_bounded
+    layers = {
+        "server": server_settings(config, PLAIN),
+        "yaml": yaml_settings({"jobQueueSize": 100}),
+    }
+    assert settings_of(layers).batching.is_queue_bounded
 
 
 # -- what follows ----------------------------------------------------------------------------------
@@ -129,7 +129,7 @@ def test_a_goal_beats_a_weaker_policy_and_a_policy_a_weaker_goal() -> None:
     goal, greedy = {"max_latency": 0.05}, {"policy": "greedy"}
     assert resolved(goal, greedy).policy == "adaptive"
     assert resolved(greedy, goal) == Batching(policy="greedy")
-    _, origins = resolve_batching({"request": greedy, "yaml": goal})
+    origins = settings_of({"yaml": goal, "request": greedy}).origins
     assert origins["max_latency_ms"] == origins["batch_policy"] == "request"
 
 
@@ -161,9 +161,9 @@ TWO_MINDS = {"policy": "greedy", "max_latency": 0.05}
 def test_a_contradiction_is_reported_to_whose_it_is(
     sources: dict[str, Fields], error: type[ServeError], words: str
 ) -> None:
-    ranked = {origin: sources.get(origin, {}) for origin in ("request", "yaml", "models")}
+    layers = {origin: sources.get(origin, {}) for origin in ("models", "yaml", "request")}
     with pytest.raises(error, match="^" + re.escape(words) if "models" in words else words):
-        resolve_batching(ranked)
+        settings_of(layers)
 
 
 def test_what_the_request_mends_is_no_contradiction() -> None:
@@ -171,7 +171,10 @@ def test_what_the_request_mends_is_no_contradiction() -> None:
     assert (mended.policy, mended.max_latency) == ("adaptive", 0.05)
 
 
-@pytest.mark.parametrize("key", ["asyncCommunication", "continuousBatching"])
+@pytest.mark.parametrize(
+    ("attribute", "key"),
+    [("asynchronous", "asyncCommunication"), ("continuous_batching", "continuousBatching")],
+)
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
@@ -183,21 +186,26 @@ def test_what_the_request_mends_is_no_contradiction() -> None:
     ],
 )
 def test_where_there_are_no_batches_to_form_there_is_only_fixed(
-    key: str, asked: Fields, words: str
+    attribute: str, key: str, asked: Fields, words: str
 ) -> None:
+    start = replace(PLAIN, **{attribute: True})  # type: ignore[arg-type]
     with pytest.raises(BadRequest, match=f"^{words} has no meaning beside {key}"):
-        resolve_batching({"request": asked}, key)
+        settings_of({"request": asked}, start)
     with pytest.raises(ArchiveRefused, match=f"{words} has no meaning beside {key}"):
-        resolve_batching({"yaml": asked}, key)
-    batching, origins = resolve_batching({"request": size(4)}, key)
+        settings_of({"yaml": asked}, start)
+    settings = settings_of({"request": size(4)}, start)
     with pytest.raises(ValueError, match=f"{words} has no meaning"):
-        change_batching(batching, origins, asked, mode=key)
+        settings.changed(asked)
 
 
 def test_the_servers_policy_is_not_for_them(config: Config) -> None:
-    mode, chosen = "continuousBatching", replace(config, default_batch_policy="adaptive")
-    assert resolve_batching({"server": of_server(chosen, mode)}, mode)[0].policy == "fixed"
-    assert resolve_batching({"server": of_server(chosen)})[0].policy == "adaptive"
+    chosen = replace(config, default_batch_policy="adaptive")
+    for start, policy in (
+        (ModelSettings(continuous_batching=True), "fixed"),
+        (PLAIN, "adaptive"),
+    ):
+        layers = {"server": server_settings(chosen, start)}
+        assert settings_of(layers, start).batching.policy == policy
 
 
 # -- yaml and models= ------------------------------------------------------------------------------
@@ -264,25 +272,25 @@ def test_models_with_two_minds_about_a_size() -> None:
     ],
 )
 def test_a_change_is_one_more_layer(asked: Fields, changes: Fields, expected: Batching) -> None:
-    batching, origins = resolve_batching({"yaml": asked})
-    changed, _ = change_batching(batching, origins, changes)
-    assert changed == expected
+    assert settings_of({"yaml": asked}).changed(changes).batching == expected
 
 
 def test_a_change_says_that_it_decided() -> None:
-    batching, origins = resolve_batching({"yaml": {**size(8), "num_requests": 2}})
-    _, origins = change_batching(batching, origins, {"num_requests": 3})
+    settings = settings_of({"yaml": {**size(8), "num_requests": 2}})
+    origins = settings.changed({"num_requests": 3}).origins
     assert (origins["num_requests"], origins["batch_size"]) == ("request", "yaml")
 
 
 @pytest.mark.parametrize("changes", [{"compiled_sizes": (1, 4)}, TWO_MINDS])
 def test_a_change_that_contradicts_is_refused(changes: Fields) -> None:
-    batching, origins = resolve_batching({"yaml": size(8)})
+    settings = settings_of({"yaml": size(8)})
     with pytest.raises(ValueError, match=r"batch_size=8|max_latency_ms=50"):
-        change_batching(batching, origins, changes)
+        settings.changed(changes)
 
 
 # -- snapshots -------------------------------------------------------------------------------------
+
+SAVED_MODEL = SavedModel("m", "1.0", True, "m.mar", 1, 1, 1, 0.1, 120.0, 120.0)
 
 
 @pytest.mark.parametrize(
@@ -305,22 +313,25 @@ def test_a_change_that_contradicts_is_refused(changes: Fields) -> None:
 def test_what_was_saved_comes_back_over_what_the_archive_says(
     asked: Fields, changes: Fields
 ) -> None:
-    batching, origins = resolve_batching({"yaml": asked})
-    served, _ = change_batching(batching, origins, changes)
-    saved = {name: getattr(served, name) for name in ("delay", "policy", "max_latency")}
-    saved |= {"compiled_sizes": served.compiled_sizes, "queue_size": served.queue_size}
-    saved |= {"is_automatic": True} if served.is_automatic else size(served.size)
-    restored, _ = restore_batching(batching, origins, saved)
-    assert restored == served
+    settings = settings_of({"yaml": asked})
+    served = settings.changed(changes).batching
+    chosen = ("batchPolicy", "maxLatencyMs", "compiledBatchSizes", "jobQueueSize")
+    saved = replace(
+        SAVED_MODEL,
+        batch_size=served.size,
+        is_automatic=served.is_automatic,
+        max_batch_delay=served.delay,
+        settings={key: BY_KEY[key].write(vars(served)) for key in chosen},
+    )
+    assert settings.restored(saved).batching == served
 
 
 def test_a_size_that_would_follow_anyway_stays_nobodys() -> None:
-    batching, origins = resolve_batching({"yaml": {}})
-    saved = {"policy": "adaptive", "is_automatic": True, "delay": 0.1}
-    restored, decided = restore_batching(batching, origins, saved)
-    assert restored == adaptive(size=MAX_AUTOMATIC_SIZE, is_automatic=True)
-    assert (decided["batch_size"], decided["batch_policy"]) == ("default", "snapshot")
-    assert decided["max_batch_delay"] == "default"
+    saved = replace(SAVED_MODEL, is_automatic=True, settings={"batchPolicy": "adaptive"})
+    restored = settings_of({"yaml": {}}).restored(saved)
+    assert restored.batching == adaptive(size=MAX_AUTOMATIC_SIZE, is_automatic=True)
+    assert restored.origins["batch_policy"] == "snapshot"
+    assert not {"batch_size", "max_batch_delay"} & restored.origins.keys()
 
 
 # -- profiling -------------------------------------------------------------------------------------

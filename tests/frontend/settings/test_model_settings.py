@@ -74,7 +74,7 @@ def test_where_nobody_says_anything_the_defaults_hold(config: Config) -> None:
     assert (settings.max_retry_timeout, settings.client_timeout) == (300, 0)
     assert settings.batching == Batching(is_queue_bounded=False)
     assert (settings.use_gpu, settings.device_ids) == (True, None)
-    assert settings.origins["batch_size"] == "default"
+    assert "batch_size" not in settings.origins
     assert settings.origins["response_timeout"] == "server"
 
 
