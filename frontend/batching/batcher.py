@@ -16,11 +16,10 @@ turns of the event loop per batch, and could lose a batch if it were cancelled i
 import asyncio
 import math
 import time
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from operator import attrgetter
-from typing import Any, Protocol
+from typing import Any
 
+from marserve.frontend.batching.batch_runners import BatchRunner, BatchRunners
 from marserve.frontend.batching.batches import Batch, History, Lengths, Reason
 from marserve.frontend.batching.compiled_sizes import CompiledSizes
 from marserve.frontend.batching.deadlines import Clock, DeadlineAdmission
@@ -31,7 +30,7 @@ from marserve.frontend.batching.learning.latency_model import LatencyModel
 from marserve.frontend.batching.learning.learning import Learning
 from marserve.frontend.batching.lengths.length_grouping import LengthGrouping
 from marserve.frontend.batching.options import Batching
-from marserve.frontend.batching.policies import Plan, WorkerPoolState
+from marserve.frontend.batching.policies import Plan
 from marserve.frontend.errors import Overloaded
 
 # uvloop rounds timers to milliseconds; with a shorter one it would spin until the time is up.
@@ -40,19 +39,6 @@ _TIMER_SECONDS = 0.001
 _SUSPECTED_SECONDS = 1.0
 _ALONE = Plan(1, Reason.ALONE)
 _SUSPECTED = Plan(1, Reason.SUSPECTED)
-
-_outstanding = attrgetter("outstanding")
-
-
-class BatchRunner(Protocol):
-    """A worker, as the batcher sees it."""
-
-    @property
-    def outstanding(self) -> int:
-        """How many batches were sent to it and are not answered yet."""
-
-    def run(self, batch: Batch) -> None:
-        """Start a batch; returns at once and never raises."""
 
 
 class Batcher:
@@ -64,8 +50,6 @@ class Batcher:
     The clock is not the event loop's, because uvloop's has a resolution of milliseconds only.
 
     Attributes:
-        learning: What is learnt from the batches that ran; `costs` is a part of it.
-        isolation: What is learnt of failures; workers add to it.
         has_rows: Whether jobs may be rows of requests in tensors (`batching.rows`).
         validation: The result of comparing batches with single requests when a worker loaded the
             model; empty if nothing was compared.
@@ -83,14 +67,13 @@ class Batcher:
         self.learning: Learning = model.learning if model else Learning(self.isolation)
         self.history: History = model.history if model else History(clock)
         self.costs: LatencyModel = self.learning.costs
-        self.workers = WorkerPoolState()
+        self.queue = queue
+        self.workers = BatchRunners()
+        self.admission = DeadlineAdmission(queue, self.workers, self.learning, clock)
         self.has_rows = False
         self.validation: Mapping[str, Any] = {}
-        self._queue = queue
         self._loop = loop
         self._clock = clock
-        self._idle: deque[BatchRunner] = deque()
-        self._admission = DeadlineAdmission(queue, self.workers, self.learning, clock)
         self._window: asyncio.TimerHandle | None = None
         self._window_opened = 0.0
         self._full = 0
@@ -110,7 +93,7 @@ class Batcher:
         self._dispatch_waiting()
 
     def _make_policy(self) -> None:
-        batching, queue = self.batching, self._queue
+        batching, queue = self.batching, self.queue
         lengths = self._lengths = self.learning.active_lengths
         self._costs = costs = lengths.costs if lengths else self.costs
         sizes = batching.compiled_sizes
@@ -120,11 +103,11 @@ class Batcher:
         if lengths:
             policy.max_shed = 1  # other jobs leave in batches of other lengths
             lengths.measure(queue)
-        self._admission.reconfigure(batching, policy, lengths)
+        self.admission.reconfigure(batching, policy, lengths)
         self._resize()
 
     def _resize(self) -> None:
-        self._queue.resize(self.learning.queue_capacity, self.batching.capacities)
+        self.queue.resize(self.learning.queue_capacity, self.batching.capacities)
         self._policy.size = self.learning.max_size(self._clock())
 
     # -- jobs --------------------------------------------------------------------------------------
@@ -140,14 +123,15 @@ class Batcher:
         """
         if self.isolation.is_alert:
             self._suspect(jobs)
-        self._admission.add(jobs)
-        if self._idle and (
+        self.admission.add(jobs)
+        queue = self.queue
+        if self.workers.idle and (
             self._window is None
-            or self._queue.sharing >= self._full
+            or queue.sharing >= self._full
             # The open window may be too long for a job with a deadline, or one that goes first.
             or jobs[0].deadline < math.inf
-            or self._queue.first is jobs[0]
-            or self._queue.suspected  # one of these: others would have left before
+            or queue.first is jobs[0]
+            or queue.suspected  # one of these: others would have left before
             or jobs[0].is_row_of_list
         ):
             self._dispatch()
@@ -155,35 +139,17 @@ class Batcher:
     def _suspect(self, jobs: Sequence[Job]) -> None:
         """Mark the jobs whose contents have failed before; they run alone."""
         suspected = [job for job in jobs if self.isolation.is_suspected(job)]
-        if suspected and not self._queue.has_capacity_for_suspected(len(suspected)):
-            raise Overloaded(self._queue.capacity * self.costs.mean(1))
+        if suspected and not self.queue.has_capacity_for_suspected(len(suspected)):
+            raise Overloaded(self.queue.capacity * self.costs.mean(1))
         for job in suspected:
             job.is_suspected = True
-
-    def discard(self, job: Job) -> None:
-        """Remove a job from the queue; does nothing if it was sent to a worker already."""
-        self._queue.discard(job)
-
-    def clear(self) -> list[Job]:
-        """Remove and return all jobs of the queue."""
-        return self._queue.clear()
-
-    @property
-    def queued(self) -> int:
-        """Number of jobs in the queue."""
-        return len(self._queue)
-
-    @property
-    def refused(self) -> int:
-        """Number of jobs refused so far, because they would have been late."""
-        return self._admission.refused
 
     def requeue(self, jobs: Iterable[Job]) -> None:
         """Queue jobs again whose worker died; those that may be the cause will run alone."""
         for job in jobs:
             if self._lengths:
                 self._lengths.measure((job,))
-            self._queue.requeue(job)
+            self.queue.requeue(job)
         self._dispatch_waiting()
 
     def take(self, group: Group, beside: int) -> Sequence[Job]:
@@ -191,7 +157,7 @@ class Batcher:
 
         Takes none while the first in the queue belongs to another group, or must run alone.
         """
-        now, queue = self._now(), self._queue
+        now, queue = self._now(), self.queue
         free = self.size - beside
         if free <= 0 or not queue.sharing or queue.is_held_up(now - _SUSPECTED_SECONDS):
             return ()
@@ -201,25 +167,13 @@ class Batcher:
         _mark_dispatched(jobs, now)
         return jobs
 
-    def expected_seconds(self) -> float:
-        """Return the expected time to the answer of a job that arrives now.
-
-        It is 0 while a worker waits for jobs, and while costs are unknown.
-        """
-        return self._admission.expected_seconds()
-
-    def answer_sent(self, now: float) -> None:
-        """Note that an answer with a deadline is sent to its client."""
-        self._admission.answer_sent(now)
-
     # -- workers -----------------------------------------------------------------------------------
 
     def mark_idle(self, runner: BatchRunner, done: Batch | None = None) -> None:
         """Mark a worker as ready for one batch; ``done`` is the batch it has just finished."""
         self._note_done(done)
-        self._idle.append(runner)
-        self.workers.idle = len(self._idle)
-        if self._queue:
+        self.workers.add(runner)
+        if self.queue:
             self._dispatch()
 
     def mark_done(self, batch: Batch) -> None:
@@ -233,37 +187,21 @@ class Batcher:
         if batch is not None and workers.busy.pop(batch, None) is not None:
             self._policy.answered(workers.last_idle_at, len(batch))
 
-    def replace(self, batch: Batch, part: Batch) -> None:
-        """Note that the worker of a batch is now busy with a part of it."""
-        if self.workers.busy.pop(batch, None) is not None:
-            self.workers.busy[part] = part.closed + part.predicted, len(part)
-
     def remove(self, runner: BatchRunner, batches: Iterable[Batch]) -> None:
         """Remove a worker and the batches that it has. Safe to call twice."""
-        self.workers.busy.pop(runner, None)  # it may be lent
-        for batch in batches:
-            self.workers.busy.pop(batch, None)
-        if runner in self._idle:
-            self._idle.remove(runner)
-            self.workers.idle = len(self._idle)
-            if not self._idle:
-                self._close_window()
+        self.workers.remove(runner, batches)
+        if not self.workers.idle:
+            self._close_window()
 
     @property
     def quiet_seconds(self) -> float:
         """Seconds since a worker last had a job; 0 while jobs wait or run."""
         workers = self.workers
-        return 0.0 if self._queue or workers.busy else self._clock() - workers.last_idle_at
-
-    @property
-    def idle_runners(self) -> Sequence[BatchRunner]:
-        """The workers that wait for a batch; the one that has waited longest is the first."""
-        return tuple(self._idle)
+        return 0.0 if self.queue or workers.busy else self._clock() - workers.last_idle_at
 
     def lend(self, runner: BatchRunner, seconds: float) -> None:
         """Send an idle worker no batches until it is taken back, probably after these seconds."""
-        self._idle.remove(runner)
-        self.workers.idle -= 1
+        self.workers.remove(runner)
         self.workers.busy[runner] = self._clock() + seconds, 0
 
     def take_back(self, runner: BatchRunner) -> None:
@@ -277,7 +215,7 @@ class Batcher:
         """Record a finished batch; its jobs are answered in the same turn of the event loop."""
         # Explanations and descriptions do not cost what predictions cost.
         if succeeded and batch.jobs[0].group is Group.PREDICT:
-            self._admission.answered(batch.closed + seconds)
+            self.admission.answered(batch.closed + seconds)
             if self.learning.observe(batch, seconds, self._clock()):
                 if self.learning.active_lengths is self._lengths:
                     self._resize()
@@ -303,7 +241,7 @@ class Batcher:
         was_used = lengths.relation.is_used
         failures = lengths.learn_lengths(batch, found)
         if lengths.is_active and lengths.relation.is_used is not was_used:
-            lengths.measure(self._queue)
+            lengths.measure(self.queue)
         return failures
 
     def note_failures(self) -> None:
@@ -329,16 +267,16 @@ class Batcher:
     # -- batches -----------------------------------------------------------------------------------
 
     def _dispatch_waiting(self) -> None:
-        if self._idle and self._queue:
+        if self.workers.idle and self.queue:
             self._dispatch()
 
     def _dispatch(self) -> None:
-        now, queue = self._now(), self._queue
+        now, queue, workers = self._now(), self.queue, self.workers
         held = now - self._window_opened if self._window is not None else 0.0
         self._close_window()
         if self._lengths is not None:
             self._lengths.begin()
-        while self._idle and queue:
+        while workers.idle and queue:
             plan, chosen = self._plan(now)
             if plan.shed:
                 self._shed(plan.shed)
@@ -354,7 +292,7 @@ class Batcher:
 
     def _plan(self, now: float) -> tuple[Plan, Sequence[Job]]:
         """Plan the next batch; also return its jobs, unless they are the first of the queue."""
-        queue = self._queue
+        queue = self.queue
         if queue.first_runs_alone:
             first = queue.first
             is_suspected = first.is_suspected and not first.crashes
@@ -371,22 +309,22 @@ class Batcher:
 
     def _plan_by_length(self, now: float, lengths: LengthGrouping) -> tuple[Plan, Sequence[Job]]:
         """Plan the batch with the first job, of jobs of about its length."""
-        chosen = lengths.choose(self._queue, self.size)
-        plan = self._policy.plan(now, self._queue, self.workers)
+        chosen = lengths.choose(self.queue, self.size)
+        plan = self._policy.plan(now, self.queue, self.workers)
         if plan.shed:
             return plan, ()
         if 0 < plan.take < len(chosen):
-            chosen = lengths.choose(self._queue, plan.take)
+            chosen = lengths.choose(self.queue, plan.take)
         return plan, chosen
 
     def _shed(self, count: int) -> None:
-        dropped = self._queue.drop(count)
+        dropped = self.queue.drop(count)
         if self._lengths is not None:
             self._lengths.refused(dropped)
-        self._admission.refuse(dropped)
+        self.admission.refuse(dropped)
 
     def _send(self, plan: Plan, popped: Sequence[Job], now: float, held: float) -> None:
-        jobs = self._admission.without_late(popped, now)
+        jobs = self.admission.without_late(popped, now)
         if not jobs:
             return
         _mark_dispatched(jobs, now)
@@ -398,18 +336,12 @@ class Batcher:
         batch = Batch(jobs, now, plan.reason, run_as, predicted, held)
         if self._lengths is not None:
             batch.lengths = Lengths.of(jobs)
-        # The worker with the fewest outstanding batches; among equals the one idle for longest.
-        idle = self._idle
-        runner = idle[0] if len(idle) == 1 else min(idle, key=_outstanding)
-        idle.remove(runner)
-        self.workers.idle -= 1
-        self.workers.busy[batch] = now + predicted, len(jobs)
-        runner.run(batch)
+        self.workers.start(batch)
 
     def _open_window(self, plan: Plan, now: float, held: float) -> None:
         self._full = plan.full
         # The job that it was opened for may be cancelled: the hold of the others began later.
-        self._window_opened = max(now - held, self._queue.oldest_arrival)
+        self._window_opened = max(now - held, self.queue.oldest_arrival)
         remaining = max(plan.until - now, _TIMER_SECONDS)
         self._window = self._loop.call_later(remaining, self._dispatch)
 

@@ -47,7 +47,8 @@ class Admission:
         self.refusal: ServeError | None = None
         self._workers = workers
         self._pending = pending
-        self._queue, self._batcher, self._metrics = pending.queue, pending.batcher, pending.metrics
+        self._batcher, self._metrics = pending.batcher, pending.metrics
+        self._queue = pending.batcher.queue
         self._loop = asyncio.get_running_loop()
 
     @property
@@ -137,7 +138,7 @@ class Admission:
             self._metrics.rejected("queue_full" if is_open else "no_worker")
             refusal = self._refusal_of(request, jobs)
             if is_open and jobs <= self._queue.capacity:
-                refusal.retry_after = retry_after(self._batcher.expected_seconds())
+                refusal.retry_after = retry_after(self._batcher.admission.expected_seconds())
             raise refusal
         # `arrived` is the first byte's time; the queue time starts now, after the upload.
         queued = time.monotonic()

@@ -77,9 +77,7 @@ class ModelVersion:
         self.metrics = ModelMetrics(metrics, self.name, self.version)
         served = ServedModel(manifest, archive.directory, settings, environment)
         self.workers = self._make_workers(served, batcher)
-        self._pending = PendingRequests(
-            self.queue, batcher, self.metrics, host.config.max_stream_backlog
-        )
+        self._pending = PendingRequests(batcher, self.metrics, host.config.max_stream_backlog)
         self._admission = self._make_admission()
         #: Its own admission, until a successor takes over.
         self._entrance: Admission | _HandedOver = self._admission
@@ -131,7 +129,7 @@ class ModelVersion:
     @property
     def expected_seconds(self) -> float:
         """Expected seconds until the answer of a request that arrives now."""
-        return min(each.expected_seconds() for each in self.workers.batchers)
+        return min(each.admission.expected_seconds() for each in self.workers.batchers)
 
     def why_full(self, share_in_flight: float) -> str:
         """Return why balancers should send new requests elsewhere; empty if they need not.

@@ -19,7 +19,6 @@ from typing import Protocol
 
 from marserve.backend.protocol import Input, Prediction
 from marserve.frontend.batching.batcher import Batcher
-from marserve.frontend.batching.job_queue import JobQueue
 from marserve.frontend.batching.jobs import Answer, Group, Job, Priority, Stream
 from marserve.frontend.errors import Overloaded, RequestExpired, SequenceOver, ServeError
 from marserve.frontend.security.usage import Holding
@@ -82,7 +81,6 @@ class Ticket(Protocol):
 class PendingRequests:
     """The accepted and unanswered requests of one model version; ``jobs`` is their number."""
 
-    queue: JobQueue
     batcher: Batcher
     metrics: ModelMetrics
     max_stream_backlog: int
@@ -175,7 +173,7 @@ class PendingJob(_RequestJob):
 
     def discard(self) -> None:
         """Leave the queue, unless it was refused there."""
-        self.pending.queue.discard(self)
+        self.pending.batcher.queue.discard(self)
 
     def _begin(self, stream: Stream) -> None:
         """Start a stream, and end the timer: the deadline is that of the first piece."""
@@ -199,7 +197,7 @@ class PendingJob(_RequestJob):
             now = time.monotonic()
             self.counters.answered(self.dispatched - self.arrived, now - self.request_arrived)
             if self.deadline < math.inf:
-                pending.batcher.answer_sent(now)
+                pending.batcher.admission.answer_sent(now)
 
 
 class _RowJob(_RequestJob):
@@ -287,7 +285,7 @@ class PendingRows:
             self.timer.cancel()
         for job in jobs:
             job.cancel()
-            pending.queue.discard(job)
+            pending.batcher.queue.discard(job)
         pending.remove(len(jobs))
         if jobs[0].dispatched is None:
             pending.count_unserved(answer)

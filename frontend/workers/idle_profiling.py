@@ -85,7 +85,7 @@ class IdleProfiling:
         self._wait()
 
     def _run(self) -> None:
-        idle = self._batcher.idle_runners
+        idle = self._batcher.workers.waiting
         worker, sizes = self._worker, list[int]()
         if worker is None or worker not in idle:
             able = (each for each in idle if isinstance(each, Batched) and each.can_profile)
@@ -115,7 +115,7 @@ class IdleProfiling:
             self._loop.call_soon(self._continue)
 
     def _continue(self) -> None:
-        is_idle = not self._batcher.queued and not self._batcher.workers.busy
+        is_idle = not self._batcher.queue and not self._batcher.workers.busy
         if self.pending and self._running is None and is_idle:
             self._run()
         self._wait()

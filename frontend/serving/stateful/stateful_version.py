@@ -28,7 +28,7 @@ class StatefulModelVersion(ModelVersion):
     @property
     def queued(self) -> int:
         """Jobs that wait for their turn in a sequence, or for a worker."""
-        return self.sequences.queued + sum(each.queued for each in self.workers.batchers)
+        return self.sequences.queued + sum(len(each.queue) for each in self.workers.batchers)
 
     @property
     def free_capacity(self) -> int:

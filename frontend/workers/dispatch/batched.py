@@ -305,7 +305,7 @@ class Batched(DispatchStrategy):
         run_as = self.batcher.batching.run_as(len(part.jobs))
         predicted = self.batcher.costs.mean(run_as)
         half = Batch(part.jobs, time.monotonic(), part.reason, run_as, predicted)
-        self.batcher.replace(batch, half)
+        self.batcher.workers.replace(batch, half)
         self._run(half, splitting)
 
     def _batches_in_flight(self) -> Iterable[Batch]:

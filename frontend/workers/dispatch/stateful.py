@@ -60,7 +60,7 @@ class StatefulDispatch(DispatchStrategy):
             self.table.lose(self, "Its worker was stopped.", Reason.WORKER_STOPPED)
         else:
             self.table.lose(self, f"Worker died. {cause}".rstrip(), Reason.WORKER_DIED)
-        for job in self.batcher.clear():
+        for job in self.batcher.queue.clear():
             job.fail(WorkerDied(cause))
         super().on_connection_lost(cause)
 
@@ -72,7 +72,7 @@ class StatefulDispatch(DispatchStrategy):
 
     def discard(self, job: SequenceJob) -> None:
         """Remove a job from the worker's batcher."""
-        self.batcher.discard(cast("Job", job))
+        self.batcher.queue.discard(cast("Job", job))
 
     def end_sequence(self, sequence_id: str, reason: Reason) -> None:
         """Send the end of a sequence, if the handler has a hook for it."""

@@ -502,13 +502,13 @@ def test_a_worker_that_splits_a_failed_batch_is_known_to_be_busy_with_a_part(
     late = setup.loop.time()
     setup.batcher.put(setup.job(within=0.03))  # any moment now
     part = Batch(runner.batches[0].jobs[:2], late, Reason.ISOLATION, 2, 0.025)
-    setup.batcher.replace(runner.batches[0], part)
+    setup.batcher.workers.replace(runner.batches[0], part)
     assert workers_of(setup) == (0, 1, 2)
     with pytest.raises(Overloaded):
         setup.batcher.put(setup.job(within=0.03))
     setup.batcher.put(setup.job(within=0.05))
     setup.batcher.remove(runner, [part])
-    setup.batcher.replace(part, runner.batches[0])
+    setup.batcher.workers.replace(part, runner.batches[0])
     assert workers_of(setup) == (0, 0, 0)
 
 
@@ -1058,7 +1058,7 @@ def test_the_time_in_which_answers_go_out_is_learnt_for_those_with_a_goal(
             setup.put()
             setup.wait(0.01)
             runner.finish(0.01)
-            setup.batcher.answer_sent(setup.loop.time() + sending)
+            setup.batcher.admission.answer_sent(setup.loop.time() + sending)
             setup.wait(0.01)
         return setup.batcher.costs.bound(8)
 
@@ -1196,7 +1196,7 @@ def test_a_cancelled_suspect_leaves_the_worker_to_others(wary: Setup) -> None:
 
 def test_a_newcomer_takes_as_long_as_what_is_ahead_of_it(make_setup: MakeSetup) -> None:
     setup = make_setup("greedy")
-    expected = setup.batcher.expected_seconds
+    expected = setup.batcher.admission.expected_seconds
     first, _second = setup.idle(2)
     setup.put()
     assert expected() == 0.0  # of unknown costs nothing is expected

@@ -115,7 +115,7 @@ def test_sizes_are_measured_once_nobody_has_asked_for_a_second(served: Served) -
     assert served.profiling.pending == ()
     assert served.batcher.costs.mean(4) == pytest.approx(0.014)
     assert served.batcher.costs.knows(2)
-    assert served.batcher.idle_runners == (served.worker,)
+    assert [*served.batcher.workers.waiting] == [served.worker]
 
 
 def test_while_requests_come_nothing_is_measured(served: Served) -> None:

@@ -53,7 +53,7 @@ class Served:
         """Serve and return a number of batches, while ``waiting`` jobs are queued."""
         first = len(self.batches)
         for _ in range(batches):
-            for _ in range(waiting - self.batcher.queued):
+            for _ in range(waiting - len(self.batcher.queue)):
                 with contextlib.suppress(Overloaded):
                     self.batcher.put(self._job())
             batch = self.batches[-1]
