@@ -28,7 +28,7 @@ from marserve.frontend.workers.dispatch.outstanding import OutstandingBatches
 from marserve.frontend.workers.failures import Failure
 from marserve.frontend.workers.idle_profiling import IdleProfiling
 from marserve.frontend.workers.launchers.openmp import TorchOptions
-from marserve.frontend.workers.supervisor import WorkerSupervisor, WorkerTimeouts
+from marserve.frontend.workers.supervisor import WorkerSupervisor
 from marserve.frontend.workers.worker_threads import ThreadChoice, WorkerThreads
 
 
@@ -262,9 +262,8 @@ class WorkerPool:
             worker_id=worker_id,
             spec=replace(spec, on_metric_line=self._metrics.printed),
             load=load,
-            timeouts=WorkerTimeouts(
-                startup=settings.startup_timeout, retry_window=settings.max_retry_timeout
-            ),
+            startup_timeout=settings.startup_timeout,
+            retry_window=settings.max_retry_timeout,
             make_dispatch=choose_dispatch(
                 model, host, self._dispatch_kinds(), lambda: self.alive > 0
             ),

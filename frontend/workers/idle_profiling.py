@@ -11,7 +11,6 @@ A worker that is lost in a run is replaced like any other, and the sizes are not
 import asyncio
 import logging
 from collections.abc import Sequence
-from functools import partial
 
 from marserve.backend.protocol import BatchCost, Profile, Profiled
 from marserve.frontend.batching.batcher import Batcher
@@ -38,91 +37,78 @@ class IdleProfiling:
         self.pending: Sequence[int] = ()
         self._name = name
         self._batcher = batcher
-        self._loop = asyncio.get_running_loop()
-        self._timer: asyncio.TimerHandle | None = None
-        #: The worker that measures, and its results.
-        self._worker: Batched | None = None
-        self._costs: list[BatchCost] = []
-        #: The worker with an unfinished run, which may be of sizes that are no longer pending.
-        self._running: Batched | None = None
+        self._task: asyncio.Task[None] | None = None
 
     def begin(self, sizes: Sequence[int], batching: Batching) -> None:
         """Measure the sizes whose costs are not known, from the next idle moment on."""
         self.stop()
         costs = self._batcher.costs
-        self._longest = min(_LONGEST_SECONDS, _SHARE_OF_GOAL * batching.goal)
+        longest = min(_LONGEST_SECONDS, _SHARE_OF_GOAL * batching.goal)
         self.pending = [
             size
             for size in sizes
-            if not costs.knows(size) and (size == sizes[0] or costs.mean(size) <= self._longest)
+            if not costs.knows(size) and (size == sizes[0] or costs.mean(size) <= longest)
         ]
-        self._wait()
+        if self.pending:
+            self._task = asyncio.create_task(self._profile(longest), name="idle profiling")
 
     def stop(self) -> None:
         """Start no further runs. Safe to call twice."""
         self.pending = ()
-        self._worker = None
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
 
-    def _wait(self) -> None:
-        if self.pending and self._timer is None:
-            self._timer = self._loop.call_later(_QUIET_SECONDS, self._on_timer)
-
-    def _on_timer(self) -> None:
-        self._timer = None
-        lost = self._running
-        if lost is not None and not lost.is_accepting:
-            self._running = None
-            if lost is self._worker:
-                self._end("the worker has ended meanwhile")
-                return
-        if self._worker is not None and not self._worker.is_accepting:
-            self._worker = None
-        if self._running is None and self._batcher.quiet_seconds >= _QUIET_SECONDS:
-            self._run()
-        self._wait()
-
-    def _run(self) -> None:
-        idle = self._batcher.workers.waiting
-        worker, sizes = self._worker, list[int]()
-        if worker is None or worker not in idle:
-            able = (each for each in idle if isinstance(each, Batched) and each.can_profile)
-            worker, sizes = next(able, None), list(self.pending)
-        if worker is None:
-            if idle:
-                self._end("its workers cannot be measured between requests")
-            return
-        if sizes:
-            self._worker, self._costs = worker, []
-        expected = self._costs[-1].seconds if self._costs else self._batcher.costs.mean(1)
-        self._running = worker
-        message = Profile(sizes, _SECONDS, self._longest)
-        worker.profile(message, expected, partial(self._on_profiled, self._worker))
-
-    def _on_profiled(self, worker: Batched | None, profiled: Profiled) -> None:
-        self._running = None
-        if worker is not self._worker or not self.pending:  # other sizes are pending now
-            return
-        why = profiled.poisoned or profiled.note
-        has_ended = bool(why) or len(profiled.costs) == len(self.pending)
-        learn_costs(self._batcher, profiled, known=len(self._costs), is_complete=has_ended)
-        self._costs = profiled.costs
-        if has_ended:
-            self._end(why)
-        else:
-            self._loop.call_soon(self._continue)
-
-    def _continue(self) -> None:
-        is_idle = not self._batcher.queue and not self._batcher.workers.busy
-        if self.pending and self._running is None and is_idle:
-            self._run()
-        self._wait()
-
-    def _end(self, why: str) -> None:
-        measured = ", ".join(f"{size} in {1000 * s:.3g} ms" for size, s, _ in self._costs) or "none"
+    async def _profile(self, longest: float) -> None:
+        worker: Batched | None = None
+        costs: list[BatchCost] = []
+        why = ""
+        await self._quiet_moment()
+        while not why and len(costs) < len(self.pending):
+            sizes: Sequence[int] = ()
+            if worker not in self._batcher.workers.waiting:
+                worker, sizes, costs = self._able_worker(), self.pending, []
+            if worker is None:
+                why = "its workers cannot be measured between requests"
+                break
+            expected = costs[-1].seconds if costs else self._batcher.costs.mean(1)
+            message = Profile(list(sizes), _SECONDS, longest)
+            profiled = await _profiled(worker, message, expected)
+            if profiled is None:
+                why = "the worker has ended meanwhile"
+                break
+            why = profiled.poisoned or profiled.note
+            is_complete = bool(why) or len(profiled.costs) == len(self.pending)
+            learn_costs(self._batcher, profiled, known=len(costs), is_complete=is_complete)
+            costs = profiled.costs
+            if not is_complete and (self._batcher.queue or self._batcher.workers.busy):
+                await self._quiet_moment()
+        self.pending = ()
+        measured = ", ".join(f"{size} in {1000 * s:.3g} ms" for size, s, _ in costs) or "none"
         logger.info(
             "%s: batch sizes profiled while idle: %s%s", self._name, measured, why and f" - {why}"
         )
-        self.stop()
+
+    async def _quiet_moment(self) -> None:
+        # No deadline: `stop` ends it.
+        while True:
+            await asyncio.sleep(_QUIET_SECONDS)
+            if self._batcher.workers.waiting and self._batcher.quiet_seconds >= _QUIET_SECONDS:
+                return
+
+    def _able_worker(self) -> Batched | None:
+        for each in self._batcher.workers.waiting:
+            if isinstance(each, Batched) and each.can_profile and each.is_accepting:
+                return each
+        return None
+
+
+async def _profiled(worker: Batched, message: Profile, expected: float) -> Profiled | None:
+    """Return the result of a run, which takes about ``expected`` seconds; None if it is lost."""
+    reply: asyncio.Future[Profiled] = asyncio.get_running_loop().create_future()
+    worker.profile(message, expected, reply.set_result)
+    while not reply.done():
+        await asyncio.wait({reply}, timeout=_QUIET_SECONDS)
+        if not (reply.done() or worker.is_accepting):
+            return None
+    return reply.result()

@@ -13,7 +13,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
@@ -47,7 +47,7 @@ MakeDispatch = Callable[[WorkerConnection, Batcher, ModelMetrics], DispatchStrat
 logger = logging.getLogger(__name__)
 
 #: The time limit from the start of a process to the beginning of its load, as in TorchServe;
-#: `WorkerTimeouts.startup` if that is longer.
+#: that of the load if it is longer.
 START_SECONDS = 120.0
 # The rest of it that remains at least when the process is there: its first message may be unread.
 _LEAST_START_SECONDS = 1.0
@@ -55,18 +55,11 @@ _LEAST_START_SECONDS = 1.0
 _LEAVE_SECONDS = 2.0
 
 
-@dataclass(frozen=True)
-class WorkerTimeouts:
-    """The time limit of a load, and the window of `Backoff`, in seconds."""
-
-    startup: float
-    retry_window: float
-
-
 class WorkerSupervisor:
     """Starts, watches and restarts one worker.
 
-    ``worker_id`` is TorchServe's "port".
+    ``worker_id`` is TorchServe's "port". A load may take ``startup_timeout`` seconds;
+    ``retry_window`` is that of `Backoff`.
 
     Attributes:
         dispatch: None while it does not serve.
@@ -80,7 +73,8 @@ class WorkerSupervisor:
         worker_id: int,
         spec: WorkerSpec,
         load: Load,
-        timeouts: WorkerTimeouts,
+        startup_timeout: float,
+        retry_window: float,
         make_dispatch: MakeDispatch,
         batcher: Batcher,
         launcher: LocalLauncher,
@@ -97,8 +91,8 @@ class WorkerSupervisor:
         self.threads = threads or WorkerThreads(spec.torch, [])
         self._spec = spec
         self._load = load
-        self._timeouts = timeouts
-        self._start_seconds = max(START_SECONDS, timeouts.startup)
+        self._startup_timeout = startup_timeout
+        self._start_seconds = max(START_SECONDS, startup_timeout)
         self._make_dispatch = make_dispatch
         self._launcher = launcher
         self._metrics = metrics
@@ -106,7 +100,7 @@ class WorkerSupervisor:
         self._log = logging.LoggerAdapter(logger, {"worker": spec.name})
         self._log_name = LOG_NAMES[self.state]
         self.results = LoadResults(spec.name, load.trials, batcher, self._log)
-        self._backoff = Backoff(timeouts.retry_window)
+        self._backoff = Backoff(retry_window)
         self._history = FailureHistory(spec.name, self._log)
         self._diagnostics = Diagnostics()
         #: Seconds for the process to end by itself after a stop; 0 if it was busy.
@@ -260,7 +254,7 @@ class WorkerSupervisor:
         # The present batch size, which may have changed since this worker was made.
         load = replace(self._load, batch_size=self.batcher.batching.max_size, trials=trials)
         # A debugged handler may stop at a breakpoint in its initialize().
-        timeout = None if self._spec.terminal else self._timeouts.startup
+        timeout = None if self._spec.terminal else self._startup_timeout
         try:
             left = max(_LEAST_START_SECONDS, start_by - time.monotonic())
             loaded = await connection.load(load, timeout, left)

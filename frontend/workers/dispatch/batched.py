@@ -16,6 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence, Sized
 from dataclasses import dataclass, field
 from functools import partial
+from typing import ClassVar
 
 from marserve.backend.protocol import (
     Input,
@@ -201,13 +202,10 @@ class DispatchStrategy(ABC):
 class Batched(DispatchStrategy):
     """Sends one batch at a time; one that failed is split before the next is requested."""
 
+    #: Whether batches of samples can be measured between those of requests.
+    can_profile: ClassVar[bool] = True
     #: Batches sent and not answered, in order; for a part of a failed batch, its splitting.
     _in_flight: dict[Batch, BatchSplitting | None] = field(default_factory=dict, init=False)
-
-    @property
-    def can_profile(self) -> bool:
-        """Whether batches of samples can be measured between those of requests."""
-        return self.is_accepting
 
     def profile(
         self, message: Profile, seconds: float, on_reply: Callable[[Profiled], None]

@@ -22,7 +22,7 @@ until that is answered.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from marserve.backend.protocol import STAGES, NextBatch, Reply
 from marserve.frontend.batching.batches import Batch
@@ -34,6 +34,7 @@ from marserve.frontend.workers.dispatch.batched import Batched, DispatchStrategy
 class OutstandingBatches(Batched):
     """Keeps up to ``limit`` batches outstanding."""
 
+    can_profile: ClassVar[bool] = False  # others would run meanwhile
     limit: int
     #: Batches behind which the worker has requested another.
     _requested_behind: set[Batch] = field(default_factory=set, init=False)
@@ -54,11 +55,6 @@ class OutstandingBatches(Batched):
     def to_saturate(self, size: int) -> int:
         """Return the requests of all batches outstanding, and of one that is filled behind them."""
         return (self.limit + 1) * size
-
-    @property
-    def can_profile(self) -> bool:
-        """False: batches would be measured while others run."""
-        return False
 
     def run(self, batch: Batch) -> None:
         """Send a batch to the worker, and request the next one."""

@@ -233,7 +233,7 @@ class _Process:
         try:
             return (await self._request(str(answer.pid).encode())).status
         except OSError:
-            return _status_of_orphan(answer.sentinel)
+            return None
 
     def discard(self, answer: _Answer) -> None:
         """Kill and reap a worker; the frontend's end of its socket is about to close."""
@@ -348,15 +348,3 @@ def _discard(started: "tuple[subprocess.Popen[bytes], socket.socket]") -> None:
     sock.close()
     process.kill()
     process.wait()
-
-
-def _status_of_orphan(sentinel: int) -> int | None:
-    """Return the exit status of a worker whose fork server has ended, if it is our child.
-
-    It is in a container, where the server is process 1.
-    """
-    with contextlib.suppress(OSError):
-        end = os.waitid(os.P_PIDFD, sentinel, os.WEXITED | os.WNOHANG)
-        if end is not None:
-            return end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
-    return None

@@ -17,7 +17,7 @@ from marserve.frontend.batching.options import Batching
 from marserve.frontend.telemetry.metrics import Metrics
 from marserve.frontend.telemetry.model_metrics import ModelMetrics
 from marserve.frontend.workers.launchers.worker_spec import WorkerSpec
-from marserve.frontend.workers.supervisor import WorkerSupervisor, WorkerTimeouts
+from marserve.frontend.workers.supervisor import WorkerSupervisor
 
 
 @pytest.fixture(scope="session")
@@ -47,7 +47,8 @@ def serving_with(fakes: ModuleType) -> Callable[..., Any]:
             worker_id=9000,
             spec=WorkerSpec("W", {}, (), "/m", 0),
             load=Load("m", "/m", "h", size, None, True, True, 1000, "1"),
-            timeouts=WorkerTimeouts(20.0, 300.0),
+            startup_timeout=20.0,
+            retry_window=300.0,
             make_dispatch=partial(way, has_workers_left=lambda: True),
             batcher=batcher,
             launcher=launcher,

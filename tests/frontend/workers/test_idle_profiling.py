@@ -1,7 +1,7 @@
 """When idle moments are used to profile, in virtual time; the worker is imagined."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -76,13 +76,13 @@ class Served:
         self.batcher = Batcher(JobQueue(100), self.batching, loop, loop.time)
         self.worker = Worker(self.batcher)
 
-        async def make() -> IdleProfiling:
-            return IdleProfiling("m", self.batcher)
+        self.profiling = IdleProfiling("m", self.batcher)
 
-        self.profiling: IdleProfiling = loop.run_until_complete(make())
+    def begin(self, *sizes: int) -> None:
+        async def begin() -> None:
+            self.profiling.begin(sizes or [1, 2, 4], self.batching)
 
-    def begin(self) -> None:
-        self.profiling.begin([1, 2, 4], self.batching)
+        self.loop.run_until_complete(begin())
 
     def wait(self, seconds: float) -> None:
         self.loop.run_until_complete(asyncio.sleep(seconds))
@@ -99,8 +99,11 @@ class Served:
 
 
 @pytest.fixture
-def served(fakes: ModuleType, loop: Any) -> Served:
-    return Served(fakes, loop)
+def served(fakes: ModuleType, loop: Any) -> Iterator[Served]:
+    served = Served(fakes, loop)
+    yield served
+    served.profiling.stop()
+    served.wait(0.0)
 
 
 def test_sizes_are_measured_once_nobody_has_asked_for_a_second(served: Served) -> None:
@@ -194,7 +197,7 @@ def test_another_worker_begins_anew(served: Served) -> None:
 def test_what_comes_of_older_settings_is_not_used(served: Served) -> None:
     served.begin()
     served.wait(1.1)
-    served.profiling.begin([1, 2], served.batching)
+    served.begin(1, 2)
     served.finish(1)
     served.wait(2.1)
     assert served.worker.asked == [[1, 2, 4], [1, 2]]

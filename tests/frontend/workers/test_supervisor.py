@@ -22,7 +22,7 @@ from marserve.frontend.telemetry.model_metrics import ModelMetrics
 from marserve.frontend.workers.dispatch.batched import Batched
 from marserve.frontend.workers.failures import ConnectionLost, Diagnostics, LoadFailed
 from marserve.frontend.workers.launchers.worker_spec import WorkerSpec
-from marserve.frontend.workers.supervisor import START_SECONDS, WorkerSupervisor, WorkerTimeouts
+from marserve.frontend.workers.supervisor import START_SECONDS, WorkerSupervisor
 from marserve.frontend.workers.worker_state import TRANSITIONS, WorkerState
 
 GARBAGE = b"\xff" * 10
@@ -71,7 +71,8 @@ class Bench:
                 *("m", "/m", "h", size, None, True, True, 1000, "1"),
                 trials=Trials(sizes=[*profiled_sizes]),
             ),
-            timeouts=WorkerTimeouts(STARTUP_SECONDS, window),
+            startup_timeout=STARTUP_SECONDS,
+            retry_window=window,
             make_dispatch=partial(
                 Batched,
                 timeout=RESPONSE_SECONDS,
