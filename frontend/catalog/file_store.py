@@ -23,6 +23,7 @@ from typing import TypeVar
 
 from marserve.frontend.aio.background import DaemonThreads
 from marserve.frontend.archives.local_files import open_file
+from marserve.frontend.atomic_file import replace_file
 from marserve.frontend.catalog.document import MAX_BYTES
 from marserve.frontend.catalog.store import Document, StoreConflict, StoreFailed
 from marserve.frontend.errors import ServerBusy
@@ -88,19 +89,7 @@ class FileStore:
         with self._locked(file):
             if self._read().revision != revision:
                 raise StoreConflict
-            new = file.with_name(f".{file.name}.new")  # a killed writer may have left it
-            mode = file.stat().st_mode & 0o7777
-            try:
-                with new.open("wb") as opened:
-                    os.fchmod(opened.fileno(), mode)
-                    opened.write(text)
-                    opened.flush()
-                    os.fsync(opened.fileno())
-                new.replace(file)
-            except OSError:  # the disk may be full
-                new.unlink(missing_ok=True)
-                raise
-            _sync_directory(file.parent)
+            replace_file(file, text, mode=file.stat().st_mode & 0o7777)
         return hashlib.sha256(text).hexdigest()
 
     @contextlib.contextmanager
@@ -120,11 +109,3 @@ class FileStore:
             yield
         finally:
             os.close(descriptor)
-
-
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from marserve.frontend.aio.background import DaemonThreads
+from marserve.frontend.atomic_file import replace_file
 from marserve.frontend.configuration.properties import format_properties
 from marserve.frontend.configuration.saved_models import SAVED, SavedModel, snapshot_json
 from marserve.frontend.errors import ServerBusy
@@ -119,14 +120,15 @@ class SnapshotWriter:
         snapshot = snapshot_json(path.name, created_ms, models)
         date = time.strftime("%a %b %d %H:%M:%S %Z %Y", time.localtime(created_ms / 1000))
         entries = {**self._properties, "model_snapshot": snapshot}
-        _write_at_once(path, format_properties(entries, ("Saving snapshot", date)))
+        text = format_properties(entries, ("Saving snapshot", date))
+        replace_file(path, text.encode("ascii"))
         os.utime(path, ns=(created_ms * 10**6,) * 2)
         self._remove_old(kind)
         return path
 
     def _remove_old(self, kind: str) -> None:
         # Incomplete files of killed servers begin with a dot, and are removed first.
-        ours = re.compile(rf"\.?\d{{17}}-{kind}\.cfg")
+        ours = re.compile(rf"\.?\d{{17}}-{kind}\.cfg(\.\w+\.new)?")
         old = sorted(path for path in self._directory.iterdir() if ours.fullmatch(path.name))
         for path in old[: -self._kept]:
             path.unlink(missing_ok=True)
@@ -141,21 +143,6 @@ def _written_ms(directory: Path) -> Iterator[int]:
 def _stamp(epoch_ms: int) -> str:
     seconds, milliseconds = divmod(epoch_ms, 1000)
     return f"{time.strftime('%Y%m%d%H%M%S', time.localtime(seconds))}{milliseconds:03d}"
-
-
-def _write_at_once(path: Path, text: str) -> None:
-    """Write a file atomically, also if the power fails."""
-    unfinished = path.with_name(f".{path.name}")
-    try:
-        unfinished.touch(mode=0o600)
-        with unfinished.open("w", encoding="ascii") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.replace(path)
-    except BaseException:
-        unfinished.unlink(missing_ok=True)
-        raise
 
 
 class Snapshots:

@@ -12,13 +12,13 @@ import hmac
 import json
 import re
 import secrets
-import tempfile
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, Literal, NamedTuple, Protocol
 
+from marserve.frontend.atomic_file import replace_file
 from marserve.frontend.errors import InvalidToken
 
 Kind = Literal["inference", "management"]
@@ -93,7 +93,7 @@ class TokenStore:
         expires = self._clock() + self._lifetime
         tokens = self._tokens | {kind: _Token(_new_key(), expires) for kind in kinds}
         text = _key_file(tokens, self._api_key)
-        _write_privately(self.path, text)
+        replace_file(self.path, text.encode(), durable=False)  # it is removed at the end
         self._tokens, self._written = tokens, text
 
 
@@ -123,18 +123,3 @@ def _key_file(tokens: dict[Kind, _Token], api_key: str) -> str:
 def _utc(epoch: float) -> str:
     moment = datetime.fromtimestamp(min(epoch, _LAST_DATE), UTC)
     return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
-
-
-def _write_privately(path: Path, text: str) -> None:
-    """Replace a file atomically, by one that only its owner may read (mode 0600)."""
-    with tempfile.NamedTemporaryFile(
-        "w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False
-    ) as file:
-        new = Path(file.name)
-        try:
-            file.write(text)
-            file.flush()
-            new.replace(path)
-        except BaseException:
-            new.unlink()
-            raise

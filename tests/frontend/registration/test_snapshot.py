@@ -371,7 +371,7 @@ def test_what_a_killed_server_had_begun_to_write_goes_before_what_is_whole(
 ) -> None:
     writer = make_writer(kept=2)
     first = writer.write("startup", [])
-    unfinished = first.with_name(f".{first.name}")
+    unfinished = first.with_name(f".{first.name}.k2_x7a.new")
     unfinished.touch()
     second = writer.write("startup", [])
     assert sorted(first.parent.iterdir()) == [first, second]
