@@ -26,18 +26,11 @@ _PROBE_UNDISTURBED_SECONDS = 0.02
 
 @dataclass
 class CallKind:
-    """Calls that share limits.
+    """Calls that share limits."""
 
-    Attributes:
-        max_open: The number that may be open at the same time.
-        limit: The name of the key that limits it.
-        reads: Reads the first message of each.
-        open: The number that is open.
-    """
-
-    max_open: int
-    limit: str
-    reads: MessageReads
+    max_open: int  # at the same time
+    limit: str  # the name of the key that limits it
+    reads: MessageReads  # of the first message of each
     open: int = 0
 
     def remove(self, _task: object) -> None:
@@ -47,21 +40,13 @@ class CallKind:
 
 @dataclass(frozen=True)
 class Limits:
-    """What the clients of a listener may use.
+    """What the clients of a listener may use."""
 
-    Attributes:
-        max_calls: Open at the same time with a key; the same number without one.
-        usage: Counts the bytes of requests.
-        max_message: Bytes of a message.
-        message_timeout: Seconds for the message of a call, or the first of a stream.
-        on_limit: Called with the name of a limit when clients reach it.
-    """
-
-    max_calls: int
-    usage: Usage
-    max_message: int
-    message_timeout: float
-    on_limit: Callable[[str], object] = lambda _limit: None
+    max_calls: int  # open at the same time with a key; the same number without one
+    usage: Usage  # bytes of requests
+    max_message: int  # bytes
+    message_timeout: float  # seconds for the message of a call, or the first of a stream
+    on_limit: Callable[[str], object] = lambda _limit: None  # called with the name of a limit
 
     def kinds(self) -> tuple[CallKind, CallKind, CallKind]:
         """Return the kinds of calls: without a key, with one request, with a stream of requests.
@@ -77,7 +62,6 @@ class Limits:
         return self._kind(probes), self._kind(reads), self._kind(reads, max_streams)
 
     def _kind(self, reads: MessageReads, max_open: int = sys.maxsize) -> CallKind:
-        """Return a kind of calls, limited also by the bytes that grpc keeps of unread calls."""
         that_fit = min(max_open, max(1, self.usage.max_bytes // WINDOW_BYTES))
         if that_fit < self.max_calls:
             return CallKind(that_fit, "max_bytes_in_flight", reads)

@@ -65,38 +65,24 @@ Metadata = Sequence[tuple[str, str | bytes]]
 
 @dataclass(frozen=True)
 class Service:
-    """A service that a listener offers.
-
-    Attributes:
-        descriptor: Its name and its calls.
-        calls: An object with a method for each call.
-        key: The key that clients need if keys are enabled; None for none.
-        failure_of: Translates the errors of its methods.
-    """
+    """A service that a listener offers."""
 
     descriptor: ServiceDescriptor
-    calls: object
-    key: Kind | None
+    calls: object  # with a method for each call
+    key: Kind | None  # that clients need if keys are enabled
     failure_of: Callable[[ServeError], Failure] = failure_of
 
 
 class Call:
-    """A call, as the methods of services get it.
-
-    Attributes:
-        method: Its full name, as ``package.Service/Method``.
-        arrived: When it began, in seconds on the monotonic clock.
-        stopping: Set when the server stops, and streams should end.
-        is_cut_off: Whether its requests ended because the server stops.
-    """
+    """A call, as the methods of services get it."""
 
     __slots__ = ("_context", "_metadata", "_usage", "arrived", "is_cut_off", "method", "stopping")
 
     def __init__(self, method: str, metadata: Metadata, router: "CallRouter") -> None:
-        self.method = method
+        self.method = method  # as package.Service/Method
         self.arrived = time.monotonic()
         self.stopping = router.stopping
-        self.is_cut_off = False
+        self.is_cut_off = False  # whether its requests ended because the server stops
         self._usage = router.usage
         self._metadata = metadata
         self._context: Context | None = None
@@ -174,11 +160,7 @@ class Call:
         return None
 
     def options(self, headers: Mapping[str, str]) -> RequestOptions:
-        """Return timeout and priority of the client: from its headers and the call's deadline.
-
-        Raises:
-            BadRequest: A header is invalid.
-        """
+        """Return timeout and priority of the client, from its headers and the call's deadline."""
         options = read_request_options(headers)
         left = self._context.time_remaining() if self._context is not None else None
         if left is None:
@@ -201,14 +183,7 @@ class Call:
 
 
 class CallRouter(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in the stubs only
-    """Passes the calls of a listener to its services.
-
-    Args:
-        services: The services of the listener.
-        guard: Checks keys and origins.
-        access_log: Logs every call.
-        limits: The limits of its clients.
-    """
+    """Passes the calls of a listener to its services."""
 
     def __init__(
         self,
@@ -317,7 +292,6 @@ class _Method:
             self._make, self._answer = grpc.stream_stream_rpc_method_handler, self._stream
 
     def handler(self, call: Call) -> Any:
-        """Return the function that answers a call."""
         return self._make(partial(self._answer, call))
 
     async def _unary(self, call: Call, _requests: object, context: Context) -> bytes:

@@ -75,11 +75,7 @@ class GrpcListener:
     when_ready: bool  # whether it is bound only when every model is READY
 
     def bind(self) -> None:
-        """Bind the port; clients can connect, but are answered only after `listen`.
-
-        Raises:
-            OSError: The port is in use, or the address is not one of this machine.
-        """
+        """Bind the port, or raise OSError; clients are answered only after `listen`."""
         text = self.address.url.partition("://")[2]
         try:
             if self.credentials is not None:
@@ -97,11 +93,7 @@ class GrpcListener:
         self.address = replace(self.address, port=port)
 
     async def listen(self, opened: AsyncExitStack) -> None:
-        """Answer calls until ``opened`` is closed; open calls continue.
-
-        Raises:
-            OSError: A listener that is bound now (``when_ready``) cannot be bound.
-        """
+        """Bind it if that is due only now, and answer calls until ``opened`` is closed."""
         if self.when_ready:
             self.bind()
         await self.server.start()
@@ -124,11 +116,7 @@ class GrpcEndpoints:
     tls: TlsIdentity | None  # None: no TLS
 
     async def bind(self, opened: AsyncExitStack) -> list[GrpcListener]:
-        """Bind the listeners, inference first; those of a platform are bound when models are ready.
-
-        Raises:
-            OSError: A listener cannot be bound.
-        """
+        """Bind the listeners, inference first; those of a platform when models are ready."""
         inference, management = self.config.grpc_listeners
         for_inference, for_management = self._services()
         listeners = [
@@ -212,7 +200,6 @@ class GrpcEndpoints:
 
 
 def _options(config: Config, *, is_inference: bool) -> list[tuple[str, int]]:
-    """Return the options of grpc's core."""
     if is_inference:
         age = config.grpc_inference_max_connection_age_ms
         grace = config.grpc_inference_max_connection_age_grace_ms
@@ -240,7 +227,7 @@ def _options(config: Config, *, is_inference: bool) -> list[tuple[str, int]]:
 
 
 def _max_connections(config: Config) -> int:
-    """Return the number of connections of a listener: its share of those that gRPC may have."""
+    """Return the share of a listener in the connections that gRPC may have."""
     listeners = len(config.grpc_listeners) + len(config.platform.setup.grpc_inference)
     limits = (config.max_connections, grpc_descriptors() // listeners)
     return min([_MAX_INT, *(limit for limit in limits if limit)])

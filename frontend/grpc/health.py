@@ -37,7 +37,6 @@ class _Health:
         self._looking: asyncio.Task[None] | None = None
 
     async def check(self, request: Message, _call: Call) -> Message:
-        """Return the state now; NOT_FOUND for an unknown name."""
         return _Response(status=self._state(request.service))
 
     async def watch(self, request: Message, call: Call) -> Answers:

@@ -10,21 +10,14 @@ from marserve.frontend.configuration.tls import identity_pem
 
 
 class TlsIdentity:
-    """Key and certificates of the server.
-
-    Making it reads them, or raises ConfigError.
-    """
+    """Key and certificates of the server; making it reads them, or raises ConfigError."""
 
     def __init__(self, files: TlsFiles) -> None:
         self._files = files
         self._current = self._read()
 
     def reload(self) -> None:
-        """Read the files again, for connections to come, if there are files.
-
-        Raises:
-            ConfigError: They cannot be used; those that were read before stay.
-        """
+        """Read the files again, for connections to come; with a ConfigError the old ones stay."""
         if self._files.are_configured:
             self._current = self._read()
 

@@ -88,12 +88,11 @@ class _Inference:
     long_work: LongWork = field(default_factory=LongWork)
 
     async def ping(self, _request: Message, _call: Call) -> Message:
-        """Return the answer of GET /ping; the call succeeds in any case."""
         status = "Healthy" if is_healthy(self.registry) else "Unhealthy"
         return _Health(health=json_text({"status": status}).rstrip("\n"))
 
     async def predictions(self, request: Message, call: Call) -> Message:
-        """Return one answer; a stream is joined, until the deadline of the call."""
+        """A stream is joined, until the deadline of the call."""
         answer = await self._predict(request, call)
         if isinstance(answer, Stream):
             limit = self.config.max_response_size
@@ -101,7 +100,6 @@ class _Inference:
         return self._response(answer, answer.body)
 
     async def stream_predictions(self, request: Message, call: Call) -> Answers:
-        """Send one message for each piece of the answer."""
         answer = await self._predict(request, call)
         call.count_answer(answer)
         async with aclosing(self._messages(answer)) as messages:
@@ -195,11 +193,6 @@ class _Inference:
                 yield self._response(answer.first, piece)
 
     async def _pieces(self, stream: Stream) -> AsyncGenerator[Buffer, None]:
-        """Yield the pieces of an answer, and close it.
-
-        Raises:
-            ServeError: The answer was broken off.
-        """
         try:
             async for piece in stream.pieces():
                 yield piece
@@ -210,7 +203,6 @@ class _Inference:
 
 
 def _failed(failure: Failure, sequence_id: str) -> Message:
-    """Return the message for a failed request of a stream."""
     response = _Response()
     if sequence_id:
         response.sequence_id = sequence_id

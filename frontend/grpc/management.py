@@ -35,19 +35,18 @@ class _Management:
     operations: ModelManagement
 
     async def describe_model(self, request: Message, _call: Call) -> Message:
-        """Return the answer of GET /models/{name}[/{version}]."""
         asked = Input(new_request_id(), {}, []) if request.customized else None
         version = request.model_version or None
         documents = await self.operations.describe(request.model_name, version, asked)
         return _document(documents)
 
     async def list_models(self, request: Message, _call: Call) -> Message:
-        """Return the answer of GET /models; without a limit TorchServe lists nothing."""
+        """Without a limit TorchServe lists nothing."""
         limit = request.limit or MAX_LISTED
         return _document(self.operations.list_models(limit, request.next_page_token))
 
     async def register_model(self, request: Message, _call: Call) -> Message:
-        """Register a version; unlike POST /models, it is asynchronous by default."""
+        """Unlike POST /models, it is asynchronous by default."""
         self._check_model_api()
         given: dict[str, Any] = {
             "synchronous": request.synchronous,
@@ -62,7 +61,7 @@ class _Management:
         return _sentence(await self.operations.register(Parameters(given)))
 
     async def scale_worker(self, request: Message, _call: Call) -> Message:
-        """Change the number of workers; at least one, because 0 counts as absent."""
+        """At least one worker, because 0 counts as absent."""
         low = request.min_worker if request.min_worker > 0 else 1
         high = request.max_worker if request.max_worker > 0 else low
         limits = Parameters({"min_worker": low, "max_worker": high})
@@ -73,12 +72,10 @@ class _Management:
         return _sentence(await change)
 
     async def set_default(self, request: Message, _call: Call) -> Message:
-        """Make a version the default version."""
         changed = self.operations.set_default(request.model_name, request.model_version)
         return _sentence(await changed)
 
     async def unregister_model(self, request: Message, _call: Call) -> Message:
-        """Unregister a version; without one, the default version."""
         self._check_model_api()
         if not request.model_name:
             raise BadRequest("Parameter url is required.")  # TorchServe's message

@@ -30,8 +30,6 @@ async def next_message(context: Context) -> bytes | None:
 
 
 class _Read:
-    """A call whose first message is read, or waits for its slot."""
-
     __slots__ = ("_ending", "_fail", "client", "is_over", "since")
 
     def __init__(self, client: str, fail: Fail, since: float) -> None:
@@ -57,16 +55,12 @@ class _Read:
 
 
 class MessageReads:
-    """Reads the first messages of calls that share a limit.
+    """Reads the first messages of calls that share a limit, so many ``slots`` at a time.
 
     A free slot goes to the newest call of the client with the fewest slots. So one client does not
-    block the others, and a complete message does not wait behind incomplete ones.
-
-    Args:
-        slots: Messages that are read at a time.
-        max_bytes: Of a message.
-        undisturbed: Seconds that a read lasts before it may end because others wait.
-        timeout: Seconds after which a wait, or a read, ends.
+    block the others, and a complete message does not wait behind incomplete ones. A read lasts
+    ``undisturbed`` seconds before it may end because others wait; after ``timeout`` seconds a wait,
+    or a read, ends.
     """
 
     def __init__(self, slots: int, max_bytes: int, undisturbed: float, timeout: float) -> None:

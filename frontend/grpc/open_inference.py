@@ -104,30 +104,25 @@ class _Health:
         self.messages = messages
 
     async def server_live(self, _request: Message, _call: Call) -> Message:
-        """Return true."""
         return self.messages.ServerLiveResponse(live=True)
 
     async def server_ready(self, _request: Message, _call: Call) -> Message:
-        """Return whether every model can answer now; always true in TorchServe."""
+        """Always true in TorchServe."""
         return self.messages.ServerReadyResponse(ready=self.models.is_server_ready())
 
     async def server_metadata(self, _request: Message, _call: Call) -> Message:
-        """Return the name, version and extensions of the server."""
         return ParseDict(self.models.server_metadata(), self.messages.ServerMetadataResponse())
 
     async def repository_index(self, request: Message, _call: Call) -> Message:
-        """Return the models and their states."""
         index = self.models.index(only_ready=request.ready)
         return ParseDict({"models": index}, self.messages.RepositoryIndexResponse())
 
     async def repository_model_load(self, request: Message, _call: Call) -> Message:
-        """Register a model of the model store."""
         self._check_model_api()
         await self.models.load(request.model_name, parameters_of(request.parameters))
         return self.messages.RepositoryModelLoadResponse()
 
     async def repository_model_unload(self, request: Message, _call: Call) -> Message:
-        """Unregister all versions of a model."""
         self._check_model_api()
         await self.models.unload(request.model_name)
         return self.messages.RepositoryModelUnloadResponse()
@@ -139,8 +134,6 @@ class _Health:
 
 
 class _Repository(_Health):
-    """The service of the management listener, which refuses the calls of inference."""
-
     async def _refuse(self, _request: Message, _call: Call) -> Message:
         raise _NotHere
 
@@ -183,30 +176,25 @@ class _OpenInference(_Health):
         self._run = LongWork().run
 
     async def model_ready(self, request: Message, _call: Call) -> Message:
-        """Return whether a model can answer now."""
         _require(request.name, "name")
         ready = self.models.is_model_ready(request.name, request.version or None)
         return self.messages.ModelReadyResponse(ready=ready)
 
     async def model_metadata(self, request: Message, _call: Call) -> Message:
-        """Return the versions of a model, and the tensors that it declares."""
         _require(request.name, "model_name")
         metadata = self.models.metadata(request.name, request.version or None)
         return ParseDict(metadata, self.messages.ModelMetadataResponse())
 
     async def model_config(self, request: Message, _call: Call) -> Message:
-        """Return the configuration of a model in Triton's format."""
         _require(request.name, "model_name")
         config = self.models.config(request.name, request.version or None)
         return ParseDict({"config": config}, self.messages.ModelConfigResponse())
 
     async def model_statistics(self, request: Message, _call: Call) -> Message:
-        """Return the statistics of a version, of all versions of a model, or of all models."""
         statistics = self.models.statistics(request.name, request.version or None)
         return ParseDict(statistics, self.messages.ModelStatisticsResponse())
 
     async def model_infer(self, request: Message, call: Call) -> Message:
-        """Answer one request."""
         try:
             return await self._infer(request, call)
         except ServeError as error:

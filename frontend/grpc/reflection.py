@@ -31,6 +31,5 @@ class _Reflection:
         self._servicer = servicer
 
     def server_reflection_info(self, requests: AsyncIterator[Message], _call: Call) -> Answers:
-        """Answer requests in their order."""
         answers: Answers = self._servicer.ServerReflectionInfo(requests, None)
         return answers

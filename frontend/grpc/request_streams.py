@@ -16,13 +16,7 @@ Answer = Callable[[Message], Answers]
 
 
 class RequestStream:
-    """The requests of one call.
-
-    Args:
-        answer: Answers a request.
-        requests: The requests; `answers` raises its exceptions.
-        max_under_way: The maximum number of requests in progress.
-    """
+    """The requests of one call, of which ``max_under_way`` may be in progress."""
 
     def __init__(
         self, answer: Answer, requests: AsyncIterator[Message], max_under_way: int

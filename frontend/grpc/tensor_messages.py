@@ -48,11 +48,7 @@ def parameters_of(parameters: Mapping[str, Message]) -> dict[str, Any]:
 
 
 def read_request(message: Message) -> Steps[InferRequest]:
-    """Read a ``ModelInferRequest``.
-
-    Raises:
-        BadRequest: Tensors are raw and typed, missing, or not of their datatype.
-    """
+    """Read a ``ModelInferRequest``, or raise BadRequest."""
     _check_members(message)
     raw = message.raw_input_contents
     if not message.inputs:
@@ -121,7 +117,6 @@ def write_answer(answer: InferAnswer, message: Message, *, is_typed: bool) -> St
 
 
 def _typed_contents(tensor: Message) -> Steps[bytes]:
-    """Return the values of an input as raw bytes."""
     datatype, name = tensor.datatype, tensor.name[:_MAX_NAME]
     field = _FIELDS.get(datatype)
     if field is None:

@@ -39,7 +39,6 @@ class AbsentClients:
 
 
 def _has_left(transport: asyncio.Transport) -> bool:
-    """Return whether the client has closed the connection, or its sending half."""
     connection: socket.socket | None = transport.get_extra_info("socket")
     if connection is None:  # lost; with TLS, connection_lost follows a little later
         return False

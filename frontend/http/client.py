@@ -22,18 +22,7 @@ _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 
 class ClientConnection(asyncio.Protocol):
-    """The connection of one client: admission, bytes in flight, flow control and answers.
-
-    Args:
-        connections: All connections of the listener.
-        common_headers: Header lines of every answer.
-
-    Attributes:
-        client: What all connections from the client's address use.
-        transport: Writes to the client.
-        peer: The client's address, for the access log.
-        is_open: Whether the connection was admitted and is not lost.
-    """
+    """The connection of one client: admission, bytes in flight, flow control and answers."""
 
     # Class attributes for what few connections set: Python reads an object with more than 30
     # attributes more slowly.
@@ -48,13 +37,11 @@ class ClientConnection(asyncio.Protocol):
         self._common_headers = common_headers
         self.client: ClientUsage
         self.transport: asyncio.Transport
-        self.peer = ""
-        self.is_open = False
-        #: Set while the client reads as fast as we write.
-        self._writable = asyncio.Event()
+        self.peer = ""  # for the access log
+        self.is_open = False  # admitted and not lost
+        self._writable = asyncio.Event()  # set while the client reads as fast as we write
         self._writable.set()
-        #: Counted in the usage: bytes of the current request.
-        self._held = 0
+        self._held = 0  # counted in the usage: bytes of the current request
 
     @property
     def limits(self) -> ConnectionLimits:
@@ -76,7 +63,6 @@ class ClientConnection(asyncio.Protocol):
         return self.is_open
 
     def _release_all(self) -> None:
-        """Return what a connection uses that is lost."""
         self._connections.slow_readers.forget(self)
         self._connections.absent_clients.forget(self.transport)
         self.release()
@@ -217,14 +203,9 @@ class ClientConnection(asyncio.Protocol):
         chunked: bool = True,
         with_body: bool = True,
     ) -> bool:
-        """Write an answer, and wait until the client has read most of it.
+        """Write an answer, wait until the client has read most of it, and close its stream.
 
-        Args:
-            answer: Its stream, if any, is closed at the end.
-            request_id: Of the request.
-            keep_alive: Whether the connection stays open if nothing fails.
-            chunked: Whether the client reads chunks; else a stream ends with the connection.
-            with_body: False for a HEAD request.
+        Without ``chunked``, a stream ends with the connection.
 
         Returns:
             Whether the connection stays open.
@@ -295,6 +276,5 @@ def peer_name(transport: asyncio.BaseTransport) -> str:
 
 
 def _peer_host(transport: asyncio.BaseTransport) -> str:
-    """Return the address of the client without its port; empty behind a unix socket."""
     name: Any = transport.get_extra_info("peername")
     return str(name[0]) if isinstance(name, tuple) else ""

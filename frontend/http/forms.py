@@ -38,25 +38,19 @@ _NOT_BASE64 = bytes(set(range(256)) - set(_BASE64))
 
 @dataclass(frozen=True)
 class FormLimits:
-    """The limits of a form.
+    """The limits of a form."""
 
-    Attributes:
-        max_parts: The number of fields or parts.
-        max_head_bytes: The bytes of the head of a part, or of the name of a field.
-    """
-
-    max_parts: int = 1000
-    max_head_bytes: int = 8192
+    max_parts: int = 1000  # or fields
+    max_head_bytes: int = 8192  # of a part, or of the name of a field
 
 
 # -- application/x-www-form-urlencoded -------------------------------------------------------------
 
 
 def urlencoded_parts(body: bytes, limits: FormLimits) -> Steps[list[Part]]:
-    """Return the fields of a form.
+    """Return the fields of a form; a repeated one has its last value, at the first position.
 
-    A repeated field has its last value, at the position of the first. A last token without ``=`` is
-    dropped.
+    A last token without ``=`` is dropped.
 
     Raises:
         BadRequest: There are too many fields, a name is too long, or an escape is malformed.
@@ -225,7 +219,6 @@ def _unquoted_name(charset: str, text: str) -> str:
 
 
 def _transferred(body: bytes, start: int, end: int, encoding: str) -> Steps[bytes]:
-    """Return the decoded content of a part."""
     if encoding == "base64":
         return (yield from _from_base64(body, start, end))
     if encoding == "quoted-printable":

@@ -8,16 +8,12 @@ class Heads:
 
     aiohttp does not report when a head begins, so its bytes are parsed a second time, which costs
     1 us a request.
-
-    Attributes:
-        count: Heads that are complete.
-        is_in_head: Whether a head is incomplete.
     """
 
     __slots__ = ("_behind_upgrade", "_parser", "count", "is_in_head")
 
     def __init__(self) -> None:
-        self.count = 0
+        self.count = 0  # of complete heads
         self.is_in_head = False
         self._parser: httptools.HttpRequestParser | None = None
         #: Bytes behind the head of a request that asks for an upgrade; None without such a request.

@@ -33,11 +33,7 @@ _aiohttp_logger.addFilter(_is_no_client_error)
 class HttpServer:
     """Makes the protocol of every connection of a listener, and ends all connections.
 
-    Args:
-        router: Answers requests.
-        limits: What clients may use.
-        fast_path: Whether plain requests are answered without aiohttp.
-        on_limit: Called with the name of a limit each time that clients reach it.
+    ``on_limit`` is called with the name of a limit each time that clients reach it.
     """
 
     def __init__(
@@ -115,7 +111,7 @@ def _stays(raw: web.BaseRequest, connection: Connection) -> bool:
 
 
 class _Written(web.StreamResponse):
-    """Represents an answer that is written already, and whether the connection stays open."""
+    """An answer that is written already."""
 
     def __init__(self, *, keep_alive: bool) -> None:
         super().__init__()

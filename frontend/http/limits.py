@@ -1,10 +1,5 @@
 """The limits of the clients of a listener, and the connections that they admit.
 
-Clients could exhaust a server with requests that never end, with answers that they do not read, and
-with more of both than there is memory or file descriptors for. So heads, bodies and answers have
-deadlines (`ConnectionLimits`), bytes in flight are counted (`security.usage`), and connections are
-refused while there are still descriptors left for everything else.
-
 A connection is one descriptor. Each HTTP listener always has eight connections, so that a flood at
 one does not lock the operator out of another. grpc accepts connections up to its share, a quarter
 of all descriptors, and does not see other use. Further HTTP connections leave these free, and some
@@ -19,13 +14,16 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from marserve.frontend.aio.long_work import LongWork
 from marserve.frontend.http.absent_clients import AbsentClients
 from marserve.frontend.http.forms import FormLimits
 from marserve.frontend.http.slow_readers import SlowReaders
-from marserve.frontend.security.usage import ClientUsage, Usage
+from marserve.frontend.security.usage import Usage
+
+if TYPE_CHECKING:
+    from marserve.frontend.http.client import ClientConnection
 
 logger = logging.getLogger(__name__)
 
@@ -39,62 +37,28 @@ _MAX_DESCRIPTORS = 1 << 20
 
 @dataclass(frozen=True)
 class ConnectionLimits:
-    """What the clients of one listener may use.
+    """What the clients of one listener may use; times are in seconds, 0 is no limit.
 
-    Attributes:
-        head_timeout: Seconds for the head of a request, from the start of the connection or from
-            the first byte of the head.
-        body_timeout: Seconds within which the next part of a body must arrive; and seconds for all
-            of it, in addition to those that ``body_rate`` grants.
-        body_rate: Bytes for which a body gets another second; 0 for no limit in total.
-        write_timeout: Seconds within which a client must read a part of a waiting answer; and
-            seconds for all of it, in addition to those that ``write_rate`` grants.
-        write_rate: Bytes for which a client gets another second; 0 for no limit in total.
-        max_connections: Open at the same time; 0 leaves it to the file descriptors.
-        max_client_connections: The same, from one address; 0 for any number.
-        max_bytes_in_flight: Of requests and answers; 0 for any number.
-        max_client_bytes_in_flight: The same, from one address; 0 for any number.
-        forms: Limits of a form.
-        listeners: The number of HTTP listeners of the server, which share its file descriptors.
-        has_grpc: Whether gRPC listeners share them as well.
+    A body must arrive, and an answer be read, within its timeout and a second for each ``rate``
+    bytes; also the next part of either must come within the timeout.
     """
 
-    head_timeout: float = 60.0
+    head_timeout: float = 60.0  # from the first byte, or the start of the connection
     body_timeout: float = 60.0
     body_rate: int = 1000
     write_timeout: float = 60.0
     write_rate: int = 1000
     max_connections: int = 0
-    max_client_connections: int = 0
+    max_client_connections: int = 0  # from one address
     max_bytes_in_flight: int = 0
     max_client_bytes_in_flight: int = 0
     forms: FormLimits = field(default_factory=FormLimits)
-    listeners: int = 1
-    has_grpc: bool = False
-
-
-class OpenConnection(Protocol):
-    """A connection as the set of all connections of a listener sees it."""
-
-    client: ClientUsage
-    transport: asyncio.Transport
-
-    def end(self) -> None:
-        """Close the connection, at once or when its current request is answered."""
+    listeners: int = 1  # HTTP listeners of the server, which share its descriptors
+    has_grpc: bool = False  # whether gRPC listeners share them as well
 
 
 class Connections:
-    """The open connections of a listener, and what they share.
-
-    Args:
-        limits: What the clients may use.
-        on_limit: Called with the name of a limit each time that clients reach it.
-
-    Attributes:
-        is_stopping: Whether the server stops, so that no connection is admitted or kept.
-        long_work: Parses what takes long.
-        usage: Connections and bytes in flight, by client.
-    """
+    """The open connections of a listener, and what they share."""
 
     def __init__(self, limits: ConnectionLimits, on_limit: Callable[[str], object]) -> None:
         self.limits = limits
@@ -108,10 +72,10 @@ class Connections:
         self.absent_clients = AbsentClients(self.loop)
         self._on_limit = on_limit
         self._next_warnings: dict[str, float] = {}
-        self._open: set[OpenConnection] = set()
+        self._open: set[ClientConnection] = set()
         self._none_open = asyncio.Event()
 
-    def admit(self, connection: OpenConnection, descriptor: int) -> bool:
+    def admit(self, connection: "ClientConnection", descriptor: int) -> bool:
         """Add a connection if the limits allow one more, and return whether they do."""
         if self.is_stopping:
             return False
@@ -132,7 +96,7 @@ class Connections:
         self.note_limit(limit, f"New connections are refused: {reason}.")
         return False
 
-    def remove(self, connection: OpenConnection) -> None:
+    def remove(self, connection: "ClientConnection") -> None:
         """Remove a connection that was admitted and has ended."""
         self._open.discard(connection)
         connection.client.connections -= 1

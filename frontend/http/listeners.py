@@ -112,11 +112,7 @@ class TlsHandshake(asyncio.Protocol):
 async def bind_listener(
     opened: AsyncExitStack, address: Address | UnixAddress, clients: Callable[[], asyncio.Protocol]
 ) -> BoundListener:
-    """Bind a listener, until ``opened`` is closed; ``clients`` returns a protocol per connection.
-
-    Raises:
-        OSError: The address is taken, or cannot be used.
-    """
+    """Bind a listener until ``opened`` is closed; OSError if the address cannot be used."""
     loop = asyncio.get_running_loop()
     with _naming(address):
         if isinstance(address, UnixAddress):

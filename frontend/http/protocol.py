@@ -51,13 +51,9 @@ _MAX_WAITING_BYTES = 1 << 16
 
 
 class Connection(ClientConnection):
-    """The connection of one client.
+    """The connection of one client, with its requests.
 
-    Args:
-        connections: All connections of the listener.
-        router: Answers requests.
-        make_aiohttp_protocol: Makes the protocol that reads the requests that are not plain.
-        fast_path: Whether plain requests are answered here; False leaves them to aiohttp, too.
+    ``make_aiohttp_protocol`` makes the protocol that reads the requests that are not plain.
     """
 
     # Class attributes as in the base class: few connections set them.
@@ -175,7 +171,6 @@ class Connection(ClientConnection):
     # -- deadlines of heads ------------------------------------------------------------------------
 
     def _expect_head(self) -> None:
-        """Start the deadline of a head, unless it runs already."""
         if self._head_since is None:
             self._head_since = self._loop.time()
         if self._head_timer is None:
@@ -197,11 +192,9 @@ class Connection(ClientConnection):
     # -- requests that aiohttp reads ---------------------------------------------------------------
 
     def _hand_over(self, pieces: Iterable[bytes]) -> None:
-        """Leave the connection to aiohttp for good.
+        """Leave the connection to aiohttp for good, with the bytes that are not used yet.
 
-        Args:
-            pieces: Bytes that have arrived and are not used yet, in the pieces in which they
-                arrived: aiohttp's answer to garbage depends on that.
+        aiohttp's answer to garbage depends on the pieces in which they arrived.
         """
         self._heads.start()
         self._aiohttp = self._make_aiohttp_protocol()
@@ -210,7 +203,6 @@ class Connection(ClientConnection):
             self._pass_on(piece)
 
     def _pass_on(self, data: bytes) -> None:
-        """Pass bytes on to aiohttp, and follow the heads in them."""
         if self._aiohttp is None:  # the connection is closed
             return
         heads = self._heads
@@ -393,7 +385,6 @@ class Connection(ClientConnection):
             self._is_blocked = False
 
     def _check_idle(self) -> None:
-        """Close the connection if it has been idle for too long."""
         left = self._idle_since + IDLE_SECONDS - time.monotonic()
         if left > 0 or self.is_busy:
             after = left if left > 0 else IDLE_SECONDS

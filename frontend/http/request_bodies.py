@@ -4,9 +4,7 @@
     application/x-www-form-urlencoded    a part for each field
     any other                            one part named ``body``, with the request's media type
 
-Several fields may have the same name; `operations.predictions` selects what a handler gets. On some
-routes the parameters of the query are parts too, before those of the body. The worker decodes JSON
-and text (`marserve.backend.conversion`).
+Several fields may have the same name; `operations.predictions` selects what a handler gets.
 """
 
 import asyncio
@@ -30,11 +28,8 @@ async def read_input(
 ) -> Input:
     """Read a request to its end, with all parts, also those of the same name.
 
-    Args:
-        request: The request.
-        max_bytes: The maximum length of the body.
-        extra: Headers that the server adds for the handler.
-        with_query: Whether the parameters of the query are parts, before those of the body.
+    The headers ``extra`` are added for the handler. ``with_query``, the parameters of the query are
+    parts, before those of the body.
 
     Raises:
         PayloadTooLarge: The body is longer than ``max_bytes``.
@@ -72,11 +67,7 @@ def is_form(content_type: str) -> bool:
 
 
 def query_value(request: HttpRequest, wanted: str) -> str:
-    """Return the first value of a query parameter, or an empty string.
-
-    Raises:
-        BadRequest: An escape is malformed.
-    """
+    """Return the first value of a query parameter, or an empty string; or raise BadRequest."""
     return forms.query_value(_query_tokens(request), wanted)
 
 
@@ -138,5 +129,4 @@ async def _parts(request: HttpRequest, body: bytes) -> list[Part]:
 
 
 def _media_type(content_type: str) -> str:
-    """Return a content type without its parameters, as handlers get it."""
     return content_type.partition(";")[0]

@@ -26,18 +26,10 @@ _SPECIAL_HEADERS: Final = frozenset(("expect", "te", "trailer", "transfer-encodi
 
 
 class HttpRequest:
-    """A request whose head aiohttp has read.
-
-    Attributes:
-        raw: The request object of aiohttp.
-        headers: By their names, in any case.
-        segments: The decoded path, split.
-        id: The id that the server gave it.
-        arrived: When its head was complete, on the monotonic clock.
-    """
+    """A request whose head aiohttp has read."""
 
     def __init__(self, raw: web.BaseRequest, connection: ClientConnection) -> None:
-        self.arrived = time.monotonic()
+        self.arrived = time.monotonic()  # when its head was complete
         self.raw = raw
         self.connection = connection
         self.method = raw.method
@@ -82,14 +74,10 @@ def split_path(target: str) -> list[str]:
 
 
 class IncomingRequest:
-    """The callbacks of httptools: the received part of a request, as the client wrote it.
-
-    Attributes:
-        has_more: Whether the bytes contain another request after this one.
-    """
+    """The callbacks of httptools: the received part of a request, as the client wrote it."""
 
     def __init__(self) -> None:
-        self.has_more = False
+        self.has_more = False  # whether the bytes contain another request after this one
         self.reset()
 
     def reset(self) -> None:

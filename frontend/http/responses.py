@@ -42,15 +42,12 @@ _NO_MEMBERS: Mapping[str, str] = {}
 
 @dataclass(slots=True)
 class HttpResponse:
-    """A response with a body, or with a stream, which is closed after it is written.
-
-    ``headers`` are added to those of all answers; a ``reason`` of None is the standard phrase.
-    """
+    """A response with a body, or with a stream, which is closed after it is written."""
 
     status: int
     body: Buffer = b""
-    headers: Mapping[str, str] | None = None
-    reason: str | None = None
+    headers: Mapping[str, str] | None = None  # beside those of all answers
+    reason: str | None = None  # None: the standard phrase
     stream: Stream | None = None
 
 
@@ -69,12 +66,8 @@ def response_head(
 ) -> bytes:
     """Return the head of a response.
 
-    Args:
-        answer: The response; its body is not used.
-        request_id: The value of ``x-request-id``; empty for none.
-        common_headers: Header lines of every answer.
-        framing: The header line that determines where the body ends.
-        keep_alive: Whether the connection stays open.
+    ``framing`` is the header line that determines where the body ends; an empty ``request_id`` is
+    left out.
     """
     status, reason = answer.status, answer.reason
     if reason is None:
@@ -98,11 +91,7 @@ def _header_lines(headers: Mapping[str, str]) -> str:
 
 
 def prediction_response(prediction: Prediction | Stream) -> HttpResponse:
-    """Return the response of a prediction, whole or streamed.
-
-    Raises:
-        ServeError: The handler set a header, a phrase or a status that is invalid in HTTP.
-    """
+    """Return the response of a prediction, whole or streamed; raises as `check_prediction`."""
     if isinstance(prediction, Prediction):
         check_prediction(prediction)
         return HttpResponse(

@@ -51,14 +51,7 @@ class Route:
 
 
 class Router:
-    """Passes the requests of a listener to its routes.
-
-    Args:
-        routes: By first path segment, perhaps with `ANY_OTHER`.
-        guard: Checks the keys of requests.
-        access_log: Gets a line for each answer.
-        common_headers: Header lines of every answer.
-    """
+    """Passes the requests of a listener to its routes, by first path segment."""
 
     def __init__(
         self,
@@ -94,10 +87,7 @@ class Router:
         return answer
 
     def accept(self, request: PlainRequest) -> Submit | None:
-        """Return the function that submits a plain request; None leaves the request to `answer`.
-
-        Requests with an error are left to `answer`, too, which refuses them.
-        """
+        """Return the function that submits a plain request; None leaves the request to `answer`."""
         segments = request.segments
         route = self._routes.get(segments[0]) if segments else None
         while route is not None and route.choose is not None:

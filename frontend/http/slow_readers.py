@@ -12,7 +12,10 @@ import struct
 import sys
 import termios
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from marserve.frontend.http.client import ClientConnection
 
 _TCP_INFO_BYTES = 256
 _COUNTS = struct.Struct("@QQ")  # of bytes: acknowledged by the other machine, received from it
@@ -21,51 +24,34 @@ _OUTSTANDING = struct.Struct("@i")
 _LONGEST_PERIOD = 1.0
 
 
-class SlowReader(Protocol):
-    """A connection whose client may be a slow reader."""
-
-    transport: asyncio.Transport
-
-    def check_unread(self) -> None:
-        """Count the bytes that wait for the client."""
-
-    def give_up(self) -> None:
-        """Disconnect the client."""
-
-
 @dataclass(slots=True)
 class _Progress:
-    """How many bytes a client has read at which time, and since when it is checked."""
-
     since: float
     read_before: int
     read: int
-    moved: float
+    moved: float  # when it last read something
 
 
 class SlowReaders:
     """The clients of a listener that have not read everything yet.
 
-    Args:
-        loop: Its clock is used.
-        timeout: Seconds within which a client must read something; and seconds for everything, in
-            addition to those that ``rate`` grants.
-        rate: Bytes for which a client gets another second; 0 for no limit in total.
+    A client must read something within ``timeout`` seconds. For everything it has the same time,
+    and a second for each ``rate`` bytes; 0 is no limit in total.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, timeout: float, rate: int) -> None:
         self._loop, self._timeout, self._rate = loop, timeout, rate
-        self._progress: dict[SlowReader, _Progress] = {}
+        self._progress: dict[ClientConnection, _Progress] = {}
         self._timer: asyncio.TimerHandle | None = None
 
-    def watch(self, connection: SlowReader) -> None:
+    def watch(self, connection: "ClientConnection") -> None:
         """Check a client from now on."""
         if connection not in self._progress:
             now, read = self._loop.time(), bytes_read(connection.transport)
             self._progress[connection] = _Progress(now, read, read, now)
             self._set_timer()
 
-    def forget(self, connection: SlowReader) -> None:
+    def forget(self, connection: "ClientConnection") -> None:
         """Stop checking a client that has read everything, or has left."""
         self._progress.pop(connection, None)
 
@@ -86,7 +72,7 @@ class SlowReaders:
         if self._progress:
             self._set_timer()
 
-    def _is_slow(self, connection: SlowReader, now: float) -> bool:
+    def _is_slow(self, connection: "ClientConnection", now: float) -> bool:
         progress = self._progress[connection]
         read = bytes_read(connection.transport)
         if read != progress.read:

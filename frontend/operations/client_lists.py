@@ -76,11 +76,8 @@ def failed_item(predictions: Sequence[Prediction]) -> Prediction:
 def read_list(input_: Input, envelope: str, max_rows: int) -> Steps[ClientList | None]:
     """Split a client's list into rows; return None for a request without a list.
 
-    Args:
-        input_: The request, with all its parts.
-        envelope: The envelope of the handler; empty for none.
-        max_rows: The free capacity of the queue. Of a longer list one row more is returned, so that
-            it is refused.
+    Of a list with more than ``max_rows``, the free capacity of the queue, one row more is returned,
+    so that it is refused. An empty ``envelope`` is none.
     """
     files = [part for part in input_.parts if part.content_type]
     if len(files) > 1:
@@ -102,7 +99,6 @@ def read_list(input_: Input, envelope: str, max_rows: int) -> Steps[ClientList |
 
 
 def _rows(input_: Input, bodies: Iterable[Part]) -> list[Input]:
-    """Return a request for each body, with the headers and the fields of the whole request."""
     headers = input_.headers
     kind, length = _as_written(headers, "content-type"), _as_written(headers, "content-length")
     fields = [part for part in input_.parts if not part.content_type]

@@ -94,7 +94,7 @@ def describe_failed(load: FailedLoad) -> dict[str, Any]:
 
 
 def _describe_limits(settings: ModelSettings) -> dict[str, Any]:
-    """Return TorchServe's members about sequences; 0 for a model that is not stateful."""
+    """TorchServe's members about sequences; 0 for a model that is not stateful."""
     limits = settings.sequence_limits if settings.stateful else None
     return {
         "stateful": settings.stateful,
@@ -106,7 +106,6 @@ def _describe_limits(settings: ModelSettings) -> dict[str, Any]:
 
 
 def _describe_sequences(model: ModelVersion) -> dict[str, Any]:
-    """Return the counts of open, waiting and ended sequences of a stateful model."""
     if not isinstance(model, StatefulModelVersion):
         return {}
     table, workers = model.sequences, model.workers
@@ -124,7 +123,6 @@ def _describe_sequences(model: ModelVersion) -> dict[str, Any]:
 
 
 def _describe_batching(model: ModelVersion) -> dict[str, Any]:
-    """Return the batch size and window in use, and the learnt costs."""
     batching, batcher, workers = model.settings.batching, model.batcher, model.workers
     lengths = batcher.learning.lengths
     return {
@@ -144,7 +142,6 @@ def _describe_batching(model: ModelVersion) -> dict[str, Any]:
 
 
 def _describe_lengths(lengths: LengthGrouping) -> dict[str, Any]:
-    """Return whether batches are formed by length, and the learnt relation."""
     learnt, relation = lengths.learnt, lengths.relation
     return {
         "isActive": lengths.is_active,
@@ -167,7 +164,7 @@ def _describe_lengths(lengths: LengthGrouping) -> dict[str, Any]:
 
 
 def _describe_validation(found: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the result of comparing batches with single requests; None without a comparison."""
+    """None without a comparison of batches with single requests."""
     if not found:
         return None
     return {
@@ -216,9 +213,7 @@ def _ms(seconds: float) -> float:
 async def customized_metadata(model: ModelVersion, input_: Input) -> dict[str, Any]:
     """Return the handler's own description of its model; an empty one if it is not a JSON object.
 
-    Args:
-        model: The model.
-        input_: The client's request, whose headers the handler gets.
+    The handler gets the headers of ``input_``.
 
     Raises:
         ServeError: No worker is ready, or the handler failed.
@@ -259,7 +254,6 @@ def _describe_worker(worker: WorkerSupervisor, gpus: Sequence[Gpu]) -> dict[str,
 
 
 def _describe_torch(worker: WorkerSupervisor) -> dict[str, Any]:
-    """Return the number of torch's threads in a worker, how they wait, and the reasons."""
     options, (threads, note) = worker.threads.options, worker.threads.in_use
     if not note and options.threads and threads not in (0, options.threads):
         note = f"set by the handler; {options.threads}, {options.threads_why}, were given"

@@ -82,9 +82,7 @@ def items_at(body: bytes, at: int, max_items: int = sys.maxsize) -> Steps[tuple[
     """Return the items of the array that begins at ``at``, and where it ends.
 
     With ``max_items`` items, the position is the end of the last one, and the rest is not read.
-
-    Raises:
-        ValueError, RecursionError: The array is malformed; large items are not checked inside.
+    Raises one of `UNREADABLE` for a malformed array; large items are not checked inside.
     """
     texts: list[bytes] = []
     while len(texts) < max_items:

@@ -40,7 +40,7 @@ _COMMA = re.compile(rb"[ \t\n\r]*,[ \t\n\r]*")
 
 
 def read_document(body: bytes) -> Steps[Json | None]:
-    """Return the JSON of a request; None if it is not a JSON object with a list of inputs.
+    """Return the JSON of a request; None if it is not an object with a list of inputs.
 
     Raises:
         BadRequest: The inputs are unusable.
@@ -59,11 +59,7 @@ def read_document(body: bytes) -> Steps[Json | None]:
 
 
 def as_bytes(tensor: Json) -> Steps[bytes]:
-    """Remove the values of an input from its JSON, and return them as bytes.
-
-    Raises:
-        BadRequest: The values do not match the datatype.
-    """
+    """Remove the values of an input from its JSON, and return them, or raise BadRequest."""
     if _DATA not in tensor:
         raise BadRequest(f"Input {tensor['name'][:_MAX_NAME]!r} has no data.")
     values = tensor.pop(_DATA)
@@ -159,11 +155,7 @@ class AnswerBody:
         self._wanted = WantedOutputs.of(head)
 
     def write(self, answer: InferAnswer) -> Steps[Prediction]:
-        """Write an answer.
-
-        Raises:
-            PredictionFailed: It has bytes that are not text.
-        """
+        """Write an answer; PredictionFailed if it has bytes that are not text."""
         described, buffers = [], []
         for output in answer.outputs:
             entry: Json = {

@@ -50,21 +50,13 @@ _IN_PROGRESS = Outcome(202, "Processing worker updates...")
 
 @dataclass(frozen=True)
 class ModelManagement:
-    """The operations of the management API; they raise `ServeError`.
+    """The operations of the management API; they raise `ServeError`."""
 
-    Attributes:
-        manager: Changes the models: the one of this server, or what changes their catalog.
-        registry: The models that are served.
-        gpus: Reads the usage of GPUs.
-        model_api: Whether models may be registered and unregistered.
-        describe_catalog: Describes the catalog of the models; None without a catalog.
-    """
-
-    manager: ModelChanges
+    manager: ModelChanges  # that of this server, or of the catalog
     registry: ModelRegistry
     gpus: GpuReader
-    model_api: bool
-    describe_catalog: Callable[[], dict[str, Any]] | None = None
+    model_api: bool  # whether models may be registered and unregistered
+    describe_catalog: Callable[[], dict[str, Any]] | None = None  # None without a catalog
 
     def list_models(self, limit: int, first: int) -> dict[str, Any]:
         """Return a page of the models by name, with their URLs, and the number of the next page."""
@@ -78,12 +70,9 @@ class ModelManagement:
     async def describe(
         self, name: str, version: str | None, asked: Input | None = None
     ) -> list[dict[str, Any]]:
-        """Return the description of one version, or of all versions of a model.
+        """Return the description of one version, or of all versions of a model (``"all"``).
 
-        Args:
-            name: The name of the model.
-            version: The version; ``"all"`` for all, None for the default version.
-            asked: The request for the handler's own description; None to leave that out.
+        ``asked`` is the request for the handler's own description; None leaves that out.
         """
         is_all = version == "all"
         failed = self.registry.failed.find(name, None if is_all else version)
@@ -131,11 +120,7 @@ class ModelManagement:
     ) -> Outcome:
         """Change workers, batching, or both; all parameters are checked before the first change.
 
-        Args:
-            name: The name of the model.
-            version: The version; None for the default version.
-            parameters: Their names are TorchServe's.
-            synchronous: Whether the client waits for the workers.
+        A ``synchronous`` client waits for the workers.
         """
         unread = _logged(unread_in_change(parameters), f"Change of {name}")
         outcome = await self._change(name, version, parameters, synchronous=synchronous)

@@ -40,11 +40,7 @@ _OURS_ONLY_REGISTERED = [row.parameter for row in REGISTERED if row.is_strict an
 
 
 def read_registration(parameters: Parameters) -> Registration:
-    """Return the registration that a request describes.
-
-    Raises:
-        BadRequest: A parameter is missing or cannot be used.
-    """
+    """Return the registration that a request describes, or raise BadRequest."""
     if not parameters.has("url"):
         raise BadRequest("Parameter url is required.")
     runtime = parameters.text("runtime")
@@ -65,14 +61,9 @@ def read_registration(parameters: Parameters) -> Registration:
 
 
 def read_worker_limits(parameters: Parameters, *, strict: bool) -> tuple[int, int]:
-    """Return the minimum and maximum number of workers that a request sets.
+    """Return the minimum and maximum number of workers that a request sets, or raise BadRequest.
 
-    Args:
-        parameters: The parameters of the request.
-        strict: Whether text instead of a number is refused; else it counts as absent.
-
-    Raises:
-        BadRequest: The numbers contradict each other or are out of range.
+    In ``strict`` requests text instead of a number is refused; else it counts as absent.
     """
 
     def count(name: str, default: int) -> int:
@@ -112,12 +103,9 @@ def changes_batching(parameters: Parameters) -> bool:
 
 
 def refuse_unintended_scaling(parameters: Parameters) -> None:
-    """Refuse a change whose only parameters are those of registrations.
+    """Raise BadRequest for a change whose only parameters are those of registrations.
 
     As a change without parameters, it would scale the model to one worker, as in TorchServe.
-
-    Raises:
-        BadRequest: A parameter counts only in a registration.
     """
     for name in _OURS_ONLY_REGISTERED:
         if parameters.has(name):
@@ -153,7 +141,7 @@ def _unread(
 
 
 def _names(row: Setting) -> Sequence[str]:
-    """Return the names of a setting in requests; foreign settings also have their JSON names."""
+    """The names in requests; foreign settings also have their JSON names."""
     return row.spellings if row in FOREIGN_SETTINGS else row.parameters
 
 

@@ -64,43 +64,26 @@ _REFUSED = {
 
 @dataclass
 class InferRequest:
-    """A request, as its transport has read it.
+    """A request, as its transport has read it."""
 
-    Attributes:
-        head: The JSON of the request; its inputs have no data.
-        buffers: The bytes of each input, in order; None if its data is in the head.
-        is_typed: Whether the client sent typed values, and receives typed values.
-        wants_bytes: Whether all outputs are bytes, independent of the head.
-    """
-
-    head: Json
-    buffers: Sequence[Buffer | None]
-    is_typed: bool = False
-    wants_bytes: bool = False
+    head: Json  # its inputs have no data, unless a buffer is None
+    buffers: Sequence[Buffer | None]  # the bytes of each input, in order
+    is_typed: bool = False  # whether the client sent typed values, and receives typed values
+    wants_bytes: bool = False  # whether all outputs are bytes, independent of the head
 
 
 @dataclass(frozen=True)
 class AskedModel:
-    """The properties of a model that decide how its request is read.
-
-    Attributes:
-        name, version: As registered.
-        envelope: The envelope of its handler; empty for none.
-        is_declared: Whether it declares its tensors.
-        wants_arrays: Whether its handler gets tensors of bytes as arrays.
-        takes_bytes: Whether tensors in JSON are converted to bytes, too.
-        dims: The dimensions by which requests are cut into rows; None if they are not cut.
-        max_rows: The free capacity of the queue.
-    """
+    """The properties of a model that decide how its request is read."""
 
     name: str
     version: str
     envelope: str = ""
-    is_declared: bool = False
-    wants_arrays: bool = False
-    takes_bytes: bool = False
-    dims: tuple[int, int] | None = None
-    max_rows: int = 0
+    is_declared: bool = False  # whether it declares its tensors
+    wants_arrays: bool = False  # whether its handler gets tensors of bytes as arrays
+    takes_bytes: bool = False  # whether tensors in JSON are converted to bytes, too
+    dims: tuple[int, int] | None = None  # that count the rows; None if requests are not cut
+    max_rows: int = 0  # the free capacity of the queue
 
 
 def asked_model(model: ModelVersion) -> AskedModel:
@@ -119,13 +102,7 @@ def asked_model(model: ModelVersion) -> AskedModel:
 def input_of(
     request: InferRequest, id_: str, headers: Mapping[str, str], model: AskedModel
 ) -> Steps[Input | TensorRows]:
-    """Check a request, and return the model's input, or the inputs of its rows.
-
-    Args:
-        request: The request; its head is changed.
-        id_: The id that the server gave it.
-        headers: The headers for the handler.
-        model: The model.
+    """Check a request, whose head is changed, and return the model's input, or those of its rows.
 
     Raises:
         BadRequest: A tensor is unusable, or an extension is not supported.
@@ -172,7 +149,7 @@ def _rows(
     model: AskedModel,
     form: Json,
 ) -> Steps[TensorRows]:
-    """Return the rows of a request; each is answered in bytes, until they are joined."""
+    """Each row is answered in bytes, until they are joined."""
     assert model.dims is not None
     members = {"id": form["id"], "model_name": model.name, "model_version": model.version}
     body = AnswerBody({**head, "parameters": form["parameters"]}, members)
@@ -195,10 +172,6 @@ def input_of_body(input_: Input, model: AskedModel) -> Steps[Input | TensorRows]
     unchanged, as in TorchServe; but a model that declares tensors gets it as a document of any
     type, and its answer becomes one. Where tensors are cut or stacked, all become bytes. Models
     in an envelope get the request unchanged.
-
-    Args:
-        input_: The request.
-        model: The model.
 
     Raises:
         BadRequest: The body is malformed, a tensor is unusable, or an extension is not supported.

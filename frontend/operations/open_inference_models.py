@@ -43,17 +43,11 @@ _NANOSECONDS = 1_000_000_000
 
 @dataclass(frozen=True)
 class OpenInferenceModels:
-    """The operations of the protocol except inference; they raise `ServeError`.
-
-    Attributes:
-        registry: The models.
-        management: Loads and unloads them; None where that is not supported.
-        workers: The workers of a loaded model, unless its model-config.yaml sets them.
-    """
+    """The operations of the protocol except inference; they raise `ServeError`."""
 
     registry: ModelRegistry
-    management: ModelManagement | None = None
-    workers: int = 1
+    management: ModelManagement | None = None  # None: nothing is loaded or unloaded
+    workers: int = 1  # of a loaded model, unless its model-config.yaml sets them
 
     def server_metadata(self) -> Json:
         """Return the name, version and extensions of the server."""

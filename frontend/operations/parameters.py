@@ -1,7 +1,7 @@
 """Parameters of a request, by name: text of a query, or values of a JSON object or a message.
 
-As in TorchServe, text counts as absent where a number is expected, and a warning
-is logged. A number out of range is refused, though TorchServe accepted it.
+As in TorchServe, text counts as absent where a number is expected, and a warning is logged. A
+number out of range is refused, though TorchServe accepted it.
 """
 
 import logging
@@ -22,15 +22,11 @@ _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?", re.IGNOR
 
 
 class Parameters:
-    """The parameters of a request: text from a query, or JSON values; each may be missing.
-
-    Attributes:
-        passed_over: Ignored names: those in the query of a request whose body has parameters.
-    """
+    """The parameters of a request, each of which may be missing."""
 
     def __init__(self, values: Mapping[str, Any], passed_over: Iterable[str] = ()) -> None:
         self._values = values
-        self.passed_over = sorted(passed_over)
+        self.passed_over = sorted(passed_over)  # names in the query beside a body of JSON
 
     @property
     def names(self) -> AbstractSet[str]:
@@ -71,11 +67,7 @@ class Parameters:
         return default if value is None else str(value).lower() == "true"
 
     def number(self, name: str, unset: Container[int] = ()) -> int | None:
-        """Return a whole number; None if it is absent, text, or in ``unset``.
-
-        Raises:
-            BadRequest: A number that is not whole or too large, or a JSON value of another type.
-        """
+        """Return a whole number; None if it is absent, text, or in ``unset``; else BadRequest."""
         value = plain_number(self._values.get(name))
         if isinstance(value, str) and not _NUMBER.fullmatch(value.strip()):
             text = reprlib.repr(value)

@@ -23,11 +23,7 @@ class Run(Protocol):
 
 
 async def predict(model: ModelVersion, request: PredictRequest, run: Run) -> Prediction | Stream:
-    """Predict; of form fields with the same name the handler gets the last.
-
-    Raises:
-        ServeError: The request was refused or failed.
-    """
+    """Predict; of form fields with the same name the handler gets the last."""
     input_ = request.input
     if model.settings.batching.splits_lists:
         capacity = model.queue.free_capacity(request.options.priority)
@@ -42,11 +38,7 @@ async def predict(model: ModelVersion, request: PredictRequest, run: Run) -> Pre
 async def predict_rows(
     model: ModelVersion, request: PredictRequest, rows: ClientList | TensorRows, run: Run
 ) -> Prediction:
-    """Predict the rows of a request instead of its input, and join their answers.
-
-    Raises:
-        ServeError: The request was refused or failed.
-    """
+    """Predict the rows of a request instead of its input, and join their answers."""
     requests = [replace(request, input=row) for row in rows.rows]
     predictions = await model.predict_all(requests) if requests else ()
     with request.holding() as holding:

@@ -23,11 +23,7 @@ _repr.maxstring = 60
 
 
 def read_request_options(headers: Mapping[str, str]) -> RequestOptions:
-    """Return the options in the headers of a request; names are in lower case.
-
-    Raises:
-        BadRequest: A value is invalid.
-    """
+    """Return the options in headers with names in lower case, or raise BadRequest."""
     timeout, priority = headers.get("x-timeout-ms"), headers.get("x-priority")
     if timeout is None and priority is None:
         return NO_OPTIONS

@@ -53,11 +53,7 @@ class Unjoinable(PredictionFailed, status=503):
 
 
 def row_count(inputs: Sequence[Json], dim: int) -> int:
-    """Return the number of rows of the inputs of a request.
-
-    Raises:
-        BadRequest: They differ, or there are none.
-    """
+    """Return the number of rows of inputs; BadRequest if they differ, or there are none."""
     counts = {}
     for tensor in inputs:
         name, shape = tensor["name"][:_MAX_NAME], tensor["shape"]
@@ -78,20 +74,13 @@ def row_count(inputs: Sequence[Json], dim: int) -> int:
 
 @dataclass(frozen=True)
 class Column:
-    """An input of a request, its bytes in the order of the rows.
-
-    Attributes:
-        described: Its JSON.
-        elements: The elements of a row; 0 for BYTES, whose lengths vary.
-        row_bytes: The bytes of a row, if all rows have as many.
-        ends: Where each row ends, if they have not.
-    """
+    """An input of a request, its bytes in the order of the rows."""
 
     described: Json
     buffer: memoryview
-    elements: int
-    row_bytes: int
-    ends: Sequence[int] = ()
+    elements: int  # of a row; 0 for BYTES, whose lengths vary
+    row_bytes: int  # if all rows have as many
+    ends: Sequence[int] = ()  # where each row ends, if they have not
 
     def rows(self, first: int, count: int) -> memoryview:
         """Return the bytes of some rows."""
@@ -113,9 +102,6 @@ class TensorRows:
         max_rows: The number of rows that can be queued. If there are more, one more is made, so
             that the request is refused.
         form: Writes the answer over HTTP.
-
-    Attributes:
-        rows: The inputs, one for each row.
     """
 
     def __init__(
@@ -167,11 +153,7 @@ class TensorRows:
         return (yield from self._form.write(answer))
 
     def joined(self, predictions: Sequence[Prediction]) -> Steps[InferAnswer]:
-        """Return one answer of those to the rows.
-
-        Raises:
-            PredictionFailed: One of them failed, or they cannot be joined.
-        """
+        """Return one answer; PredictionFailed if a row failed, or they cannot be joined."""
         if (status := predictions[-1].status) != 200:
             answer_of(predictions[-1])  # raises the handler's error, if it is one
             number = len(predictions) - 1
@@ -270,7 +252,6 @@ def _slices(first: int, second: int, inner: int) -> Iterator[tuple[slice, slice]
 
 
 def _row_ends(buffer: Buffer, elements: int) -> Steps[list[int]]:
-    """Return where rows of ``elements`` elements of BYTES end."""
     ends, at = [], 0
     for number, element in enumerate(read_elements(buffer), start=1):
         at += element_bytes(element)

@@ -16,17 +16,11 @@ from marserve.frontend.workflows.workflow import Workflow
 
 @dataclass(frozen=True)
 class WorkflowManagement:
-    """The operations of the management API; they raise `ServeError`.
-
-    Attributes:
-        workflows: The workflows that are served.
-        registrar: Changes them.
-        model_api: Whether models, and so workflows, may be registered and unregistered.
-    """
+    """The operations of the management API; they raise `ServeError`."""
 
     workflows: WorkflowRegistry
     registrar: WorkflowRegistrar
-    model_api: bool
+    model_api: bool  # whether models, and so workflows, may be registered and unregistered
 
     def list_workflows(self, limit: int, first: int) -> dict[str, Any]:
         """Return a page of the workflows by name, and the number of the next page."""
@@ -103,11 +97,7 @@ class WorkflowManagement:
 
 
 async def run_workflow(workflow: Workflow, request: PredictRequest) -> Prediction:
-    """Run a workflow; of form fields with the same name it gets the last.
-
-    Raises:
-        ServeError: The request was refused, or a node failed.
-    """
+    """Run a workflow; of form fields with the same name it gets the last."""
     input_ = request.input
     if len(input_.parts) > 1:
         input_.parts = last_of_each_name(input_.parts)

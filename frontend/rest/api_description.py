@@ -1,10 +1,10 @@
 """The description of a listener: OpenAPI 3.0 documents for programs, a page for browsers.
 
-The operations are in openapi/*.yaml, one file per listener: a new route is a new entry there.
-References to shared parameters, answers and bodies are resolved, because clients are generated from
-documents of that form; a document has the schemas that it refers to. ``$settings`` is replaced by
-the settings of models (`model_parameters`), and ``$parameters`` by the parameters of a query as
-members of an object. Documents share their parts, so they must not be changed.
+The operations are in openapi/*.yaml, one file per listener. References to shared parameters,
+answers and bodies are resolved, because clients are generated from documents of that form.
+``$settings`` is replaced by the settings of models (`model_parameters`), and ``$parameters`` by the
+parameters of a query as members of an object. Documents share their parts, so they must not be
+changed.
 """
 
 import json
@@ -235,5 +235,4 @@ def _document(info: Json, paths: Json) -> Json:
 
 
 def _references(node: Json) -> set[str]:
-    """Return the names of the schemas that a part of a document refers to."""
     return set(re.findall(rf'"{_SCHEMAS}(\w+)"', json.dumps(node)))

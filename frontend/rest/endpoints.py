@@ -62,11 +62,7 @@ class HttpEndpoints:
     tls: ssl.SSLContext | None  # None: no listener uses https
 
     async def bind(self, opened: AsyncExitStack) -> list[tuple[str, BoundListener]]:
-        """Bind all listeners, inference first, and return them with their names.
-
-        Raises:
-            OSError: A listener cannot be bound.
-        """
+        """Bind all listeners, inference first; OSError if one cannot be bound."""
         usages: dict[str, Usage] = {}
         watch_bytes(self.metrics, usages)
         listeners = self._listeners()

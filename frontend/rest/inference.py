@@ -73,14 +73,11 @@ class Predictor:
         Args:
             request: The request.
             name: The name of the model.
-            version: The version; None for the default version.
+            version: None for the default version.
             extra: Headers that the server adds for the handler.
             with_query: Whether the handler gets the parameters of the query.
             input_: The result of `read_input`, if the request is already read.
             convert: Converts it to the model's input.
-
-        Raises:
-            ServeError: There is no such model, a header is invalid, or the model failed.
         """
         model = self.registry.find(name, version)
         if request.method == "OPTIONS":
@@ -156,16 +153,11 @@ def server_readiness(registry: ModelRegistry) -> HttpResponse:
 
 class _Inference(Predictor):
     async def ping(self, _request: HttpRequest) -> HttpResponse:
-        """/ping: healthy while every default version has its minimum of healthy workers."""
         if is_healthy(self.registry):
             return json_response({"status": "Healthy"})
         return json_response({"status": "Unhealthy"}, status=500)
 
     async def ready(self, request: HttpRequest) -> HttpResponse:
-        """/ready: whether every default version can answer now with its minimum of workers.
-
-        With ``?model=m[&version=v]``: whether that version can answer, and is not full.
-        """
         if len(request.segments) > 1:
             raise RouteNotFound
         if name := query_value(request, "model"):
@@ -181,11 +173,9 @@ class _Inference(Predictor):
         return json_response(document, 503, {"retry-after": str(found.retry_after)})
 
     def predictions(self, request: HttpRequest) -> Awaitable[HttpResponse]:
-        """/predictions/{model}[/{version}[/{path for the handler}]]."""
         return self._by_path(request, explain="False")
 
     def accept_prediction(self, request: PlainRequest) -> Submit | None:
-        """Accept a plain request of /predictions."""
         match request.segments:
             case [_, name]:
                 version = None
@@ -196,7 +186,6 @@ class _Inference(Predictor):
         return self.accept(request, name, version or None, _PLAIN_HEADERS)
 
     def explanations(self, request: HttpRequest) -> Awaitable[HttpResponse]:
-        """/explanations/{model}[/{version}[/{path for the handler}]]."""
         return self._by_path(request, explain="True")
 
     def _by_path(self, request: HttpRequest, explain: str) -> Awaitable[HttpResponse]:
@@ -208,7 +197,7 @@ class _Inference(Predictor):
         return self.predict(request, segments[1], version or None, extra=extra)
 
     async def invocations(self, request: HttpRequest) -> HttpResponse:
-        """/invocations; the query, the only model loaded at start, or a form names the model."""
+        """The query, the only model loaded at start, or a form names the model."""
         if len(request.segments) > 1:
             raise RouteNotFound
         name = query_value(request, "model_name")
@@ -221,14 +210,12 @@ class _Inference(Predictor):
         return await self.predict(request, _model_name_in(input_), input_=input_)
 
     def invoke(self, request: HttpRequest) -> Awaitable[HttpResponse]:
-        """/models/{model}/invoke."""
         match request.segments:
             case [_, name, "invoke"]:
                 return self.predict(request, name, with_query=True)
         raise RouteNotFound
 
     def legacy(self, request: HttpRequest) -> Awaitable[HttpResponse]:
-        """/{model}/predict and /{model}/{version}/predict."""
         match request.segments:
             case [name, "predict"]:
                 return self.predict(request, name, with_query=True)

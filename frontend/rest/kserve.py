@@ -1,4 +1,4 @@
-"""KServe's two protocols over HTTP; the second is the Open Inference Protocol (`open_inference`).
+"""KServe's first protocol over HTTP; the second is the Open Inference Protocol (`open_inference`).
 
     /v1/models/{m}:predict    /v1/models/{m}:explain
 
@@ -8,8 +8,7 @@ and, only on the listener of the platform KServe, whose clients and probes expec
     GET /v1/models            the names of the models
     GET /v1/models/{m}        whether a model can answer now; 503 if not
 
-As in TorchServe the server passes bodies on unchanged, unless the model splits lists
-(`client_lists`); the envelope that ``service_envelope`` names converts them for the handler.
+Bodies are passed on unchanged, unless the model splits lists (`client_lists`).
 """
 
 from collections.abc import Awaitable, Mapping, Sequence
@@ -63,7 +62,6 @@ class _KServe(Predictor):
         return self.predict(request, name, extra=extra)
 
     def accept_prediction(self, request: PlainRequest) -> Submit | None:
-        """Accept a plain request of ``/v1/models/{m}:predict`` or ``:explain``."""
         name, extra = _asked(request.segments)
         return self.accept(request, name, None, extra)
 

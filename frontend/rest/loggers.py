@@ -41,11 +41,6 @@ async def _loggers(request: HttpRequest) -> HttpResponse:
 
 
 def _describe(name: str) -> dict[str, str]:
-    """A logger with its level.
-
-    Raises:
-        LoggerNotFound: There is none.
-    """
     levels = logger_levels()
     if name not in levels:
         raise LoggerNotFound(f"Logger not found: {name}")

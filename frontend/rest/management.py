@@ -50,7 +50,6 @@ class _Management:
         return self.operations.registry
 
     async def models(self, request: HttpRequest) -> HttpResponse:
-        """/models[/{model}[/{version}[/set-default|/batches]]], and /models/{model}/batches."""
         match request.segments[1:]:
             case []:
                 return await self._dispatch(request, GET=self._list, POST=self._register)
@@ -68,7 +67,6 @@ class _Management:
         raise RouteNotFound
 
     async def catalog(self, request: HttpRequest) -> HttpResponse:
-        """/catalog: the catalog of the models, and its progress."""
         if len(request.segments) > 1:
             raise RouteNotFound
         if request.method != "GET":
@@ -76,7 +74,7 @@ class _Management:
         return json_response(self.operations.catalog())
 
     async def kserve_model(self, request: HttpRequest) -> HttpResponse:
-        """/v1/models/{model}: ready if the model has workers, loaded or not."""
+        """The answer of KServe: ready if the model has workers, loaded or not."""
         match request.segments:
             case [_, "models", name]:
                 if request.method != "GET":

@@ -20,9 +20,7 @@ and, on the management listener:
     POST /v2/repository/index
     POST /v2/repository/models/{m}/load    register from the model store; …/unload: unregister
 
-What becomes of a body for the model is said in `operations.open_inference`. TorchServe's
-/v2/health/ready was always true; ours means it. Where all of the protocol is offered, its failures
-have its own member, ``error``, beside TorchServe's.
+Where all of the protocol is offered, failures have its member ``error`` beside TorchServe's.
 """
 
 import json

@@ -1,7 +1,6 @@
 """The routes of a listener that serves both inference and management.
 
-A router finds a route by the first segment of the path. Where inference and management share an
-address, nearly all first segments belong to one of them; of the others, inference has the paths
+Nearly all first segments of a path belong to one of them; of the others, inference has the paths
 that end in its verbs:
 
     /models/{m}/invoke                    inference, unless there is a version named "invoke": then

@@ -63,7 +63,6 @@ class _Inference:
     others: Route
 
     async def predict(self, request: HttpRequest) -> HttpResponse:
-        """/wfpredict/{workflow}."""
         if len(request.segments) < 2 or not request.segments[1]:
             raise RouteNotFound
         workflow = self.registry.find(request.segments[1])
@@ -77,7 +76,6 @@ class _Inference:
         return prediction_response(await run_workflow(workflow, run))
 
     def accept(self, request: PlainRequest) -> Submit | None:
-        """Submit a plain request of /wfpredict/{workflow}."""
         if len(request.segments) < 2 or is_form(request.headers.get("content-type", "")):
             return None
         if request.length > self.max_request_bytes:
@@ -94,7 +92,7 @@ class _Inference:
         return submit
 
     async def any_other(self, request: HttpRequest) -> HttpResponse:
-        """/WfPredict/{workflow}, in any case of letters; other paths go to ``others``."""
+        """Also run ``/WfPredict/{workflow}``, in any case of letters."""
         if not request.segments or request.segments[0].lower() != _PREDICT:
             return await self.others.serve(request)
         try:
@@ -109,7 +107,6 @@ class _Management:
     max_request_bytes: int
 
     async def workflows(self, request: HttpRequest) -> HttpResponse:
-        """/workflows[/{workflow}[/runs]]."""
         match request.method, request.segments[1:]:
             case "OPTIONS", []:
                 return json_response(describe_listener(["Management"]))
@@ -139,7 +136,6 @@ class _Management:
 
 
 def _refuse(error: ServeError) -> HttpResponse:
-    """Return the response to a failed run, with the node and its error."""
     if not isinstance(error, NodeFailed):
         return error_response(error)
     cause = error.cause

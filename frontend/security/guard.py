@@ -22,7 +22,7 @@ class Guard:
     """Checks requests to guarded routes.
 
     Args:
-        tokens: Checks keys; None without keys.
+        tokens: None without keys.
         keyless: Whether requests need no key. A ``Bearer`` key of a management request must be
             correct all the same, and then nothing else is checked.
         local: Kinds of routes that without a key are for programs on this machine only.

@@ -30,21 +30,16 @@ class ClientUsage:
 
 @dataclass(eq=False)
 class Usage:
-    """The use of all clients of a listener.
+    """The use of all clients of a listener; a limit of 0 is none.
 
-    Attributes:
-        max_bytes: Limit of the bytes in flight of all clients; 0 for no limit.
-        max_client_bytes: Limit for one address; 0 for no limit.
-        on_limit: Called with the name of a limit and a sentence for the log.
-        bytes: In flight now.
-        uncounted_bytes: Length up to which requests are not counted while they wait for their
-            answer; 0 while answers exceed the limit.
+    ``on_limit`` is called with the name of a limit and a sentence for the log.
     """
 
-    max_bytes: int = 0
-    max_client_bytes: int = 0
+    max_bytes: int = 0  # in flight, of all clients
+    max_client_bytes: int = 0  # of one address
     on_limit: Callable[[str, str], object] = lambda _limit, _what: None
     bytes: int = field(default=0, init=False)
+    #: Length up to which requests are not counted; 0 while answers exceed the limit.
     uncounted_bytes: int = field(default=_UNCOUNTED_BYTES, init=False)
     _clients: WeakValueDictionary[str, ClientUsage] = field(
         default_factory=WeakValueDictionary, init=False
@@ -68,11 +63,7 @@ class Usage:
         return client
 
     def hold(self, client: ClientUsage, count: int) -> None:
-        """Count bytes of a request.
-
-        Raises:
-            TooMuchInFlight: They would exceed a limit; then they are not counted.
-        """
+        """Count bytes of a request; TooMuchInFlight, and no count, if they would exceed a limit."""
         if limit := self.limit_of(client, count):
             origin = f" from {client.address}" if limit != "max_bytes_in_flight" else ""
             self.on_limit(limit, f"Requests{origin} are refused: {limit} allows no more bytes.")
@@ -96,10 +87,7 @@ class Usage:
 
 @dataclass(slots=True, eq=False)
 class Holding(AbstractContextManager["Holding"]):
-    """The memory for one request beside its body and its answer, such as outputs of nodes.
-
-    The end of a ``with`` block releases it.
-    """
+    """The memory for one request beside its body and its answer, such as outputs of nodes."""
 
     usage: Usage = field(default_factory=Usage)
     client: ClientUsage = field(default_factory=partial(ClientUsage, ""))
