@@ -116,6 +116,24 @@ class BinaryInput:
     encoding: str
 
 
+def binary_inputs(inputs: Sequence[Json], body: Buffer, at: int) -> list[BinaryInput]:
+    """Return the inputs whose values are bytes, without the parameters that describe these.
+
+    The arguments and errors are those of `buffers_behind`.
+    """
+    found = []
+    for tensor, buffer in zip(inputs, buffers_behind(inputs, body, at), strict=True):
+        if buffer is None:
+            continue
+        parameters = tensor["parameters"]
+        del parameters[SIZE]
+        encoding = parameters.pop(ENCODING, "")
+        if not parameters:
+            del tensor["parameters"]
+        found.append(BinaryInput(tensor, buffer, encoding))
+    return found
+
+
 def unpack_request(body: Buffer) -> tuple[Json, list[BinaryInput]]:
     """Return the JSON of a request by `pack_request`, and its inputs that are bytes.
 
@@ -126,18 +144,6 @@ def unpack_request(body: Buffer) -> tuple[Json, list[BinaryInput]]:
     try:
         at = body.index(b"\n") + 1
         head: Json = json.loads(bytes(body[:at]))
-        found = []
-        for tensor, buffer in zip(
-            head["inputs"], buffers_behind(head["inputs"], body, at), strict=True
-        ):
-            if buffer is None:
-                continue
-            parameters = tensor["parameters"]
-            del parameters[SIZE]
-            encoding = parameters.pop(ENCODING, "")
-            if not parameters:
-                del tensor["parameters"]
-            found.append(BinaryInput(tensor, buffer, encoding))
+        return head, binary_inputs(head["inputs"], body, at)
     except (KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"no request with tensors: {error!r}") from error
-    return head, found

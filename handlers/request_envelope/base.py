@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from marserve.backend.context import Context
-from marserve.handlers.torchserve_api.completed_context import CompletedContext
+from marserve.handlers.torchserve_api.completed_context import completed
 
 
 class BaseEnvelope(ABC):
@@ -17,13 +17,9 @@ class BaseEnvelope(ABC):
 
     def handle(self, data: Any, context: Context) -> Any:
         """Answer a batch; an empty batch and an empty result are not converted."""
-        self.context = context if isinstance(context, Context) else CompletedContext(context)
-        results = self.call_handler(self.parse_input(data) if data else data)
+        self.context = completed(context)
+        results = self._handle_fn(self.parse_input(data) if data else data, self.context)
         return self.format_output(results) if results else results
-
-    def call_handler(self, rows: Any) -> Any:
-        """Call the handler with the result of `parse_input`."""
-        return self._handle_fn(rows, self.context)
 
     @abstractmethod
     def parse_input(self, data: Any) -> Any:

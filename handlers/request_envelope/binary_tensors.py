@@ -12,12 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from marserve.backend.protocol import Buffer
 from marserve.backend.tensors.arrays import flat_array
 from marserve.backend.tensors.checks import check_request
 from marserve.backend.tensors.datatypes import (
     BYTES,
-    DATATYPES,
     NUMPY,
     UnusableTensor,
     read_elements,
@@ -25,11 +23,10 @@ from marserve.backend.tensors.datatypes import (
     write_elements,
 )
 from marserve.backend.tensors.wire import (
-    ENCODING,
     LENGTH_HEADER,
-    SIZE,
+    BinaryInput,
     WantedOutputs,
-    buffers_behind,
+    binary_inputs,
 )
 from marserve.handlers.refusals import UnusableInput
 from marserve.handlers.request_envelope.instances import parsed_json
@@ -39,15 +36,9 @@ _LENGTH = re.compile("[0-9]{1,18}")
 
 @dataclass(frozen=True)
 class TensorRequest:
-    """What the answer to a request depends on.
+    """What the answer to a request depends on."""
 
-    Attributes:
-        id: The id that the client chose.
-        inputs: The names of the inputs.
-        wanted: The outputs that it asks for.
-    """
-
-    id: Any = None
+    id: Any = None  # the client's
     inputs: list[str] = field(default_factory=list)
     wanted: WantedOutputs = field(default_factory=WantedOutputs)
 
@@ -81,43 +72,28 @@ class TensorRequest:
         ]
 
 
-def read_request(body: bytes, headers: Mapping[str, Any]) -> Any:
-    """Parse the body of a request, and put the tensors behind its JSON into it.
+def read_request(body: Any, headers: Mapping[str, Any]) -> Any:
+    """Return the JSON of a request, with the tensors behind it put into it.
 
-    Without a `LENGTH_HEADER`, in any spelling, all of the body is JSON.
+    Nothing follows the JSON if the body is parsed, or the headers lack `LENGTH_HEADER`.
 
     Raises:
         UnusableInput: The body is not in the format, or compressed.
     """
-    fields = {name.lower(): value for name, value in headers.items()}
-    if (coding := fields.get("content-encoding", "identity")) != "identity":
-        raise UnusableInput(f"The body is compressed ({coding}); send it as it is.")
-    length = fields.get(LENGTH_HEADER.lower())
-    if length is None:
-        return with_tensors(parsed_json(body))
-    if not _LENGTH.fullmatch(length) or int(length) > len(body):
-        raise UnusableInput(f"{LENGTH_HEADER} is {length!r}; the body has {len(body)} bytes.")
-    end = int(length)
+    behind = memoryview(b"")
+    if isinstance(body, str):
+        body = body.encode()
+    if isinstance(body, bytes | bytearray):
+        end = _json_length(body, headers)
+        body, behind = parsed_json(body[:end]), memoryview(body)[end:]
     try:
-        document = json.loads(body[:end])
-    except (ValueError, RecursionError) as error:
-        raise UnusableInput(f"The first {end} bytes are not JSON: {error}") from error
-    return with_tensors(document, body, end)
-
-
-def with_tensors(document: Any, body: bytes = b"", end: int = 0) -> Any:
-    """Put the tensors behind the JSON of a body, which ends at ``end``, into the request.
-
-    Raises:
-        UnusableInput: The request is not in the format, or the bytes do not fit the tensors.
-    """
-    try:
-        check_request(document)
-        buffers = buffers_behind(document["inputs"], body, end)
+        check_request(body)
+        inputs = binary_inputs(body["inputs"], behind, 0)
     except UnusableTensor as error:
         raise UnusableInput(str(error)) from error
-    inputs = zip(document["inputs"], buffers, strict=True)
-    return {**document, "inputs": [_with_data(tensor, buffer) for tensor, buffer in inputs]}
+    for tensor in inputs:
+        tensor.described["data"] = _values(tensor)
+    return body
 
 
 def to_buffer(values: Any, datatype: str) -> bytes:
@@ -128,33 +104,34 @@ def to_buffer(values: Any, datatype: str) -> bytes:
     return buffer
 
 
-def _with_data(tensor: Any, buffer: Buffer | None) -> Any:
-    if buffer is None:
-        return tensor
-    parameters = {**tensor["parameters"]}
-    del parameters[SIZE]
-    encoding = parameters.pop(ENCODING, "")
-    filled = {key: value for key, value in tensor.items() if key != "parameters"}
+def _json_length(body: bytes | bytearray, headers: Mapping[str, Any]) -> int:
+    fields = {name.lower(): value for name, value in headers.items()}
+    if (coding := fields.get("content-encoding", "identity")) != "identity":
+        raise UnusableInput(f"The body is compressed ({coding}); send it as it is.")
+    length = fields.get(LENGTH_HEADER.lower(), str(len(body)))
+    if not _LENGTH.fullmatch(length) or int(length) > len(body):
+        raise UnusableInput(f"{LENGTH_HEADER} is {length!r}; the body has {len(body)} bytes.")
+    return int(length)
+
+
+def _values(tensor: BinaryInput) -> Any:
+    datatype, shape = tensor.described["datatype"], tensor.described["shape"]
     try:
-        filled["data"] = _values(buffer, tensor, encoding)
-    except (TypeError, ValueError) as error:
+        if datatype == BYTES:
+            return _elements(tensor)
+        return flat_array(datatype, tensor.buffer).reshape(shape)
+    except (KeyError, TypeError, ValueError) as error:
         raise UnusableInput(
-            f"Input {tensor['name']!r}: {len(buffer)} bytes are no {tensor['datatype']} "
-            f"of shape {tensor['shape']}: {error}"
+            f"Input {tensor.described['name']!r}: {len(tensor.buffer)} bytes are no {datatype} "
+            f"of shape {shape}: {error}"
         ) from error
-    return {**filled, "parameters": parameters} if parameters else filled
 
 
-def _values(buffer: Buffer, tensor: Any, encoding: str) -> Any:
-    datatype = tensor["datatype"]
-    if datatype not in DATATYPES:
-        raise ValueError("the protocol has no such datatype")
-    if datatype != BYTES:
-        return flat_array(datatype, buffer).reshape(tensor["shape"])
-    elements = list(read_elements(buffer))
+def _elements(tensor: BinaryInput) -> list[str | bytes]:
+    elements = list(read_elements(tensor.buffer))
     if not elements:
         raise ValueError("there is no element")
-    if encoding == "base64":
+    if tensor.encoding == "base64":
         return [b64encode(element).decode() for element in elements]
     return list(map(text_or_bytes, elements))
 

@@ -4,25 +4,24 @@ The handler gets the instances of a batch as one list. TorchServe's KServe envel
 first request. Here:
 
 * A batch of one is as in TorchServe: all results belong to that request.
-* A request that cannot be parsed is answered with 400 and the reason (503 in TorchServe). It and a
-  result that cannot be encoded do not affect other requests.
+* A request that cannot be parsed, or a result that cannot be encoded, does not affect the others.
 * In a larger batch, a number of results other than that of instances fails the batch.
 * A request without instances is answered without the handler, a description by the handler alone.
-* During the call, the context has each instance's request at the instance's index, so that headers
-  and statuses belong to the right client.
+* During the call, the context has each instance's request at the instance's index.
 """
 
 import json
 import logging
 from abc import abstractmethod
 from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 from marserve.backend.context import Context
 from marserve.backend.errors import poison_of, sentence_of
 from marserve.handlers.refusals import UnusableInput
 from marserve.handlers.request_envelope.base import BaseEnvelope
+from marserve.handlers.torchserve_api.completed_context import completed
 from marserve.handlers.utils import value_of
 
 logger = logging.getLogger(__name__)
@@ -31,21 +30,13 @@ _MAX_REASON = 200
 
 
 def parsed_body(row: Any) -> Any:
-    """Return a request's content, with JSON text parsed.
-
-    Raises:
-        UnusableInput: The text is not JSON.
-    """
+    """Return a request's content, with JSON text parsed."""
     body = value_of(row)
     return parsed_json(body) if isinstance(body, bytes | bytearray | str) else body
 
 
 def parsed_json(text: bytes | bytearray | str) -> Any:
-    """Parse JSON.
-
-    Raises:
-        UnusableInput: The text is not JSON, or nested too deeply.
-    """
+    """Parse JSON; UnusableInput if it is invalid or nested too deeply."""
     try:
         return json.loads(text)
     except RecursionError as error:
@@ -55,19 +46,11 @@ def parsed_json(text: bytes | bytearray | str) -> Any:
 
 
 def listed_instances(document: Any) -> list[Any]:
-    """Return the list ``instances`` of a request.
-
-    Raises:
-        UnusableInput: It is missing.
-    """
+    """Return the list ``instances`` of a request; UnusableInput if it is missing."""
     if not isinstance(document, dict) or not isinstance(document.get("instances"), list):
         raise UnusableInput('The body must be a JSON object with a list: {"instances": [...]}.')
     instances: list[Any] = document["instances"]
     return instances
-
-
-class _NoInstances(Exception):
-    """A batch contains no instances."""
 
 
 class InstancesEnvelope(BaseEnvelope):
@@ -75,17 +58,22 @@ class InstancesEnvelope(BaseEnvelope):
 
     def __init__(self, handle_fn: Any) -> None:
         super().__init__(handle_fn)
-        self._counts: list[int | None] = []  # instances per request; None: not parsed
-        self._failures: dict[int, UnusableInput] = {}
+        self._instances: list[list[Any]] = []  # by request; empty if it is refused
+        self._refusals: dict[int, str] = {}
 
     def handle(self, data: Any, context: Context) -> Any:
         """Answer a batch; without instances, the handler is not called."""
-        if data and context.get_request_header(0, "describe") == "True":
+        if not data or context.get_request_header(0, "describe") == "True":
             return self._handle_fn(data, context)
-        try:
-            return super().handle(data, context)
-        except _NoInstances:
+        self.context = completed(context)
+        instances = self.parse_input(data)
+        if not instances:
             return self._answer_all([])
+        owners = [index for index, rows in enumerate(self._instances) for _ in rows]
+        is_one_each = owners == list(range(len(data)))
+        with nullcontext() if is_one_each else self.context.limited_to(owners):
+            results = self._handle_fn(instances, self.context)
+        return self.format_output(results) if results else results
 
     @abstractmethod
     def instances_of(self, row: Any) -> list[Any]:
@@ -100,17 +88,9 @@ class InstancesEnvelope(BaseEnvelope):
 
     def parse_input(self, data: Any) -> list[Any]:
         """Return the instances of all requests."""
-        parsed = [self._parsed(row) for row in data]
-        self._failures = {i: rows for i, rows in enumerate(parsed) if isinstance(rows, Exception)}
-        self._counts = [None if isinstance(rows, Exception) else len(rows) for rows in parsed]
-        if not any(self._counts):
-            raise _NoInstances
-        return [row for rows in parsed if not isinstance(rows, Exception) for row in rows]
-
-    def call_handler(self, rows: Any) -> Any:
-        """Call the handler with a context that has a request per instance."""
-        with self._view() if rows else nullcontext():
-            return super().call_handler(rows)
+        self._refusals = {}
+        self._instances = [self._parse(row, index) for index, row in enumerate(data)]
+        return [instance for rows in self._instances for instance in rows]
 
     def format_output(self, data: Any) -> list[Any]:
         """Return one answer per request.
@@ -118,9 +98,9 @@ class InstancesEnvelope(BaseEnvelope):
         Raises:
             ValueError: A batch of several requests does not have one result per instance.
         """
-        if len(self._counts) == 1:
+        if len(self._instances) == 1:
             return [self.answer(data, 0)]
-        expected = sum(count or 0 for count in self._counts)
+        expected = sum(map(len, self._instances))
         if not isinstance(data, list) or len(data) != expected:
             raise ValueError(f"The handler must return {expected} results, one per instance")
         return self._answer_all(data)
@@ -134,37 +114,31 @@ class InstancesEnvelope(BaseEnvelope):
     def _answer_all(self, results: Iterable[Any]) -> list[Any]:
         remaining = iter(results)
         return [
-            self.failure(400, "BadRequestException", str(self._failures[index]), index)
-            if count is None
-            else self._answer_one([next(remaining) for _ in range(count)], index)
-            for index, count in enumerate(self._counts)
+            self.failure(400, "BadRequestException", self._refusals[index], index)
+            if index in self._refusals
+            else self._answer_one([next(remaining) for _ in rows], index)
+            for index, rows in enumerate(self._instances)
         ]
 
     def _answer_one(self, results: list[Any], index: int) -> Any:
         try:
             return self.answer(results, index)
         except Exception as error:  # a bad result concerns its request only
-            if len(self._counts) == 1 or isinstance(error, MemoryError) or poison_of(error):
+            if len(self._instances) == 1 or isinstance(error, MemoryError) or poison_of(error):
                 raise
             logger.warning("The results of request %d cannot be sent.", index, exc_info=True)
             return self.failure(503, "InternalServerException", "Prediction failed", index)
 
-    def _parsed(self, row: Any) -> list[Any] | UnusableInput:
+    def _parse(self, row: Any, index: int) -> list[Any]:
         try:
             return self.instances_of(row)
         except MemoryError:
             raise
         except UnusableInput as error:
             logger.info("A request is not in the format of the envelope: %s", error)
-            return error
+            self._refusals[index] = str(error)
         except Exception as error:  # hostile input raises anything
             logger.warning("A request is not in the format of the envelope.", exc_info=True)
             why = sentence_of(error)[:_MAX_REASON]
-            return UnusableInput(f"The request is not in the format of the envelope: {why}")
-
-    def _view(self) -> AbstractContextManager[None]:
-        owners = [i for i, count in enumerate(self._counts) for _ in range(count or 0)]
-        if owners == list(range(len(self._counts))):
-            return nullcontext()
-        view: AbstractContextManager[None] = self.context.limited_to(owners)
-        return view
+            self._refusals[index] = f"The request is not in the format of the envelope: {why}"
+        return []

@@ -23,8 +23,8 @@ class JSONEnvelope(InstancesEnvelope):
         return [_decoded(instance) for instance in listed_instances(parsed_body(row) or row)]
 
     def answer(self, results: Any, index: int) -> str:
-        """Return the text ``{"predictions": [...]}`` with one result per instance."""
-        return json.dumps({"predictions": results[: self._counts[index]]})
+        """Return the text ``{"predictions": [...]}``."""
+        return json.dumps({"predictions": results[: len(self._instances[index])]})
 
 
 def _decoded(instance: Any) -> Any:

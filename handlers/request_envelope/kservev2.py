@@ -24,7 +24,6 @@ from marserve.handlers.request_envelope.binary_tensors import (
     TensorRequest,
     read_request,
     to_buffer,
-    with_tensors,
 )
 from marserve.handlers.request_envelope.instances import InstancesEnvelope
 from marserve.handlers.utils import value_of
@@ -59,7 +58,8 @@ class KServev2Envelope(InstancesEnvelope):
     def instances_of(self, row: Any) -> list[Any]:
         """Return the request's inputs."""
         self._requests.append(TensorRequest())  # stays if parsing fails
-        body = self._document(value_of(row), len(self._requests) - 1)
+        headers = self.context.get_all_request_header(len(self._requests) - 1)
+        body = read_request(value_of(row), headers)
         inputs = [_for_handler(tensor) for tensor in body["inputs"]]
         self._requests[-1] = TensorRequest.of(body)
         return inputs
@@ -89,15 +89,8 @@ class KServev2Envelope(InstancesEnvelope):
         return self._packed(document, buffers, index) if buffers else document
 
     def failure(self, status: int, kind: str, message: str, index: int) -> dict[str, Any]:
-        """Make the answer of a request that failed."""
+        """Return the answer to a request that failed, with the member ``error``."""
         return super().failure(status, kind, message, index) | {"error": message}
-
-    def _document(self, body: Any, index: int) -> Any:
-        if isinstance(body, str):
-            body = body.encode()
-        if not isinstance(body, bytes | bytearray):
-            return with_tensors(body)  # parsed before, so nothing follows the JSON
-        return read_request(bytes(body), self.context.get_all_request_header(index))
 
     def _error_of(self, results: Any, index: int) -> str | None:
         """Return the message for the client if the handler set an error status."""

@@ -19,7 +19,7 @@ class EndlessRequests(list[RequestProcessor]):
         return super().__getitem__(index)
 
 
-class CompletedContext:
+class _CompletedContext:
     """A context whose missing attributes are those of an empty `Context`."""
 
     def __init__(self, own: Any) -> None:
@@ -36,3 +36,8 @@ class CompletedContext:
 
     def __delattr__(self, name: str) -> None:
         delattr(vars(self)["_own"], name)
+
+
+def completed(context: Any) -> Any:
+    """Return a context with our interface: a `Context` itself, others completed."""
+    return context if isinstance(context, Context) else _CompletedContext(context)
