@@ -43,6 +43,19 @@ class Accuracy:
         agreement = "none to measure" if self.agreement is None else f"{self.agreement:.2%}"
         return f"relative error {self.relative_error:.3g}, agreement {agreement}"
 
+    def comparing(self, reference: Forward, forward: Forward) -> Forward:
+        """Return a ``forward`` that also calls the reference and compares the results."""
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            # Copies, since a model may change its arguments.
+            copied_args, copied_kwargs = map_tensors(torch.clone, (args, kwargs))
+            expected = reference(*copied_args, **copied_kwargs)
+            actual = forward(*args, **kwargs)
+            self.add(expected, actual)
+            return actual
+
+        return run
+
     def add(self, expected: Any, actual: Any) -> None:
         """Compare an output in fp32 with one of the optimized model; both may be nested."""
         references, outputs = list(tensors_of(expected)), list(tensors_of(actual))
@@ -88,24 +101,6 @@ class Accuracy:
     def _add_choices(self, expected: torch.Tensor, actual: torch.Tensor) -> None:
         self.agreeing += int((expected == actual).sum())
         self.choices += expected.numel()
-
-
-class Comparison:
-    """A ``forward`` that also runs the reference in fp32 and compares the results."""
-
-    def __init__(self, reference: Forward, forward: Forward) -> None:
-        self.accuracy = Accuracy()
-        self._reference = reference
-        self._forward = forward
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call both functions; return the result of ``forward``."""
-        # Copies, since a model may change its arguments.
-        copied_args, copied_kwargs = map_tensors(torch.clone, (args, kwargs))
-        expected = self._reference(*copied_args, **copied_kwargs)
-        actual = self._forward(*args, **kwargs)
-        self.accuracy.add(expected, actual)
-        return actual
 
 
 def _relative_error(expected: torch.Tensor, actual: torch.Tensor) -> float:

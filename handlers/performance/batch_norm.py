@@ -6,8 +6,7 @@ the submodules if it cannot trace the whole model. The model keeps its class and
 norms become ``nn.Identity``.
 
 `torch.fx.experimental.optimization.fuse` (torch 2.15) returns a GraphModule without the model's
-class, methods and hooks, cannot trace submodules separately, lacks transposed convolutions, and is
-wrong if a convolution runs twice.
+methods and hooks, cannot trace submodules separately, and is wrong if a convolution runs twice.
 """
 
 from collections import Counter

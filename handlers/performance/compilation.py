@@ -47,12 +47,7 @@ class UnforeseenShapes:
 
 
 class Compilation:
-    """Collects what `described` returns.
-
-    Args:
-        by: What compiles, and its options.
-        count: Returns the number of graphs so far.
-    """
+    """What compiles, with its options (``by``), and findings; ``count()`` returns the graphs."""
 
     def __init__(self, by: Mapping[str, Any], count: Callable[[], int]) -> None:
         self.other_sizes = ""  # how batches of other sizes run
@@ -66,6 +61,7 @@ class Compilation:
 
     def add(self, size: int, seconds: float) -> None:
         """Add the first run of a batch size and its duration."""
+        logger.info("Batch size %d: first run %.1f s", size, seconds)
         before, self._counted = self._counted, self._count()
         graphs = self._counted - before
         self._sizes.append({"size": size, "seconds": round(seconds, 3), "graphs": graphs})

@@ -1,7 +1,7 @@
 """Runs batches of fixed shapes as CUDA graphs: one launch instead of thousands.
 
-A graph is recorded for each shape of the warm-up. Its inputs and outputs are copied, since it uses
-its own memory. Other shapes run without a graph: recording would stop all other work on the device.
+A graph uses its own memory, so inputs and outputs are copied. Shapes that did not occur in the
+warm-up run without a graph: recording would stop all other work on the device.
 """
 
 import threading
@@ -14,15 +14,13 @@ from marserve.handlers.performance.precision import Forward
 from marserve.handlers.performance.trees import map_tensors, tensors_of
 
 Replay = Callable[[Sequence[torch.Tensor]], Any]
-"""Runs a recorded call with new tensors of the same shapes."""
-
 Record = Callable[[Forward, Sequence[torch.Tensor]], Replay]
 
 _WARM_UP_RUNS = 3  # before recording, as torch's documentation of CUDA graphs requires
 
 
 class CudaGraphs:
-    """A function over tensors that is recorded in the warm-up and replayed afterwards."""
+    """A function over tensors that is recorded for each shape of the warm-up, and replayed."""
 
     def __init__(self, forward: Forward, record: Record | None = None) -> None:
         self._forward = forward

@@ -19,14 +19,14 @@ from marserve.handlers.performance.trees import map_tensors, tensors_of
 
 @dataclass(frozen=True)
 class BatchSizes:
-    """The possible sizes of batches: the compiled sizes if any, else 1 to ``max_size``."""
+    """The sizes of batches: the compiled sizes if any, else 1 to ``max_size``."""
 
     compiled: tuple[int, ...]
     max_size: int
 
     @classmethod
     def of(cls, context: Context) -> "BatchSizes":
-        """Read the sizes from a context; contexts in tests may lack them."""
+        """Return the sizes of a context."""
         properties = context.system_properties
         compiled = tuple(sorted(properties.get("compiled_batch_sizes") or ()))
         return cls(compiled, int(properties.get("batch_size") or 1))

@@ -24,7 +24,7 @@ from torch import nn
 from marserve.backend.context import Context, RunSamples
 from marserve.backend.errors import OptionRefused
 from marserve.backend.profiling.warm_up import WarmUpFailed
-from marserve.handlers.performance.accuracy import Accuracy, Comparison
+from marserve.handlers.performance.accuracy import Accuracy
 from marserve.handlers.performance.batch_norm import fold_batch_norms
 from marserve.handlers.performance.compilation import Compilation
 from marserve.handlers.performance.cuda_graphs import CudaGraphs
@@ -84,45 +84,41 @@ class OptimizedModel:
         Raises:
             OptionRefused: Graphs cannot be recorded, or the accuracy is too low.
         """
-        if self.compiled is not None and self.compilation is not None:
-            self._compile(run, self.compiled, self.compilation)
-        if self.graphs is not None and self.compilation is not None:
-            self._record(run, self.graphs, self.compilation)
+        if self.compilation is not None and self.compilation.fallback is None:
+            self._run_sizes(run, self.compilation)
         if self.options.check_accuracy is not None:
             self._compare(run, self.options.check_accuracy)
 
-    def _compile(
-        self, run: RunSamples, compiled: CompiledForward, compilation: Compilation
-    ) -> None:
-        sizes = self.sizes.to_compile()
-        compiled.shapes = compilation.unforeseen
+    def _run_sizes(self, run: RunSamples, compilation: Compilation) -> None:
+        """Run each batch size once, which compiles or records it."""
+        compiled, graphs = self.compiled, self.graphs
+        sizes = self.sizes.to_compile() if graphs is None else self.sizes.to_record()
+        if compiled is not None and self.fixed is not None:
+            compiled.shapes = compilation.unforeseen
         try:
-            _run_each(run, sizes, compilation)
+            for size in sizes:
+                started = time.perf_counter()
+                run(size)
+                compilation.add(size, time.perf_counter() - started)
         except WarmUpFailed as error:
-            compiled.shapes = None
+            if compiled is None:
+                reason = f"{SECTION}.cuda_graphs: nothing is recorded: {error}"
+                raise OptionRefused(reason) from error
             compilation.fallback = _serve_anyway(run, compiled, error)
             return
         if self.fixed is None:
-            compiled.shapes = None
-        else:
-            compilation.other_sizes = self.fixed.end_warm_up(sizes)
+            return
+        compilation.other_sizes = self.fixed.end_warm_up(sizes)
+        if compiled is not None:
             compiled.end_warm_up()
-
-    def _record(self, run: RunSamples, graphs: CudaGraphs, compilation: Compilation) -> None:
-        sizes = self.sizes.to_record()
-        try:
-            _run_each(run, sizes, compilation)
-        except WarmUpFailed as error:
-            raise OptionRefused(f"{SECTION}.cuda_graphs: nothing is recorded: {error}") from error
-        graphs.end_warm_up()
-        if self.fixed is not None:
-            compilation.other_sizes = self.fixed.end_warm_up(sizes)
+        if graphs is not None:
+            graphs.end_warm_up()
 
     def _compare(self, run: RunSamples, goal: AccuracyGoal) -> None:
         """Run the samples through this model and the reference."""
         assert self.reference is not None
-        forward = self.model.forward
-        self.model.forward = comparison = Comparison(self.reference, forward)
+        accuracy, forward = Accuracy(), self.model.forward
+        self.model.forward = accuracy.comparing(self.reference, forward)
         try:
             for file in goal.samples or ("",):
                 run(1, file)
@@ -130,35 +126,27 @@ class OptimizedModel:
             raise OptionRefused(f"{SECTION}.check_accuracy: {error}") from error
         finally:
             self.model.forward, self.reference = forward, None
-        self.accuracy = comparison.accuracy
-        logger.info("Against fp32: %s", self.accuracy)
-        self.accuracy.check(goal)
-
-
-def _run_each(run: RunSamples, sizes: tuple[int, ...], compilation: Compilation) -> None:
-    for size in sizes:
-        started = time.perf_counter()
-        run(size)
-        seconds = time.perf_counter() - started
-        logger.info("Batch size %d: first run %.1f s", size, seconds)
-        compilation.add(size, seconds)
+        self.accuracy = accuracy
+        logger.info("Against fp32: %s", accuracy)
+        accuracy.check(goal)
 
 
 def _serve_anyway(run: RunSamples, compiled: CompiledForward, error: WarmUpFailed) -> str:
     """Give up compiling if the sample runs without it, else compile later; return the fallback."""
+    compiled.shapes = None
+    compiled.is_on = False
     try:
-        with compiled.switched_off():
-            run()
+        run()
     except WarmUpFailed:
+        compiled.is_on = True
         logger.warning("Nothing can be compiled before the first requests come: %s", error)
         return f"compiled as requests come: {error}"
-    compiled.give_up()
     logger.warning("Compiling failed; the model is served uncompiled.")
     return f"served uncompiled: {error}"
 
 
 def refuse_optimization(config: Mapping[str, Any]) -> None:
-    """Raise OptionRefused if the configuration of a model that is not eager has the section."""
+    """Raise OptionRefused if the configuration has the section, for a model that is not eager."""
     if config.get(SECTION) is not None:
         raise OptionRefused(
             f"{SECTION} needs an eager model (--model-file): TorchScript, ONNX and exported "

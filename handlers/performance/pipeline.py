@@ -21,7 +21,7 @@ class PipelineStage(NamedTuple):
 
 @dataclass
 class _Run:
-    """The values of one call of `Pipeline.run`, replaced by the results of their last stages."""
+    """The values of one call of `Pipeline.run`, or the results of their last stages."""
 
     values: list[Any]
     error: BaseException | None = None

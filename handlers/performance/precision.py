@@ -1,13 +1,10 @@
 """Runs a model in another precision or memory layout, with inputs and outputs unchanged.
 
-Two kinds of casts, as in AWS Neuron (``--auto-cast all`` and ``matmult``):
-
 * all      weights, buffers and activations have the lower precision.
 * matmul   torch.autocast: only multiplications have it. Sums, and the weights of norms and
            embeddings, stay in fp32.
 
-Inputs are cast and outputs are fp32 again, because postprocessing needs it: numpy lacks bfloat16,
-and a softmax in bf16 has two significant digits for a thousand classes.
+Outputs are fp32 again: numpy lacks bfloat16, and a softmax in bf16 has two significant digits.
 """
 
 from collections.abc import Callable
@@ -35,9 +32,8 @@ _MULTIPLYING = (
 def lower_weights(model: torch.nn.Module, dtype: torch.dtype, *, matmul_only: bool) -> None:
     """Cast a model's weights in place; with ``matmul_only``, those of multiplying layers.
 
-    autocast would cast these for every batch (a tenth of the time of ResNet-152 on a CPU for one
-    image) and keep both versions. It still does for derived classes, which may use their weights
-    otherwise.
+    autocast would cast these for every batch: a tenth of the time of ResNet-152 on a CPU for one
+    image. It still does for derived classes, which may use their weights otherwise.
     """
     if not matmul_only:
         model.to(dtype)
@@ -60,10 +56,7 @@ def autocast(forward: Forward, device: torch.device, dtype: torch.dtype) -> Forw
 def cast_inputs(
     forward: Forward, dtype: torch.dtype | None, *, channels_last: bool = False
 ) -> Forward:
-    """Cast a function's floating-point tensors, which may be nested, to ``dtype`` unless None.
-
-    ``channels_last`` changes the memory layout of images.
-    """
+    """Cast a function's floating-point arguments to ``dtype``; change the layout of images."""
 
     def cast(tensor: torch.Tensor) -> torch.Tensor:
         target = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
@@ -79,7 +72,7 @@ def cast_inputs(
 
 
 def raise_outputs(forward: Forward) -> Forward:
-    """Convert a function's results of lower precision, which may be nested, to fp32."""
+    """Convert a function's results of lower precision to fp32."""
 
     def as_fp32(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.float() if tensor.dtype in _LOW else tensor

@@ -9,8 +9,7 @@ A model that cannot be compiled is served uncompiled, with a warning.
 """
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -23,8 +22,6 @@ logger = logging.getLogger(__name__)
 
 def compile_arguments(pt2: Any) -> dict[str, Any] | None:
     """Return torch.compile's arguments from a ``pt2`` section; None if it is not to be used.
-
-    A missing ``enable`` counts as true.
 
     Raises:
         ValueError: The section is neither a string nor a mapping.
@@ -58,10 +55,7 @@ def compilation_of(arguments: dict[str, Any]) -> Compilation:
 
 
 def try_to_compile(model: Any, arguments: dict[str, Any]) -> Any:
-    """Compile a model or a function; None if torch refuses.
-
-    torch checks only the arguments here: most failures come with the first call.
-    """
+    """Compile a model; None if torch refuses. Most failures come with the first call."""
     if not check_valid_pt2_backend(arguments.get("backend", "inductor")):
         return None
     try:
@@ -75,31 +69,19 @@ def try_to_compile(model: Any, arguments: dict[str, Any]) -> Any:
 
 
 class CompiledForward:
-    """A compiled function that can be replaced by the original; ``shapes`` collects its calls."""
+    """A compiled function, or the original while it is not ``is_on``."""
 
     def __init__(self, plain: Callable[..., Any], compiled: Callable[..., Any]) -> None:
-        self.shapes: UnforeseenShapes | None = None
+        self.is_on = True
+        self.shapes: UnforeseenShapes | None = None  # collects calls
         self._plain = plain
-        self._run = compiled
+        self._compiled = compiled
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function."""
         if self.shapes is not None:
             self.shapes.add((args, kwargs))
-        return self._run(*args, **kwargs)
-
-    @contextmanager
-    def switched_off(self) -> Iterator[None]:
-        """Call the original function in a ``with`` block."""
-        run, self._run = self._run, self._plain
-        try:
-            yield
-        finally:
-            self._run = run
-
-    def give_up(self) -> None:
-        """Call the original function from now on."""
-        self._run, self.shapes = self._plain, None
+        return (self._compiled if self.is_on else self._plain)(*args, **kwargs)
 
     def end_warm_up(self) -> None:
         """Run new shapes uncompiled in this process, because compiling would take up to a minute.

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from marserve.backend.errors import OptionRefused
-from marserve.handlers.performance.accuracy import Accuracy, Comparison
+from marserve.handlers.performance.accuracy import Accuracy
 from marserve.handlers.performance.optimization import AccuracyGoal
 
 
@@ -96,6 +96,7 @@ def test_both_models_get_the_unchanged_input() -> None:
     def in_place(x: torch.Tensor) -> torch.Tensor:
         return x.mul_(2)
 
-    comparison = Comparison(in_place, in_place)
-    assert comparison(torch.ones(2, 2)).tolist() == [[2.0, 2.0], [2.0, 2.0]]
-    assert comparison.accuracy.relative_error == 0.0
+    accuracy = Accuracy()
+    result = accuracy.comparing(in_place, in_place)(torch.ones(2, 2))
+    assert result.tolist() == [[2.0, 2.0], [2.0, 2.0]]
+    assert accuracy.relative_error == 0.0
