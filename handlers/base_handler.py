@@ -2,10 +2,6 @@
 
     preprocess(list of requests) → inference(tensor) → postprocess(tensor) → list of answers
 
-Subclasses override stages. `preprocess` raises `RefusedInputs` for unusable requests
-(`BaseHandler.each_usable`): these are answered with status 400, and the batch runs again without
-them (`stage_run`), so that the other stages see only usable requests, as under TorchServe.
-
 The kind of the serialized file decides how the model is loaded:
 
 * with a model file    a state dict (a pickle or ``.safetensors``) for the model file's class
@@ -23,17 +19,15 @@ import importlib
 import importlib.util
 import inspect
 import logging
-import os
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity, profile, record_function, tensorboard_trace_handler
+from torch.profiler import ProfilerActivity, profile, tensorboard_trace_handler
 
 from marserve.backend.context import Context
 from marserve.backend.errors import PredictionException
@@ -56,11 +50,11 @@ from marserve.handlers.performance.optimized_model import (
     refuse_optimization,
 )
 from marserve.handlers.performance.stage_run import (
+    EXPLAIN,
     BatchContext,
-    Stage,
-    StageLabel,
     Steps,
     finish,
+    is_profiling,
     report_time,
     run_stages,
 )
@@ -73,10 +67,10 @@ from marserve.handlers.utils import list_classes_from_module, load_label_mapping
 
 logger = logging.getLogger(__name__)
 
+PROFILER_AVAILABLE = PT2_AVAILABLE = PT230_AVAILABLE = True  # TorchServe's flags
 STAGES = ("preprocess", "inference", "postprocess")
 
-RunStages = Callable[[Any, StageLabel], Any]
-"""Runs the three stages over a batch, each within its label."""
+_NOT_NUMBERS = OverflowError, RuntimeError, TypeError, ValueError  # raised by torch.as_tensor
 
 
 class BaseHandler:
@@ -84,7 +78,7 @@ class BaseHandler:
 
     # Not set in `__init__`: subclasses may have one that does not call this class's.
     context: Any = BatchContext()  # of the current batch
-    stage_pipeline: RunStages | None = None  # None: one stage after the other
+    stage_pipeline: Callable[[Any], Any] | None = None  # runs the three stages over a batch
     model_pt_path: str | None = None  # the manifest's serialized file
     manifest: Any = None
     map_location: str | None = None  # kind of device, as torch.load takes it
@@ -128,7 +122,7 @@ class BaseHandler:
         self.context = context
         if self._is_describe():
             output: Any = [self.describe_handle()]
-        elif _is_profiling():
+        elif is_profiling():
             output, _ = self._infer_with_profiler(data)
         else:
             output = self.__predict(data)
@@ -153,7 +147,7 @@ class BaseHandler:
         values = [value_of(row) for row in data] if isinstance(data, list) else data
         try:
             return torch.as_tensor(values, device=self.device)
-        except (OverflowError, RuntimeError, TypeError, ValueError):
+        except _NOT_NUMBERS:
             if isinstance(values, list):
                 self.each_usable(_check_numbers, values)
             raise  # the requests are valid, but of different shapes
@@ -175,10 +169,7 @@ class BaseHandler:
         return data if self.__is_stacking() else data.tolist()
 
     def explain_handle(self, data_preprocess: Any, raw_data: Any) -> Any:
-        """Return explanations for a batch, of the class that the first request's ``target`` names.
-
-        ``raw_data`` is the batch, ``data_preprocess`` the result of `preprocess`.
-        """
+        """Return explanations of the class that the first request's ``target`` names."""
         row = raw_data[0]
         target = row.get("target") if isinstance(row, dict) else None
         if isinstance(target, str | bytes | bytearray):
@@ -189,16 +180,12 @@ class BaseHandler:
         return self.get_insights(data_preprocess, value_of(row), target or self.target)
 
     def get_insights(self, tensor_data: Any, inputs: Any, target: Any = 0) -> Any:
-        """Return one explanation per request; subclasses override it.
-
-        Raises:
-            PredictionException: 501, this handler has none.
-        """
+        """Return one explanation per request; here a PredictionException with status 501."""
         del tensor_data, inputs, target
         raise PredictionException(f"{type(self).__name__} gives no explanations", 501)
 
     def describe_handle(self) -> Any:
-        """Return the model's part of its description: here the optimizations, or None."""
+        """Return the model's part of its description: here the optimizations."""
         optimized = self.__optimized_model
         return optimized and optimized.describe()
 
@@ -217,10 +204,7 @@ class BaseHandler:
     # Called by `marserve.backend.pipeline`
 
     def overlap_obstacle(self) -> str:
-        """Return the reason why stages of different batches cannot overlap, or an empty string.
-
-        Values that stages keep on the handler cannot be detected.
-        """
+        """Return the reason why stages of different batches cannot overlap, or an empty string."""
         kind = type(self)
         if kind.handle is not BaseHandler.handle or "handle" in vars(self):
             return f"{kind.__name__} overrides handle()"
@@ -236,7 +220,7 @@ class BaseHandler:
         return max(1, len(optimized.options.device_stages)) if optimized is not None else 1
 
     def begin_overlapping(self) -> None:
-        """Prepare for overlapping stages, before the first batch."""
+        """Keep the context of each batch in its own thread from now on."""
         BatchContext.separate(self)
 
     def enter_stages(self, data: Any, context: Context) -> Steps | None:
@@ -245,9 +229,9 @@ class BaseHandler:
         None if `handle` has to answer the batch while no other runs.
         """
         self.context = context
-        if self._is_describe() or self._is_explain() or _is_profiling():
+        if self._is_describe() or self._is_explain() or is_profiling():
             return None
-        return run_stages(self, self.__stages(nullcontext), data, context, overlaps=True)
+        return run_stages(self, self.__stages(), data, context, overlaps=True)
 
     def leave_stages(self, steps: Steps) -> Any:
         """Return the answers of a batch after the steps of all stages."""
@@ -256,10 +240,8 @@ class BaseHandler:
     def each_usable(self, prepare: Callable[[Any], Any], data: Iterable[Any]) -> list[Any]:
         """Return ``prepare(request)`` for each request; for `preprocess`.
 
-        ``prepare`` raises `UnusableInput` for an unusable request.
-
         Raises:
-            RefusedInputs: Requests are unusable.
+            RefusedInputs: ``prepare`` raised `UnusableInput` for some requests.
         """
         prepared: list[Any] = []
         refused: dict[int, str] = {}
@@ -272,22 +254,15 @@ class BaseHandler:
             raise RefusedInputs(refused)
         return prepared
 
-    def __predict(self, data: Any, label: StageLabel = nullcontext) -> Any:
-        return finish(run_stages(self, self.__stages(label), data, self.context, label))
+    def __predict(self, data: Any) -> Any:
+        return finish(run_stages(self, self.__stages(), data, self.context))
 
-    def __stages(self, label: StageLabel) -> list[Stage]:
+    def __stages(self) -> tuple[str, ...]:
         if self._is_explain():
-            return [self.__stage("preprocess"), Stage("explain", self.explain_handle)]
-        if self.stage_pipeline is None:
-            return [self.__stage(name) for name in STAGES]
-        run = self.stage_pipeline
-        return [Stage("stages", lambda data, _rows: run(data, label))]
-
-    def __stage(self, name: str) -> Stage:
-        return Stage(name, lambda value, _rows: getattr(self, name)(value))
+            return "preprocess", EXPLAIN
+        return STAGES if self.stage_pipeline is None else ("stage_pipeline",)
 
     def _infer_with_profiler(self, data: Any) -> tuple[Any, Any]:
-        """Return answers and profiler; write the trace to a directory with the model's name."""
         name = self.__manifest_entry("modelName") or getattr(self.context, "model_name", "")
         directory = Path(tempfile.gettempdir(), "pytorch_profiler", name)
         defaults = {
@@ -299,7 +274,7 @@ class BaseHandler:
             "on_trace_ready": tensorboard_trace_handler(str(directory)),
         }
         with profile(**{**defaults, **self.profiler_args}) as profiler:
-            output = self.__predict(data, record_function)
+            output = self.__predict(data)
         table = profiler.key_averages().table(sort_by="cpu_time_total", row_limit=10)
         logger.info("%s", table)
         return output, profiler
@@ -337,9 +312,9 @@ class BaseHandler:
                 return load_exported(path, self.device)
             case ".onnx":
                 return load_onnx(path, self.map_location)
-            case ".so" if self.__is_compiled_ahead():
-                return self._load_torch_export_aot_compile(path)
             case ".so":
+                if self.__is_compiled_ahead():
+                    return self._load_torch_export_aot_compile(path)
                 reason = "needs pt2.export.aot_compile in model-config.yaml"
             case ".safetensors":
                 reason = "contains only weights, which need the model's class (--model-file)"
@@ -358,7 +333,6 @@ class BaseHandler:
     def _load_pickled_model(
         self, model_dir: str, model_file: str, model_pt_path: str | None
     ) -> Any:
-        """Return the eager model: the model file's class, with the weights of the state dict."""
         path = Path(model_dir, model_file)
         if not path.is_file():
             raise RuntimeError(f"Missing the model.py file: {path}")
@@ -399,32 +373,20 @@ class BaseHandler:
 
 
 def __getattr__(name: str) -> bool:
-    """TorchServe's flags of available packages, computed at first use."""
-    if name in _AVAILABLE:
-        return _AVAILABLE[name]()
+    """TorchServe's flags of optional packages, computed at each use."""
+    match name:
+        case "IPEX_AVAILABLE":
+            return env_is_true("TS_IPEX_ENABLE") and is_installed("intel_extension_for_pytorch")
+        case "XLA_AVAILABLE":
+            return is_installed("torch_xla")
+        case "ONNX_AVAILABLE":
+            return is_installed("onnxruntime")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-_AVAILABLE: dict[str, Callable[[], bool]] = {
-    "PROFILER_AVAILABLE": lambda: True,  # the first three: in every supported torch
-    "PT2_AVAILABLE": lambda: True,
-    "PT230_AVAILABLE": lambda: True,
-    "IPEX_AVAILABLE": lambda: (
-        env_is_true("TS_IPEX_ENABLE") and is_installed("intel_extension_for_pytorch")
-    ),
-    "XLA_AVAILABLE": lambda: is_installed("torch_xla"),
-    "ONNX_AVAILABLE": lambda: is_installed("onnxruntime"),
-}
-
-
-def _is_profiling() -> bool:
-    return bool(os.environ.get("ENABLE_TORCH_PROFILER"))
 
 
 def _check_numbers(value: Any) -> None:
     try:
         torch.as_tensor(value)
-    except (OverflowError, RuntimeError, TypeError, ValueError) as error:
-        raise UnusableInput(
-            f"The input is not a number or nested lists of numbers: {error}"
-        ) from error
+    except _NOT_NUMBERS as error:
+        reason = f"The input is not a number or nested lists of numbers: {error}"
+        raise UnusableInput(reason) from error

@@ -20,11 +20,7 @@ class DenseNetHandler(BaseHandler):
 
     @timed
     def preprocess(self, data: Any) -> Any:
-        """Return the requests' tensors as one, of shape ``(requests, …)``.
-
-        Raises:
-            RefusedInputs: Requests do not contain a tensor.
-        """
+        """Return the requests' tensors as one, of shape ``(requests, …)``."""
         return torch.stack(self.each_usable(_tensor_of, data))
 
     @timed

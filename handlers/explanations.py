@@ -10,8 +10,7 @@ from torch.nn.functional import embedding_bag
 
 from marserve.backend.errors import PredictionException
 
-STEPS = 15
-"""Points of the integral from no input to the input, as in TorchServe."""
+STEPS = 15  # points of the integral from no input to the input, as in TorchServe
 
 
 class PixelAttributions:
@@ -35,11 +34,7 @@ def attribute_to_tokens(model: Any, tokens: Any, target: int) -> Any:
 
     Captum attributes to a layer's output, which for an `EmbeddingBag` is one vector for the whole
     text. Here the embeddings of the tokens are the variables: the gradients of the score are
-    averaged while the embeddings grow from zero to full length. The sum over the tokens is the
-    score's difference from that of no text.
-
-    The model, called as ``model(tokens, offsets)``, has a layer ``embedding``; ``tokens`` are
-    indices of shape ``(tokens,)``.
+    averaged while the embeddings grow from zero to full length.
     """
     layer = model.embedding
     offsets = torch.zeros(1, dtype=torch.int64, device=tokens.device)
@@ -65,14 +60,9 @@ def _replacing(layer: Any, rows: Any, offsets: Any) -> Any:
 
 
 def captum_attribution() -> ModuleType:
-    """Return the module ``captum.attr``.
-
-    Raises:
-        PredictionException: 501, captum is not installed.
-    """
+    """Return the module ``captum.attr``; PredictionException 501 if captum is not installed."""
     try:
         return importlib.import_module("captum.attr")
     except ImportError as error:
-        raise PredictionException(
-            "Explanations need the package captum, which this server does not have", 501
-        ) from error
+        reason = "Explanations need the package captum, which this server does not have"
+        raise PredictionException(reason, 501) from error

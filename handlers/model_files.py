@@ -18,7 +18,6 @@ import torch
 logger = logging.getLogger(__name__)
 
 NOT_LOADED = "No model weights could be loaded"
-"""The beginning of the error message."""
 
 
 def is_torchscript(path: str) -> bool:
@@ -39,9 +38,6 @@ def load_torchscript(path: str, device: Any) -> Any:
 
 def load_exported(path: str, device: Any) -> Any:
     """Load a ``.pt2`` file: a program of torch.export or a package of AOTInductor.
-
-    A package runs on the kind of device it was compiled for; a program is moved to ``device``. Both
-    accept the batch sizes they were exported for.
 
     Raises:
         RuntimeError: The file is neither, is damaged, or was made for another torch or device.
@@ -69,8 +65,7 @@ def load_state_dict(path: str, *, mapped: bool = True) -> Any:
     """Load a state dict from ``.safetensors`` or a pickle into CPU memory.
 
     With ``mapped`` the tensors may use the pages of the mapped file, which processes share until
-    they write to them. The file must not change. Compressed pickles and those from before torch 1.6
-    cannot be mapped and are read.
+    they write to them. Compressed pickles and those from before torch 1.6 cannot be mapped.
 
     Raises:
         RuntimeError: A package that it needs is not installed.
@@ -88,7 +83,6 @@ def load_state_dict(path: str, *, mapped: bool = True) -> Any:
 
 
 def _is_mappable(path: str) -> bool:
-    """Return whether a pickle is a zip file without compression."""
     if not zipfile.is_zipfile(path):
         return False
     with zipfile.ZipFile(path) as archive:
@@ -133,13 +127,7 @@ def setup_ort_session(model_pt_path: str, map_location: str | None) -> Any:
 
 
 def import_model_file(path: Path) -> ModuleType:
-    """Import a model file by its path, under its own name, which pickles of its classes contain.
-
-    A file that the handler has imported is not loaded again.
-
-    Raises:
-        ImportError: It is not a Python file, or an import inside it failed.
-    """
+    """Import a model file under its own name, which pickles contain, unless the handler has."""
     known = sys.modules.get(path.stem)
     file = getattr(known, "__file__", None)
     if known is not None and file is not None and Path(file).exists() and path.samefile(file):

@@ -10,8 +10,7 @@ class UnusableInput(Exception):
 class RefusedInputs(PredictionException):
     """Some requests of a batch are unusable; ``reasons`` has the message for each, by index.
 
-    `BaseHandler` answers them with status 400 and runs the others again. Other code answers the
-    whole batch with status 400.
+    `BaseHandler` answers them with status 400 and runs the others again.
     """
 
     def __init__(self, reasons: dict[int, str]) -> None:

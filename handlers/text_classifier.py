@@ -52,10 +52,7 @@ class TextClassifier(TextHandler):
     def get_insights(
         self, text_preprocess: Any, inputs: Any, target: Any = 0
     ) -> list[dict[str, Any]]:
-        """Return ``{"importances": [number per term], "words": [terms]}`` for each request.
-
-        An importance is the term's share in the score of the class ``target``.
-        """
+        """Return ``{"importances": [number per term], "words": [terms]}`` for each request."""
         del inputs
         return [self._insight(indices, terms, target) for indices, terms in _pairs(text_preprocess)]
 
@@ -76,7 +73,6 @@ class TextClassifier(TextHandler):
         return indices, [term for _, term in known]
 
     def _scores(self, indices: list[Any], *args: Any, **kwargs: Any) -> Any:
-        """Run the model over concatenated texts."""
         lengths = torch.tensor([0, *(len(tokens) for tokens in indices[:-1])], device=self.device)
         with torch.inference_mode():
             return self.model(torch.cat(indices), lengths.cumsum(0), *args, **kwargs)

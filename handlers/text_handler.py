@@ -45,11 +45,7 @@ class TextHandler(BaseHandler):
         return _SAMPLE, _OTHER_SAMPLE
 
     def get_source_vocab_path(self, context: Context) -> str:
-        """Return the path of the manifest's ``sourceVocab``, or of source_vocab.pt.
-
-        Raises:
-            FileNotFoundError: The file is missing.
-        """
+        """Return the path of the manifest's ``sourceVocab``, or of source_vocab.pt."""
         manifest = (context.manifest or {}).get("model") or {}
         model_dir = str(context.system_properties["model_dir"])
         path = Path(model_dir, manifest.get("sourceVocab") or _VOCABULARY_FILE)
@@ -92,7 +88,6 @@ class TextHandler(BaseHandler):
             raise UnusableInput(f"The input is not text in UTF-8: {error}") from error
 
     def _tokens_of(self, text: str) -> list[str]:
-        """Clean a text and return its words."""
         text = self._remove_html_tags(text).lower()
         text = self._remove_accented_characters(self._expand_contractions(text))
         return self._tokenize(self._remove_punctuation(text))
@@ -121,12 +116,8 @@ class TextHandler(BaseHandler):
 def load_vocabulary(path: str | Path) -> Any:
     """Load a vocabulary that ``torch.save`` wrote; ``result[word]`` is the index of a word.
 
-    The file contains a mapping from word to index, a list of words, or an object with
-    ``__getitem__`` or ``get_stoi``, as torchtext's Vocab.
-
     Raises:
-        RuntimeError: It contains objects of a package that is not installed.
-        TypeError: It contains something else.
+        TypeError: It is not a mapping, a list of words, or like torchtext's Vocab.
     """
     loaded = load_pickled(str(path), "cpu")
     if isinstance(loaded, Mapping):

@@ -36,20 +36,16 @@ def timed(stage: Callable[P, T]) -> Callable[P, T]:
 
 def _stopwatch(device: Any) -> Callable[[], float]:
     """Start the clock of the device; return a function that reads it in milliseconds."""
-    if getattr(device, "type", None) == "cuda":
-        return _cuda_stopwatch()
-    started = time.perf_counter()
-    return lambda: (time.perf_counter() - started) * 1000
-
-
-def _cuda_stopwatch() -> Callable[[], float]:
-    started: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch's
-    ended: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch's
-    started.record()
+    if getattr(device, "type", None) != "cuda":
+        started = time.perf_counter()
+        return lambda: (time.perf_counter() - started) * 1000
+    event: Any = torch.cuda.Event
+    begin, end = event(enable_timing=True), event(enable_timing=True)
+    begin.record()
 
     def read() -> float:
-        ended.record()
-        ended.synchronize()
-        return float(started.elapsed_time(ended))
+        end.record()
+        end.synchronize()
+        return float(begin.elapsed_time(end))
 
     return read

@@ -17,9 +17,9 @@ from typing import Any
 from marserve.backend.context import Context
 from marserve.backend.errors import PredictionException
 from marserve.handlers.engines.llm_handler import LLMHandler, send_piece
-from marserve.handlers.engines.optional import first_of, need
+from marserve.handlers.engines.optional import need
 
-_WHO, _PACKAGE = "trt_llm_handler", "tensorrt_llm"
+_WHO = "trt_llm_handler"
 _UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # an incomplete character at the end of a text
 
 
@@ -37,8 +37,8 @@ class TRTLLMHandler(LLMHandler):
         settings = self.read_settings(context)
         if not settings.get("engine_dir"):
             raise ValueError("model-config.yaml lacks handler.engine_dir")
-        modules = ["tensorrt_llm.llmapi", "tensorrt_llm.hlapi"]  # the second until 0.13
-        library = first_of(modules, _PACKAGE, _WHO)
+        # The second is the name until 0.13.
+        library = need("tensorrt_llm.llmapi", "tensorrt_llm", _WHO, "tensorrt_llm.hlapi")
         self._sampling_params = library.SamplingParams
         self.tokenizer = _tokenizer(settings.get("tokenizer_dir") or settings["engine_dir"])
         self.trt_llm_engine = library.LLM(

@@ -47,11 +47,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 PREDICTION_METRIC = "PredictionTime"
-"""The gauge that a worker reports for each answered batch."""
-
+# HTML tags and entities.
 CLEANUP_REGEX = re.compile(r"<[^>]*>|&(?:[a-z0-9]+|#[0-9]{1,6}|#x[0-9a-f]{1,6});", re.IGNORECASE)
-"""HTML tags and entities."""
-
 _NAME_LIST = "object_type_names"
 
 
@@ -89,11 +86,7 @@ def get_yaml_config(yaml_file_path: str | Path) -> dict[str, Any]:
 
 
 def import_class(class_name: str, module_prefix: str | None = None) -> type:
-    """Import a class by name: ``package.module.Class``, or ``Class`` with the module as prefix.
-
-    Raises:
-        ImportError: The module or the class does not exist.
-    """
+    """Import ``package.module.Class``, or ``Class`` with the module as prefix, or ImportError."""
     module_name, _, name = class_name.rpartition(".")
     full_name = ".".join(part for part in (module_prefix, module_name) if part)
     if not full_name:
@@ -157,11 +150,7 @@ def map_class_to_label(
     """Return ``{name: value}`` for each row of values.
 
     ``lbl_classes`` has the class indices of each row, by default 0, 1, 2, …. Without a mapping the
-    index is the name.
-
-    Raises:
-        TypeError: ``probs`` is not a list, or ``mapping`` not a dict.
-        KeyError: The mapping lacks a class.
+    index is the name; a class that the mapping lacks is a KeyError.
     """
     if not isinstance(probs, list):
         raise TypeError(f"probs is a list with one row per request, not {type(probs).__name__}")
@@ -208,20 +197,13 @@ def send_intermediate_predict_response(
 
     ``ret`` has one result per request, ``req_id_map`` is ``context.request_ids``. A ``code`` other
     than 200 ends the answers with a failure, and clients receive ``message``.
-
-    Raises:
-        RuntimeError: The context has no batch.
-        ValueError: The number of results is wrong.
     """
     if is_first_rank():
         context.send_intermediate(ret, req_id_map, message, code)
 
 
 def value_of(row: Any) -> Any:
-    """Return the ``data`` of a request, else its ``body``; without ``get``, the request itself.
-
-    Tests of handlers pass objects that have only the ``get`` of a dict.
-    """
+    """Return the ``data`` of a request, else its ``body``; without ``get``, the request itself."""
     if not hasattr(row, "get"):
         return row
     data = row.get("data")

@@ -21,8 +21,8 @@ class VisionHandler(PixelAttributions, BaseHandler):
     """A handler whose requests are images.
 
     A request has the bytes of an image file, the same in base64 as a str, or pixels as nested lists
-    of numbers, under ``data`` or ``body``. The subclass's ``image_processing`` makes a tensor of a
-    PIL image, which has the mode of the file.
+    of numbers. The subclass's ``image_processing`` makes a tensor of a PIL image, which has the
+    mode of the file.
     """
 
     image_processing: Any

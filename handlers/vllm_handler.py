@@ -21,17 +21,16 @@ import json
 import logging
 import os
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from marserve.backend.context import Context
 from marserve.backend.errors import PredictionException
 from marserve.handlers.engines.asgi import Answer, ask
 from marserve.handlers.engines.llm_handler import LLMHandler, send_piece
-from marserve.handlers.engines.optional import first_of, need
+from marserve.handlers.engines.optional import need
 
 logger = logging.getLogger(__name__)
-
-_WHO, _PACKAGE = "vllm_handler", "vllm"
 
 # Other routes of vLLM load adapters or put the engine to sleep.
 _METHODS = {"v1/models": "GET", "v1/completions": "POST", "v1/chat/completions": "POST"}
@@ -76,13 +75,9 @@ class VLLMHandler(LLMHandler):
 
     def _options(self, settings: dict[str, Any]) -> Any:
         """Return the configuration as vLLM's command line parses it: an `argparse.Namespace`."""
-        command_line = first_of(
-            ["vllm.entrypoints.openai.cli_args", "vllm.entrypoints.launchers.cli_args"],
-            _PACKAGE,
-            _WHO,
-        )
-        # The second is the name until vLLM moved it.
-        parser = first_of(["vllm.utils.argparse_utils", "vllm.utils"], _PACKAGE, _WHO)
+        # The other names are those before or after vLLM moved the modules.
+        command_line = _vllm("entrypoints.openai.cli_args", "entrypoints.launchers.cli_args")
+        parser = _vllm("utils.argparse_utils", "utils")
         words = [f"{name}={path}" for name, path in self.adapters.items()]
         options = command_line.make_arg_parser(parser.FlexibleArgumentParser()).parse_args(
             ["--lora-modules", *words] if words else []
@@ -110,10 +105,14 @@ class VLLMHandler(LLMHandler):
         return str(local) if local.exists() else str(path)
 
     async def _start(self, options: Any) -> None:
-        vllm = need("vllm", _PACKAGE, _WHO)
+        vllm = need("vllm", "vllm", "vllm_handler")
         engine_args = vllm.AsyncEngineArgs.from_cli_args(options)
         self.vllm_engine = vllm.AsyncLLMEngine.from_engine_args(engine_args)
         self._application = await _web_application(self.vllm_engine, options)
+
+
+def _vllm(module: str, other_name: str) -> ModuleType:
+    return need(f"vllm.{module}", "vllm", "vllm_handler", f"vllm.{other_name}")
 
 
 def set_known(target: Any, values: dict[str, Any]) -> None:
@@ -126,12 +125,7 @@ def set_known(target: Any, values: dict[str, Any]) -> None:
 
 
 async def _web_application(engine: Any, options: Any) -> Any:
-    """Build vLLM's web application around a running engine."""
-    server = first_of(
-        ["vllm.entrypoints.openai.api_server", "vllm.entrypoints.launchers.api_server"],
-        _PACKAGE,
-        _WHO,
-    )
+    server = _vllm("entrypoints.openai.api_server", "entrypoints.launchers.api_server")
     known = {
         "args": options,
         "engine_client": engine,

@@ -17,9 +17,8 @@ _EVENT_END = b"\n\n"
 class Answer:
     """Collects an application's response.
 
-    ``on_start`` is called first, with the status and the content type (lower case, or empty);
-    ``on_event`` with each event of a ``text/event-stream`` except the last, including its end.
-    Finally ``body`` is the whole body, or the last event of a stream.
+    ``on_start`` gets the status and the content type (lower case, or empty), ``on_event`` each
+    event of a ``text/event-stream`` except the last. ``body`` is the whole body, or the last event.
     """
 
     def __init__(

@@ -46,9 +46,6 @@ class DALIHandler(PixelAttributions, BaseHandler):
         """Return the images as one tensor ``(requests, channels, height, width)``.
 
         DALI decodes a batch at once: a file that it cannot decode fails the batch.
-
-        Raises:
-            RefusedInputs: Requests contain no file.
         """
         [images] = self.pipeline.run(source=self.each_usable(_file_of, data))
         dense = images.as_tensor()
@@ -68,7 +65,6 @@ def get_dali_pipeline(ctx: Context) -> Any:
     """Return an ``nvidia.dali.Pipeline`` for a model.
 
     Raises:
-        ImportError: DALI is not installed.
         RuntimeError: The archive lacks the pipeline's file.
         ValueError: The configuration lacks the section ``dali`` or a key in it.
     """

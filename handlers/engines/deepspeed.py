@@ -35,7 +35,6 @@ def get_ds_engine(model: Any, ctx: Context) -> Any:
     """Return a ``deepspeed.InferenceEngine`` of a model.
 
     Raises:
-        ImportError: DeepSpeed is not installed.
         ValueError: The configuration lacks the section ``deepspeed``, or a file that it names.
     """
     yaml = ctx.model_yaml_config or {}
@@ -62,7 +61,6 @@ def get_ds_engine(model: Any, ctx: Context) -> Any:
 
 
 def _write_checkpoint_list(weights: Path, target: Path) -> None:
-    """Write the list of the files of weights in DeepSpeed's format."""
     files = sorted(str(path) for path in weights.rglob("*") if path.suffix in (".bin", ".pt"))
     logger.info("Writing the list of %d checkpoint files to %s", len(files), target)
     content = {"type": "ds_model", "checkpoints": files, "version": 1.0}

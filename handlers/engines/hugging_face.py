@@ -16,16 +16,8 @@ def download_model(
 ) -> str:
     """Download a model's weights and tokenizer; return the directory of this revision.
 
-    Files that exist are not downloaded again.
-
-    Args:
-        model_id: Owner and name on the hub.
-        revision: Branch, tag or commit.
-        model_path: Directory for the downloads of all models.
-        use_auth_token: A token; True is the one that ``huggingface-cli login`` saved.
-
-    Raises:
-        ImportError: huggingface_hub is not installed.
+    ``model_path`` is the directory for the downloads of all models. The token True is the one that
+    ``huggingface-cli login`` saved.
     """
     hub = need("huggingface_hub", "huggingface_hub", "download_model")
     return str(
@@ -45,9 +37,6 @@ class TextIteratorStreamerBatch:
     An item is a list with ``{"text": piece}`` for each element of the batch; the iteration ends
     with the first element that ends. ``timeout`` is in seconds for each piece; None: unlimited.
     ``decode_kwargs`` are arguments of the tokenizer's ``decode``.
-
-    Raises:
-        ImportError: transformers is not installed.
     """
 
     def __init__(
@@ -66,11 +55,7 @@ class TextIteratorStreamerBatch:
         ]
 
     def put(self, value: Any) -> None:
-        """Add the next tokens, shape ``(batch,)``, or the prompt, shape ``(batch, tokens)``.
-
-        Raises:
-            ValueError: The batch has another size.
-        """
+        """Add the next tokens, shape ``(batch,)``, or the prompt, shape ``(batch, tokens)``."""
         if value.shape[0] != self.batch_size:
             raise ValueError(
                 f"The streamer was made for a batch of {self.batch_size}, "

@@ -11,6 +11,7 @@ from typing import Any
 from marserve.backend.context import Context
 from marserve.backend.errors import PredictionException
 from marserve.handlers.base_handler import BaseHandler
+from marserve.handlers.performance.stage_run import report_time
 from marserve.handlers.utils import send_intermediate_predict_response, value_of
 
 
@@ -32,17 +33,11 @@ class LLMHandler(BaseHandler):
         started = time.perf_counter()
         inputs = await self.preprocess(data, context)
         outputs = await self.postprocess(await self.inference(inputs, context))
-        if context.metrics is not None:
-            elapsed_ms = round((time.perf_counter() - started) * 1000, 2)
-            context.metrics.add_time("HandlerTime", elapsed_ms)
+        report_time(context, time.perf_counter() - started)
         return outputs
 
     async def preprocess(self, data: Any, context: Context | None = None) -> Any:
-        """Return the request's content, with JSON parsed.
-
-        Raises:
-            PredictionException: 400, there is more than one request, or invalid JSON.
-        """
+        """Return the content of the only request, with JSON parsed."""
         del context
         if len(data) != 1:
             raise PredictionException(
@@ -67,11 +62,7 @@ def send_piece(piece: str, context: Context) -> None:
 
 
 def parsed_json(value: Any) -> Any:
-    """Parse a body that is text; return others unchanged.
-
-    Raises:
-        PredictionException: 400, the text is not JSON.
-    """
+    """Parse a body that is text, or PredictionException 400; return others unchanged."""
     if not isinstance(value, str | bytes | bytearray | memoryview) or not value:
         return value
     try:

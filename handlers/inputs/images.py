@@ -44,9 +44,8 @@ def decode_image(encoded: bytes | bytearray | memoryview | str) -> Image.Image:
 def to_rgb(image: Any) -> Any:
     """Convert a PIL image to RGB; the first step of an ``image_processing``.
 
-    Grey, palette and transparent images have one, one and four channels, which failed in the model
-    under TorchServe. Of 16 bits the upper eight are kept; PIL would clip values above 255. Other
-    objects are returned unchanged.
+    Of 16 bits the upper eight are kept; PIL would clip values above 255. Other objects are returned
+    unchanged.
     """
     if not isinstance(image, Image.Image) or image.mode == "RGB":
         return image
@@ -56,10 +55,7 @@ def to_rgb(image: Any) -> Any:
 
 
 def sample_image(number: int = 0) -> bytes:
-    """Return a JPEG file of 500 x 375 pixels that takes as long to decode as a photograph.
-
-    It shows soft shapes with some noise, which depend on ``number`` only.
-    """
+    """Return a JPEG file of soft shapes that takes as long to decode as a photograph."""
     noise = random.Random(number)  # noqa: S311 - a picture, not a secret
     shapes = _noise(noise, _SAMPLE_PATCHES).resize(_SAMPLE_SIZE, Image.Resampling.BICUBIC)
     file = io.BytesIO()

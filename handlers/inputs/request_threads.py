@@ -17,13 +17,9 @@ _MAX_BY_DEFAULT = 16  # more would wait for memory, or delay the model that runs
 def chosen_threads(settings: Mapping[str, Any] | None, *, has_accelerator: bool) -> int:
     """Return the number of threads that decode: ``handler.decode_threads`` of model-config.yaml.
 
-    The default is torch's number of threads, which is the worker's share of the cores, or 1 if the
-    model runs on the same cores. (ResNet-152 in bf16 on two cores, batches of 8: 33 images/s with
-    one thread; with two 35 in half of the workers and 14 to 18 in the others, for an unknown
-    reason.)
-
-    Raises:
-        ValueError: The value is not a positive integer.
+    The default is torch's number of threads, or 1 if the model runs on the same cores. (ResNet-152
+    in bf16 on two cores, batches of 8: 33 images/s with one thread; with two 35 in half of the
+    workers and 14 to 18 in the others, for an unknown reason.)
     """
     chosen = (settings or {}).get("decode_threads")
     if chosen is None:

@@ -109,22 +109,12 @@ def remove_punctuation(text: str) -> str:
 
 
 def tokenize(text: str) -> list[str]:
-    """Return the words in lower case, as torchtext's tokenizer for basic English does.
-
-    ``. , ( ) ! ?`` and the apostrophe are separate words; double quotes are removed, semicolons and
-    colons separate words.
-    """
+    """Return the words in lower case, as torchtext's tokenizer for basic English does."""
     return _TOKEN_PATTERN.findall(text.lower().replace("<br />", " ").replace('"', ""))
 
 
 def get_tokenizer(tokenizer: str | Tokenizer | None, language: str = "en") -> Tokenizer:
-    """Return a function from a text to its words.
-
-    ``basic_english`` is `tokenize`, None splits at blanks, a function is returned unchanged.
-
-    Raises:
-        ValueError: The tokenizer does not exist, or not for the language.
-    """
+    """Return a function from a text to its words; ValueError for an unknown tokenizer."""
     if tokenizer is None:
         return str.split
     if callable(tokenizer):

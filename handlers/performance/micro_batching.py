@@ -11,7 +11,6 @@ ended its thread, and the batch hung until its timeout.)
 
 import threading
 from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,7 +18,7 @@ from typing import Any
 from marserve.backend.context import Context
 from marserve.handlers.base_handler import STAGES, BaseHandler
 from marserve.handlers.performance.pipeline import Pipeline, PipelineStage
-from marserve.handlers.performance.stage_run import StageLabel
+from marserve.handlers.performance.stage_run import is_profiling, stage_label
 from marserve.handlers.refusals import RefusedInputs
 
 
@@ -33,9 +32,8 @@ class _MicroBatch:
 class MicroBatching:
     """A replacement of `BaseHandler.handle` that runs the stages over micro-batches.
 
-    The stages run in different threads and must not keep values on the handler. The context is
-    the batch's: the requests of a micro-batch begin at ``get_micro_batch_idx() *
-    micro_batch_size``.
+    The stages run in different threads. The context is the batch's: the requests of a micro-batch
+    begin at ``get_micro_batch_idx() * micro_batch_size``.
 
     Raises:
         AssertionError: ``micro_batch_size`` is not positive.
@@ -56,11 +54,7 @@ class MicroBatching:
 
     @property
     def parallelism(self) -> dict[str, int]:
-        """Number of threads of each stage, by default 1.
-
-        Raises:
-            AssertionError: A stage or a number that is assigned is not valid.
-        """
+        """Number of threads of each stage; AssertionError for an invalid stage or number."""
         return dict(self._parallelism)
 
     @parallelism.setter
@@ -74,11 +68,7 @@ class MicroBatching:
         self._pipeline = self._new_pipeline()
 
     def get_micro_batch_idx(self) -> int:
-        """Return the index of the micro-batch that the calling stage works on.
-
-        Raises:
-            RuntimeError: The caller is not a stage.
-        """
+        """Return the index of the calling stage's micro-batch; else RuntimeError."""
         index = getattr(self._local, "index", None)
         if index is None:
             raise RuntimeError("There is a micro-batch only in a stage that MicroBatching runs")
@@ -94,21 +84,20 @@ class MicroBatching:
             [PipelineStage(name, partial(self._run_stage, name), threads[name]) for name in STAGES]
         )
 
-    def _run(self, data: Any, stage_label: StageLabel) -> list[Any]:
-        """Take a batch through the stages: the handler's `stage_pipeline`."""
+    def _run(self, data: Any) -> list[Any]:
         refused: dict[int, str] = {}
         starts = range(0, len(data), self.micro_batch_size)
         pieces = [
             _MicroBatch(index, data[start : start + self.micro_batch_size], refused)
             for index, start in enumerate(starts)
         ]
-        if stage_label is nullcontext:
-            self._pipeline.run(pieces)
-        else:  # the profiler records the caller's thread only
+        if is_profiling():  # only the caller's thread is recorded
             for stage in STAGES:
-                with stage_label(stage):
+                with stage_label()(stage):
                     for piece in pieces:
                         self._run_stage(stage, piece)
+        else:
+            self._pipeline.run(pieces)
         if refused:
             raise RefusedInputs(dict(sorted(refused.items())))
         return [result for piece in pieces for result in piece.value]

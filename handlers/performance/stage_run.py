@@ -5,40 +5,39 @@
 """
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from typing import Any, NamedTuple
+from typing import Any
+
+from torch.profiler import record_function
 
 from marserve.backend.context import Context
 from marserve.handlers.refusals import RefusedInputs
 
 logger = logging.getLogger(__name__)
 
-StageLabel = Callable[[str], AbstractContextManager[Any]]
-"""Returns what a stage runs in: ``nullcontext``, or ``record_function`` under the profiler."""
+EXPLAIN = "explain"
 
 Steps = Generator[float, None, Any]
 
 
-class Stage(NamedTuple):
-    """A stage by the name that a profiler shows; ``run(result of the last stage, requests)``."""
+def is_profiling() -> bool:
+    """Return whether batches run under torch's profiler."""
+    return bool(os.environ.get("ENABLE_TORCH_PROFILER"))
 
-    name: str
-    run: Callable[[Any, Any], Any]
+
+def stage_label() -> Callable[[str], AbstractContextManager[Any]]:
+    """Return what a stage runs in, by its name: ``record_function`` under the profiler."""
+    return record_function if is_profiling() else nullcontext
 
 
 def run_stages(
-    handler: Any,
-    stages: Sequence[Stage],
-    data: Any,
-    context: Context,
-    label: StageLabel = nullcontext,
-    *,
-    overlaps: bool = False,
+    handler: Any, stages: Sequence[str], data: Any, context: Context, *, overlaps: bool = False
 ) -> Steps:
-    """Run a stage per step; return the answers.
+    """Run a stage per step, a method of the handler or `EXPLAIN`; return the answers.
 
     If a stage refuses requests, it and the stages before it run again without them, while the
     context counts only the remaining requests. With ``overlaps`` only the first stage can refuse
@@ -51,14 +50,18 @@ def run_stages(
     usable: list[int] | None = None
     reasons: dict[int, str] = {}
     seconds = 0.0
+    label = stage_label()
 
-    def run(some: Sequence[Stage], value: Any) -> Any:
+    def run(some: Sequence[str], value: Any) -> Any:
         if usable == []:
             return []
         handler.context = context
         for stage in some:
-            with label(stage.name):
-                value = stage.run(value, rows)
+            with label(stage):
+                if stage == EXPLAIN:
+                    value = handler.explain_handle(value, rows)
+                else:
+                    value = getattr(handler, stage)(value)
         return value
 
     with ExitStack() as limits:

@@ -65,12 +65,7 @@ class MetricCacheAbstract(MetricsStore, abc.ABC):
 
 
 class MetricsCacheYamlImpl(MetricCacheAbstract):
-    """Metrics of a metrics.yaml, which the constructor reads.
-
-    Raises:
-        MetricsCacheTypeError, MetricsCacheIOError, MetricsCachePyYamlError: No file is named, it
-            cannot be read, or is not YAML.
-    """
+    """Metrics of a metrics.yaml, which the constructor reads."""
 
     def __init__(self, config_file_path: str) -> None:
         super().__init__(config_file_path)
@@ -86,13 +81,7 @@ class MetricsCacheYamlImpl(MetricCacheAbstract):
             raise MetricsCacheIOError(f"Error reading file {config_file_path}: {error}") from error
 
     def initialize_cache(self) -> None:
-        """Create the metrics of the section ``model_metrics``.
-
-        Raises:
-            MetricsCacheKeyError: The section or a key is missing, or a type is unknown.
-            MetricsCacheValueError: The section is empty.
-            MetricsCacheTypeError: A value has the wrong type.
-        """
+        """Create the metrics of the section ``model_metrics``."""
         if not isinstance(self._parsed_file, dict) or _SECTION not in self._parsed_file:
             raise MetricsCacheKeyError(f"{_SECTION!r} key not found in yaml file")
         section = self._parsed_file[_SECTION]
@@ -113,7 +102,7 @@ class MetricsCacheYamlImpl(MetricCacheAbstract):
     def get_metric(
         self, metric_name: str, metric_type: MetricTypes = MetricTypes.COUNTER
     ) -> CachingMetric:
-        """Return an existing metric; raises MetricsCacheTypeError for a wrong type."""
+        """Return an existing metric."""
         _check(metric_name, str, "metric_name")
         _check(metric_type, MetricTypes, "metric_type")
         return super().get_metric(metric_name, metric_type)
@@ -125,7 +114,7 @@ class MetricsCacheYamlImpl(MetricCacheAbstract):
         dimension_names: Sequence[str] | None = (),
         metric_type: MetricTypes = MetricTypes.COUNTER,
     ) -> CachingMetric:
-        """Create a metric, replacing one of that name; raises MetricsCacheTypeError."""
+        """Create a metric, replacing one of that name."""
         _check(unit, str, "unit")
         _check(dimension_names or (), (list, tuple), "dimension_names")
         return super().add_metric_to_cache(metric_name, unit, dimension_names, metric_type)

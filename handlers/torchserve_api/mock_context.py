@@ -68,8 +68,7 @@ def download_model(model_url: str, model_dir: Path) -> None:
     if not cached.exists():
         cached.parent.mkdir(parents=True, exist_ok=True)
         part = cached.with_name(f".{cached.name}.{os.getpid()}.part")
-        with urllib.request.urlopen(model_url) as source, part.open("wb") as file:  # noqa: S310 - the caller's URL
-            shutil.copyfileobj(source, file)
+        urllib.request.urlretrieve(model_url, part)  # noqa: S310 - the caller's URL
         part.replace(cached)
     shutil.copy(cached, Path(model_dir, "model.pt"))
 

@@ -48,10 +48,7 @@ class ModelService(ABC):
         return self._signature
 
     def handle(self, data: Any, context: Context) -> list[Any]:
-        """Answer the first request; its input is under the signature's name, ``body`` or ``data``.
-
-        Bytes are parsed as JSON, or as the Python literals that clients of these models sent.
-        """
+        """Answer the first request; bytes are parsed as JSON, or as Python literals."""
         del context
         names = (self._signature["inputs"][0]["data_name"], "body", "data")
         value = next((data[0][name] for name in names if data[0].get(name) is not None), None)

@@ -33,11 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 class Service:
-    """A handler and its context; reads the model-config.yaml that the manifest names.
-
-    ``manifest`` is the parsed MANIFEST.json, ``entry_point`` the handler's ``handle(data,
-    context)``, ``gpu`` the index of a GPU or None.
-    """
+    """A handler's ``handle(data, context)`` and its context; ``manifest`` is the parsed file."""
 
     def __init__(
         self,
@@ -80,10 +76,8 @@ class Service:
     ) -> tuple[list[RequestProcessor], list[dict[str, Any]], dict[int, str]]:
         """Return the context's requests, the handler's data and the request ids of a batch.
 
-        Args:
-            batch: For each request ``{"requestId": bytes, "parameters": [{"name": str, "value":
-                any, "contentType": str}], "headers": [{"name": bytes, "value": bytes}]}``; headers
-                are optional. None is a ValueError.
+        A request is ``{"requestId": bytes, "parameters": [{"name": str, "value": any,
+        "contentType": str}], "headers": [{"name": bytes, "value": bytes}]}``; headers are optional.
         """
         if batch is None:
             raise ValueError("Received invalid inputs")
@@ -148,11 +142,7 @@ class TsModelLoader(ModelLoader):
     ) -> Service:
         """Import and initialise a handler; its exceptions are raised unchanged.
 
-        ``handler`` is as in the manifest (``file.py``, ``file:function``, a built-in name),
-        ``envelope`` the name of a request envelope.
-
-        Raises:
-            ImportError, HandlerUnusable: The handler does not exist or cannot be used.
+        ``handler`` is as in the manifest, ``envelope`` the name of a request envelope.
         """
         if metrics_cache is not None:
             metrics_cache.set_request_ids(str(uuid.uuid4()))

@@ -36,12 +36,7 @@ def send_intermediate_predict_response(
     code: int,
     context: Any = None,
 ) -> None:
-    """Send pieces of a batch's answers, as `handlers.utils.send_intermediate_predict_response`.
-
-    Raises:
-        RuntimeError: The context has no batch.
-        ValueError: The number of results is wrong, or the context is missing.
-    """
+    """Send pieces of a batch's answers, as `handlers.utils.send_intermediate_predict_response`."""
     warnings.warn(
         "Import send_intermediate_predict_response from ts.handler_utils.utils",
         PendingDeprecationWarning,
@@ -68,9 +63,8 @@ def create_predict_response(
 ) -> PredictResponse | None:
     """Return the message; None on ranks other than 0.
 
-    ``ret`` has one result per request, or is None for a failure. ``message`` and ``code`` are the
-    batch's; the context has status and headers of each answer. With ``ts_stream_next`` more pieces
-    follow.
+    ``ret`` has one result per request, or is None for a failure. The context has status and headers
+    of each answer. With ``ts_stream_next`` more pieces follow.
     """
     if not is_first_rank():
         return None
@@ -103,7 +97,6 @@ def _mark_stream(context: Any, index: int, result: Any, *, more: bool) -> None:
 
 
 def _head(context: Any, index: int, code: int) -> bytes:
-    """Encode content type, status, reason and headers of one answer."""
     if context is None:
         return _text("") + _integer(code) + _text("") + _integer(0)
     status, reason = context.get_response_status(index)

@@ -2,7 +2,7 @@ import sys
 
 import pytest
 
-from marserve.handlers.engines.optional import first_of, need
+from marserve.handlers.engines.optional import need
 
 
 @pytest.fixture
@@ -36,15 +36,15 @@ def test_errors_inside_an_installed_package_are_raised(broken) -> None:
     with pytest.raises(ModuleNotFoundError, match="nowhere_at_all"):
         need(f"{broken}.part", broken, "some_handler")
     with pytest.raises(ModuleNotFoundError, match="nowhere_at_all"):
-        first_of([f"{broken}.part", "json"], broken, "some_handler")
+        need(f"{broken}.part", broken, "some_handler", "json")
 
 
 def test_the_first_existing_module() -> None:
-    assert first_of(["json.moved", "json.decoder"], "json", "x").__name__ == "json.decoder"
+    assert need("json.moved", "json", "x", "json.decoder").__name__ == "json.decoder"
 
 
 def test_no_existing_module() -> None:
     with pytest.raises(ImportError, match=r"x needs a release of json with json\.a or json\.b"):
-        first_of(["json.a", "json.b"], "json", "x")
+        need("json.a", "json", "x", "json.b")
     with pytest.raises(ImportError, match="needs the package nowhere"):
-        first_of(["nowhere.a", "nowhere.b"], "nowhere", "x")
+        need("nowhere.a", "nowhere", "x", "nowhere.b")
