@@ -8,7 +8,6 @@
     moment       at once, or held: with several workers, and for clients that are about to send
                  their next request
 
-With one worker, taking all queued jobs is close to the optimum: the batch size follows the load.
 Several workers would each take a small batch, and all be busy when the next request arrives; so a
 batch is held until it has the smallest size that keeps the workers stable.
 
@@ -65,7 +64,6 @@ class Adaptive(BatchPolicy):
     """Forms batches by deadlines and learnt costs.
 
     Attributes:
-        costs: The learnt costs.
         goal: The latency goal, seconds from arrival to answer; infinite for none.
         max_hold: The most seconds for which the first job in the queue is held; 0 never holds.
         num_requests: How many requests the clients keep in flight; 0 for unknown.
@@ -265,7 +263,7 @@ class _ReturningClients:
         self._returned = 0
 
     def begin(self, jobs: int, until: float) -> None:
-        """Count the requests until then as those of the ``jobs`` clients that were answered."""
+        """Count the requests until then as those of the ``jobs`` answered clients."""
         if self._answered:
             share = min(1.0, self._returned / self._answered)
             self._share += _RETURN_STEP * (share - self._share)

@@ -3,14 +3,6 @@
 It is driven by events (a job arrives, a worker becomes idle, a window closes), and sends a batch
 within the event that closes it. A task per worker that awaits its next batch would cost two more
 turns of the event loop per batch, and could lose a batch if it were cancelled in the same turn.
-
-    queue        the jobs, in the order that the policy sets                 `job_queue`
-    admission    refuses jobs that would be late                             `deadlines`
-    policy       when a batch leaves, and how many jobs are in it            `policies`, `adaptive`
-    lengths      which jobs are in it, where inputs differ in length         `lengths`
-    compiled     the size that it runs as, of models with fixed sizes        `compiled_sizes`
-    learning     what batches cost, the largest size, sizes to try           `learning`
-    isolation    which jobs run alone, because their contents have failed    `isolation`
 """
 
 import asyncio
@@ -51,8 +43,7 @@ class Batcher:
 
     Attributes:
         has_rows: Whether jobs may be rows of requests in tensors (`batching.rows`).
-        validation: The result of comparing batches with single requests when a worker loaded the
-            model; empty if nothing was compared.
+        validation: The result of comparing batches with single requests at load; empty for none.
     """
 
     def __init__(
@@ -118,8 +109,7 @@ class Batcher:
         The caller has checked the capacity of the queue.
 
         Raises:
-            Overloaded: One of them could not be answered in time, or too many jobs wait whose
-                contents have failed before.
+            Overloaded: They could not be answered in time, or too many suspected jobs wait.
         """
         if self.isolation.is_alert:
             self._suspect(jobs)
@@ -137,8 +127,8 @@ class Batcher:
             self._dispatch()
 
     def _suspect(self, jobs: Sequence[Job]) -> None:
-        """Mark the jobs whose contents have failed before; they run alone."""
-        suspected = [job for job in jobs if self.isolation.is_suspected(job)]
+        """Mark the jobs whose contents have failed before."""
+        suspected = [job for job in jobs if job in self.isolation.contents]
         if suspected and not self.queue.has_capacity_for_suspected(len(suspected)):
             raise Overloaded(self.queue.capacity * self.costs.mean(1))
         for job in suspected:
@@ -234,7 +224,7 @@ class Batcher:
         self._resize()
 
     def learn_lengths(self, batch: Batch, found: Iterable[Sequence[float]]) -> int:
-        """Learn the lengths that the handler reports (`LengthGrouping.learn_lengths`)."""
+        """Learn the lengths that the handler reports; return how many it could not measure."""
         lengths = self.learning.lengths
         if lengths is None:
             return 0

@@ -57,12 +57,10 @@ class Lengths(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """Jobs that a worker runs together, in order.
+    """Jobs that a worker runs together, in order; at least one.
 
     Attributes:
-        jobs: At least one.
         closed: When it was closed, seconds on the monotonic clock.
-        reason: Why it was closed then.
         run_as: Number of rows that the worker runs; those beyond the jobs are padding.
         predicted: Expected seconds in the worker; 0 if unknown.
         held: Seconds for which it was held although a worker was idle.
@@ -102,11 +100,7 @@ class Batch:
         return [job.input for job in self.jobs]
 
     def deliver(self, predictions: Sequence[Prediction]) -> None:
-        """Answer each job with its prediction.
-
-        Raises:
-            ValueError: There are not as many predictions as jobs.
-        """
+        """Answer each job with its prediction; raises ValueError if their numbers differ."""
         for job, prediction in zip(self.jobs, predictions, strict=True):
             job.resolve(prediction)
 

@@ -39,8 +39,7 @@ class CompiledSizes:
     def fit(self, plan: Plan, largest: int, now: float, queue: JobQueue) -> Plan:
         """Cut a batch to the smaller size if that costs less per request than padding it.
 
-        The other jobs stay for the next batch. This is TensorFlow Serving's rule for its allowed
-        sizes. No size above ``largest`` is used, except for the smallest of them.
+        This is TensorFlow Serving's rule. No size above ``largest`` is used, except the smallest.
         """
         if plan.take in self._sizes or plan.reason is Reason.SINGLE or not self.is_known:
             return plan

@@ -24,11 +24,7 @@ _PROBE_SHARE = 0.2
 
 
 class DeadlineAdmission:
-    """Queues jobs that can be answered in time, and refuses the others.
-
-    Attributes:
-        refused: Number of jobs refused so far.
-    """
+    """Queues jobs that can be answered in time, and refuses the others (``refused``, a number)."""
 
     def __init__(
         self, queue: JobQueue, workers: WorkerPoolState, learning: Learning, clock: Clock
@@ -130,7 +126,7 @@ class DeadlineAdmission:
             self.refuse(self._queue.drop(hopeless))
 
     def _admit(self, job: Job) -> float | None:
-        """Set the order of a job in the queue, and return what `BatchPolicy.admit` returns."""
+        """Set the order of a job, and return what `BatchPolicy.admit` returns."""
         policy, deadline = self._policy, math.inf
         if self._lengths is not None:
             self._lengths.costs.use_job(job.length)
@@ -143,12 +139,10 @@ class DeadlineAdmission:
         return policy.admit(self._clock(), deadline, self._queue, self._workers)
 
     def _check_last(self, jobs: Sequence[Job]) -> float | None:
-        """Check that the last job of a request is in time behind all the others.
+        """Return None if the last job of a request is in time behind all the others.
 
-        Other jobs ahead of a job may be refused later; those of its request all stay, or none.
-
-        Returns:
-            None if it is; else the seconds after which another try may succeed.
+        Else return the seconds after which another try may succeed. Jobs ahead may be refused
+        later; those of one request all stay, or none.
         """
         if not self._batching.keeps_deadlines:
             return None
@@ -160,10 +154,8 @@ class DeadlineAdmission:
     def _probe(self, jobs: Sequence[Job], seconds: float) -> None:
         """Admit the jobs of a request that would be late by the learnt costs, to correct these.
 
-        Only the first batch of them is certain to run; the other jobs keep their deadline.
-
-        Raises:
-            Overloaded: Other jobs would be delayed, or costs were learnt a moment ago.
+        Only the first batch of them is certain to run; the other jobs keep their deadline. Raises
+        Overloaded if other jobs would be delayed, or costs were learnt a moment ago.
         """
         now = self._clock()
         pause = min(_PROBE_SECONDS, self._learning.costs.bound(1) / _PROBE_SHARE)

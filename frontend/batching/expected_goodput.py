@@ -26,17 +26,7 @@ _MAX_BATCHES_AHEAD = 100
 
 
 class Outlook(NamedTuple):
-    """The queued and the expected jobs at a moment.
-
-    Attributes:
-        costs: The learnt costs.
-        queue: The queue.
-        now: The moment.
-        size: The largest batch.
-        workers: Number of workers.
-        rate: Arrivals per second.
-        goal: The latency goal in seconds; infinite for none.
-    """
+    """The queued and expected jobs: ``rate`` per second, of a latency ``goal`` in seconds."""
 
     costs: Costs
     queue: JobQueue

@@ -111,7 +111,7 @@ class JobQueue:
 
     @property
     def earliest_deadline(self) -> float:
-        """The earliest deadline of the jobs that share batches; infinite if there is none."""
+        """The earliest deadline of the jobs that share batches; infinite for none."""
         return min((job.deadline for job in self._jobs), default=math.inf)
 
     def deadline_at(self, index: int) -> float:
@@ -124,10 +124,7 @@ class JobQueue:
         return any(job.is_row_of_list for job in self._jobs)
 
     def of_first_group(self, count: int) -> list[Job]:
-        """Return those of the first ``count`` jobs that can share a batch with the first of them.
-
-        Of those that share batches, without other groups and cancelled jobs behind the first.
-        """
+        """Return the jobs of the first ``count`` sharing ones that may join the first."""
         first = self._jobs[0]
         return [
             job
@@ -153,7 +150,7 @@ class JobQueue:
     def requeue(self, job: Job) -> None:
         """Queue a job again whose worker died, also beyond the capacity.
 
-        It becomes a retry, or returns to its old position if it is not the cause (`Job.crashes`).
+        It is retried alone, or returns to its old position if it is not the cause (`Job.crashes`).
         """
         job.dispatched = None
         if not job.crashes:
@@ -230,10 +227,7 @@ class JobQueue:
         return popped
 
     def drop(self, count: int) -> list[Job]:
-        """Remove the first ``count`` jobs of those that share batches, of any group.
-
-        Returns those that are not cancelled.
-        """
+        """Remove the first ``count`` sharing jobs, of any group; return those that are open."""
         return [job for _ in range(count) for job in self._take_first(self._jobs)]
 
     def clear(self) -> list[Job]:

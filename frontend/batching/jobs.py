@@ -28,12 +28,12 @@ class Stream:
 
     Attributes:
         first: The first piece; its status and headers are those of the answer.
+        waiting_bytes: Number of buffered bytes.
         max_waiting_bytes: The most bytes that may be buffered; 0 for no limit.
         on_behind: Called when the stream is broken off because its reader is too slow. The reader
             is blocked in a write to the client, and would not notice otherwise.
         on_waiting: Called with each change of the number of buffered bytes.
-        on_close: Called once, when the reader has taken the last piece or has left, with whether
-            the answer was complete.
+        on_close: Called once at the end, with whether the reader has taken the last piece.
         on_end: Called then, too (`Job.notify_end`).
     """
 
@@ -45,7 +45,7 @@ class Stream:
         self.on_close: Callable[[bool], object] = lambda _complete: None
         self.on_end: Callable[[], object] | None = None
         self._pieces: deque[Buffer] = deque([first.body])
-        self._waiting_bytes = len(first.body)
+        self.waiting_bytes = len(first.body)
         self._changed: asyncio.Future[None] | None = None
         self._ended = False
         self._broken = ""
@@ -61,25 +61,20 @@ class Stream:
         """Whether the last piece was taken."""
         return self._ended and not self._pieces
 
-    @property
-    def waiting_bytes(self) -> int:
-        """Number of buffered bytes."""
-        return self._waiting_bytes
-
     def push(self, body: Buffer) -> None:
         """Add a piece; does nothing after the end."""
         if self._ended or self._closed or self._broken:
             return
         self._pieces.append(body)
         self._add_waiting(len(body))
-        if 0 < self.max_waiting_bytes < self._waiting_bytes:
+        if 0 < self.max_waiting_bytes < self.waiting_bytes:
             self.fall_behind("the client is too slow")
         self._wake()
 
     def fall_behind(self, why: str) -> None:
         """Discard the buffered pieces for a reader that is too slow, and break off the answer."""
         self._pieces.clear()
-        self._add_waiting(-self._waiting_bytes)
+        self._add_waiting(-self.waiting_bytes)
         self.break_off(why)
         self.on_behind()
 
@@ -95,12 +90,9 @@ class Stream:
             self._wake()
 
     async def pieces(self) -> AsyncIterator[Buffer]:
-        """Yield the pieces as they arrive; the caller closes the stream afterwards.
+        """Yield the pieces as they arrive; raises StreamBroken if the answer was broken off.
 
-        The worker's connection has a deadline for each piece.
-
-        Raises:
-            StreamBroken: The answer was broken off.
+        The caller closes the stream. The worker's connection has a deadline for each piece.
         """
         while True:
             while self._pieces:
@@ -119,12 +111,12 @@ class Stream:
         if not self._closed:
             self._closed = True
             self.on_close(self.is_complete)
-            self._add_waiting(-self._waiting_bytes)
+            self._add_waiting(-self.waiting_bytes)
             if self.on_end is not None:
                 self.on_end()
 
     def _add_waiting(self, count: int) -> None:
-        self._waiting_bytes += count
+        self.waiting_bytes += count
         self.on_waiting(count)
 
     def _wake(self) -> None:
@@ -158,17 +150,13 @@ class Job:
     """One request on its way through the server; moments are seconds on the monotonic clock.
 
     Attributes:
-        input: The input for the worker.
         arrived: When it was queued.
         on_answer: Called with the answer, once; must not raise. None after that, and after the job
             was cancelled.
-        group: Only jobs of one group share a batch.
         deadline: When the answer becomes useless.
-        priority: How urgent it is.
-        order: The key by which the queue is sorted, smallest first; set when it is queued.
+        order: The key by which the queue is sorted, smallest first.
         dispatched: When it was sent to a worker; None while it is queued.
         stream: The streamed answer; None until the first piece.
-        on_end: Set by `notify_end`.
         crashes: How many workers died while they had it.
         is_suspected: Whether the same content has failed alone; then it must not share a batch.
         is_row_of_list: Whether the other jobs of its request are queued with it; then no fixed

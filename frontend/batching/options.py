@@ -66,11 +66,7 @@ class Batching(BatchingValues):
         return self.max_latency or math.inf
 
     def check(self) -> "Batching":
-        """Return these settings if they do not contradict each other.
-
-        Raises:
-            ValueError: They do; the message has the field, its value and what is accepted.
-        """
+        """Return these settings; raises ValueError if they contradict each other."""
         if self.policy not in BATCH_POLICIES:
             known = ", ".join(BATCH_POLICIES)
             raise ValueError(f"batch_policy={self.policy}: it is one of {known}.")
@@ -95,11 +91,7 @@ class Batching(BatchingValues):
             )
 
     def checked_against(self, costs: LatencyModel) -> "Batching":
-        """Return these settings if a single request can meet the latency goal.
-
-        Raises:
-            ValueError: It is known to take longer.
-        """
+        """Return these settings; raises ValueError if one request is known to miss the goal."""
         rows = self.run_as(1)
         if self.max_latency and costs.batches_of(rows) and costs.mean(rows) > self.max_latency:
             raise ValueError(

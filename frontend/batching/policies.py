@@ -1,12 +1,8 @@
 """Batching policies decide when a batch is closed. They are pure: the current time is passed in.
 
-    FixedWindow      when it is full or its window is over, as in TorchServe
-    Greedy           at once, with all jobs that are queued
-    FixedOrSingle    when it is full; if its window is over before, each job runs alone (OpenVINO)
-    Adaptive         by deadlines and learnt costs (`adaptive`)
-
 From the queue and the state of the workers, a policy decides how many jobs leave now, after each
-event (a job arrived, a worker became idle, a window closed). There is no polling.
+event (a job arrived, a worker became idle, a window closed). There is no polling. `Adaptive` has a
+file of its own.
 """
 
 import math
@@ -44,7 +40,7 @@ class Plan(NamedTuple):
 
 @dataclass
 class WorkerPoolState:
-    """The state of the workers of a model version.
+    """The workers of a model version.
 
     Attributes:
         idle: Number of workers that wait for a batch.
@@ -77,11 +73,8 @@ class WorkerPoolState:
 class BatchPolicy(ABC):
     """Decides which jobs are admitted, in which order, and when a batch of up to ``size`` closes.
 
-    This base class admits all jobs, in the order of their arrival.
-
-    Attributes:
-        size: The largest batch.
-        max_shed: The most jobs that one plan may refuse.
+    This base class admits all jobs, in the order of their arrival. ``max_shed`` is the most jobs
+    that one plan may refuse.
     """
 
     size: int

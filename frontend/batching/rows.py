@@ -51,8 +51,7 @@ REST_OF_BLOCK = Prediction(b"")
 def in_blocks(inputs: Sequence[Input]) -> tuple[list[Input], Sequence[int]]:
     """Join adjacent rows of the inputs of a batch into blocks.
 
-    Returns:
-        The inputs and the number of rows of each; no numbers if there are no rows of tensors.
+    Return the inputs and the number of rows of each; no numbers if there are no rows of tensors.
     """
     found: list[Input] = []
     rows: list[int] = []

@@ -178,9 +178,9 @@ def _describe_validation(found: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def _describe_failures(isolation: FailureIsolation) -> dict[str, Any]:
     return {
-        "share": round(isolation.share, 3),
-        "remembered": isolation.remembered,
-        "failsForAll": isolation.fails_for_all,
+        "share": round(isolation.rate.share, 3),
+        "remembered": len(isolation.contents),
+        "failsForAll": isolation.rate.fails_for_all,
     }
 
 

@@ -119,10 +119,7 @@ class Admission:
         )
 
     def _check(self, request: PredictRequest, jobs: int) -> tuple[float, float]:
-        """Check that a request with this many jobs can be queued now.
-
-        Returns:
-            The moment at which it is queued, and its timeout in seconds after its arrival.
+        """Return the moment at which a request is queued, and its timeout after its arrival.
 
         Raises:
             ServeError: The request is refused.

@@ -1,9 +1,8 @@
 """The decision that a model version is full, so that balancers send new requests elsewhere.
 
-Each limit of admission is used to a share. A balancer checks only periodically, so a version is
-full from a share of 0.9 on, and stays full until all shares are below 0.6: balancers that remove
-and add a replica at every check would move all their requests each time. A version without requests
-is not full, so that one without traffic becomes ready again.
+A balancer checks only periodically, so a version is full from a share of 0.9 of a limit on, and
+stays full until all shares are below 0.6: balancers that remove and add a replica at every check
+would move all their requests each time.
 """
 
 from typing import NamedTuple

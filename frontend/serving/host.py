@@ -144,8 +144,7 @@ def load_message(
 ) -> Load:
     """Return the message that makes a worker load its model.
 
-    ``gpu`` is the ordinal of its GPU among those that it sees, None on the CPU. The declared
-    metrics are those of `MetricsConfig.declarations`.
+    ``gpu`` is the ordinal among the GPUs that it sees, None on the CPU.
     """
     settings = model.settings
     return Load(

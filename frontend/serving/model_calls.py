@@ -1,16 +1,12 @@
 """Calls of other models by handlers (`Context.infer`).
 
-A call is submitted as a `PredictRequest`, like a client's request, with the priority and the
-remaining time of the request on whose behalf it is made. The chain of callers is recorded here;
-nothing that a client sends affects it.
-
-Models that wait for each other would never answer. So a call is refused
+A call is submitted like a client's request, with the priority and the remaining time of the request
+on whose behalf it is made. The chain of callers is recorded here; nothing that a client sends
+affects it. Models that wait for each other would never answer. So a call is refused
 
 * if its model is in the chain of callers (a → b → a), or the chain is too long;
 * if the called model, on behalf of other requests, waits for the caller's model (here a → b, there
   b → a), and has no capacity for one more request: each could wait for the other's workers.
-
-Versions of one name are different models.
 """
 
 import asyncio

@@ -169,7 +169,7 @@ class ModelVersion:
     def submit_all(self, requests: Sequence[PredictRequest], on_answer: OnJointAnswer) -> Ticket:
         """Queue requests that belong together, all or none; raises as `submit` does.
 
-        ``requests`` is not empty; they differ only in their inputs, and count as one request.
+        They differ only in their inputs, and count as one request.
         """
         return self._entrance.submit_all(requests, on_answer)
 
@@ -178,10 +178,7 @@ class ModelVersion:
     ) -> Prediction | Stream:
         """Queue a request and return its prediction, or a stream, which the caller closes.
 
-        ``on_ticket`` is called with the ticket.
-
-        Raises:
-            ServeError: The request was refused or failed.
+        ``on_ticket`` is called with the ticket. Raises the ServeError that is the answer.
         """
         return await _answer_to(partial(self.submit, request), on_ticket)
 
@@ -190,11 +187,7 @@ class ModelVersion:
         requests: Sequence[PredictRequest],
         on_ticket: Callable[[Ticket], object] | None = None,
     ) -> list[Prediction]:
-        """Queue requests that belong together, and return their predictions (`JointAnswer`).
-
-        Raises:
-            ServeError: The first failure.
-        """
+        """Queue requests that belong together; return or raise their `JointAnswer`."""
         return await _answer_to(partial(self.submit_all, requests), on_ticket)
 
     def has_sequence(self, sequence_id: str) -> bool:

@@ -1,9 +1,9 @@
 """Metrics that are not about single requests: gauges of the models, the host, the metrics log."""
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 from marserve.frontend.aio.background import BackgroundTasks
-from marserve.frontend.batching.sequences.sequence_table import SequenceTable
 from marserve.frontend.configuration.config import Config
 from marserve.frontend.serving.model_version import ModelVersion
 from marserve.frontend.serving.registry import ModelRegistry
@@ -14,6 +14,7 @@ from marserve.frontend.telemetry.metrics_log import MetricsLog
 from marserve.frontend.telemetry.series import WatchedGauge
 from marserve.frontend.telemetry.system import SystemProbe
 
+_M = TypeVar("_M", bound=ModelVersion)
 _LABELS = ("model_name", "model_version", "hostname")
 
 
@@ -54,47 +55,47 @@ def start_monitoring(
 def watch_models(metrics: Metrics, registry: ModelRegistry) -> None:
     """Add the gauges of the models."""
 
-    def watch(name: str, help_: str, value: Callable[[ModelVersion], float]) -> None:
+    def watch(kind: type[_M], name: str, help_: str, value: Callable[[_M], float]) -> None:
         def samples() -> Iterable[tuple[Sequence[str], float]]:
-            return [
-                ((model.name, model.version, metrics.hostname), value(model)) for model in registry
-            ]
+            models = [model for model in registry if isinstance(model, kind)]
+            return [((m.name, m.version, metrics.hostname), value(m)) for m in models]
 
         metrics.registry.watch(WatchedGauge(name, help_, _LABELS, samples))
-
-    def remembered(model: ModelVersion) -> float:
-        return model.batcher.isolation.remembered
-
-    def failing(model: ModelVersion) -> float:
-        return model.batcher.isolation.share
 
     def failed() -> Iterable[tuple[Sequence[str], float]]:
         models = {(load.name, load.version) for load in registry.failed.listed()}
         return [((*model, metrics.hostname), 1) for model in models]
 
-    watch("marserve_queued_requests", "Requests that wait for a worker", lambda m: m.queued)
-    watch("marserve_ready_workers", "Workers that can take a batch", lambda m: m.workers.ready)
-    watch("marserve_open_requests", "Requests not answered yet", lambda m: m.pending)
-    watch("marserve_max_batch_size", "The largest batch now", lambda m: m.batcher.size)
-    watch("marserve_failed_request_share", "Share of requests that fail by themselves", failing)
-    watch("marserve_remembered_failures", "Contents that failed alone and run alone", remembered)
-    _watch_sequences(metrics, registry)
+    each = ModelVersion
+    watch(each, "marserve_queued_requests", "Requests that wait for a worker", lambda m: m.queued)
+    watch(
+        each, "marserve_ready_workers", "Workers that can take a batch", lambda m: m.workers.ready
+    )
+    watch(each, "marserve_open_requests", "Requests not answered yet", lambda m: m.pending)
+    watch(each, "marserve_max_batch_size", "The largest batch now", lambda m: m.batcher.size)
+    watch(
+        each,
+        "marserve_failed_request_share",
+        "Share of requests that fail by themselves",
+        lambda m: m.batcher.isolation.rate.share,
+    )
+    watch(
+        each,
+        "marserve_remembered_failures",
+        "Contents that failed alone and run alone",
+        lambda m: len(m.batcher.isolation.contents),
+    )
+    watch(
+        StatefulModelVersion,
+        "marserve_sequences_open",
+        "Sequences that a worker has",
+        lambda m: m.sequences.open,
+    )
+    watch(
+        StatefulModelVersion,
+        "marserve_sequences_waiting",
+        "Sequences that wait for a slot",
+        lambda m: m.sequences.waiting,
+    )
     failures = "Models the start could not load"
     metrics.registry.watch(WatchedGauge("marserve_failed_loads", failures, _LABELS, failed))
-
-
-def _watch_sequences(metrics: Metrics, registry: ModelRegistry) -> None:
-    def watch(name: str, help_: str, value: Callable[[SequenceTable], float]) -> None:
-        def samples() -> Iterable[tuple[Sequence[str], float]]:
-            return [
-                ((model.name, model.version, metrics.hostname), value(model.sequences))
-                for model in registry
-                if isinstance(model, StatefulModelVersion)
-            ]
-
-        metrics.registry.watch(WatchedGauge(name, help_, _LABELS, samples))
-
-    watch("marserve_sequences_open", "Sequences that a worker has", lambda table: table.open)
-    watch(
-        "marserve_sequences_waiting", "Sequences that wait for a slot", lambda table: table.waiting
-    )

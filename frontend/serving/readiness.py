@@ -4,9 +4,8 @@ Ready means that requests are answered, not only queued: only workers that have 
 TorchServe loading workers are healthy, and /v2/health/ready is always true.) A server about to stop
 is neither ready nor healthy, so that balancers send requests elsewhere while it still answers.
 
-A model can also be full (`fullness`), which only the readiness of that model shows. The server as a
-whole is never full: other models may have capacity, and under a load that is too high for all
-replicas, balancers would remove one after another until none is left.
+A full model (`fullness`) is not ready, but the server as a whole is never full: under a load that
+is too high for all replicas, balancers would remove one after another until none is left.
 """
 
 import asyncio
@@ -29,25 +28,21 @@ def is_healthy(registry: ModelRegistry) -> bool:
 def unready(registry: ModelRegistry) -> set[str]:
     """Return the names of the models that are not ready.
 
-    These are models whose default version has fewer READY workers than its minimum, models that the
-    start could not load, until they are registered or unregistered, and models that the catalog
-    contained at start, until they are registered. A model that is added to the catalog later and
-    cannot be loaded is not among them: all replicas would become unready.
+    A model that is added to the catalog after the start and cannot be loaded is not among them: all
+    replicas would become unready.
     """
-    waiting = (model.name for model in registry.defaults() if _lacks_workers(model))
+    waiting = (
+        model.name
+        for model in registry.defaults()
+        if model.workers.ready < model.workers.min_workers
+    )
     return registry.failed.awaited.union(registry.catalog_progress.awaited, waiting)
-
-
-def _lacks_workers(model: ModelVersion) -> bool:
-    return model.workers.ready < model.workers.min_workers
 
 
 def is_server_ready(registry: ModelRegistry) -> bool:
     """Return whether every model answers, and the server is not about to stop."""
-    progress = registry.catalog_progress
-    if registry.is_leaving or not progress.is_known or progress.awaited or registry.failed.awaited:
-        return False
-    return not any(map(_lacks_workers, registry.defaults()))
+    is_known = registry.catalog_progress.is_known
+    return is_known and not registry.is_leaving and not unready(registry)
 
 
 async def until_ready(registry: ModelRegistry) -> None:
@@ -78,7 +73,7 @@ def model_readiness(
 ) -> ModelReadiness:
     """Return whether a version would accept a new request of a client.
 
-    ``share_in_flight`` is the share of the client's limits of bytes in flight that is used.
+    ``share_in_flight`` is the used share of the client's limits of bytes in flight.
     """
     if registry.is_leaving:
         return ModelReadiness("Stopping", "The server is about to stop.", retry_after(0))

@@ -124,11 +124,7 @@ class ModelRegistry:
         return name in self._models and version in self._models[name].by_version
 
     def find(self, name: str, version: str | None = None) -> ModelVersion:
-        """Return a version, by default the default version.
-
-        Raises:
-            ModelNotFound, VersionNotFound: It is not registered.
-        """
+        """Return a version, by default the default one; raises ModelNotFound, VersionNotFound."""
         versions = self._find(name)
         model = versions.by_version.get(versions.default if version is None else version)
         if model is None:
@@ -180,7 +176,7 @@ class ModelRegistry:
         self._models[model.name].by_version[model.version] = successor
 
     def set_default(self, name: str, version: str) -> None:
-        """Choose the version that serves requests without a version.
+        """Choose the version that serves requests without one.
 
         Raises:
             ModelNotFound, VersionNotFound: It is not registered.

@@ -15,11 +15,8 @@ async def whole_answer(
 ) -> Prediction:
     """Return a streamed answer as a whole, and close the stream.
 
-    Args:
-        stream: The answer.
-        deadline: Moment by which the last piece must arrive, monotonic seconds.
-        max_bytes: Limit of its length.
-        holding: Counts the pieces until they are joined; it is closed.
+    The last piece must arrive by the ``deadline``, monotonic seconds. ``holding`` counts the
+    pieces until they are joined; it is closed.
 
     Raises:
         TooMuchInFlight: Its memory exceeds a limit.

@@ -214,11 +214,7 @@ class WorkerPool:
         return self._workers[::-1]
 
     def _check_capacity(self, max_workers: int) -> int:
-        """Return the number of workers that the devices allow.
-
-        Raises:
-            NotEnoughDevices: They do not allow one.
-        """
+        """Return the number of workers that the devices allow; raises NotEnoughDevices for none."""
         settings, devices = self._model.settings, self._host.devices
         if settings.debugged:
             return 1

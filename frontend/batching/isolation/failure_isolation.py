@@ -25,58 +25,29 @@ class FailureIsolation:
     """Learns from failures which requests should not share batches, and how large batches may be.
 
     Attributes:
-        rate: The share of the requests in ordinary batches that fail.
-        hints: How reliable the hints of tracebacks are.
-        is_alert: Whether there were failures lately; while there were none, nothing needs to be
-            noted nor looked up.
+        is_alert: Whether there were failures lately; else nothing needs to be noted nor looked up.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.rate = FailureRate()
         self.hints = Hints()
         self.is_alert = False
-        self._contents = FailedContents(clock)
-
-    @property
-    def remembered(self) -> int:
-        """Number of contents that run alone, because they have failed alone."""
-        return len(self._contents)
-
-    @property
-    def share(self) -> float:
-        """The share of requests in ordinary batches that fail, 0 to 1."""
-        return self.rate.share
-
-    @property
-    def fails_for_all(self) -> bool:
-        """Whether the model fails for all requests, and not some requests."""
-        return self.rate.fails_for_all
-
-    def is_suspected(self, job: Job) -> bool:
-        """Return whether the content of a job has failed alone."""
-        return job in self._contents
-
-    def has_crashed(self, job: Job) -> bool:
-        """Return whether the content of a job has ended a worker when it ran alone."""
-        return self._contents.has_crashed(job)
+        #: Contents that run alone, because they have failed alone.
+        self.contents = FailedContents(clock)
 
     def remember(self, job: Job, *, crashes: bool = False) -> None:
         """Let a job's content run alone when it is sent again."""
-        self._contents.add(job, crashes=crashes)
+        self.contents.add(job, crashes=crashes)
         self.is_alert = True
-
-    def forget(self, job: Job) -> None:
-        """Let a job's content share batches again."""
-        self._contents.discard(job)
 
     def succeeded(self, batch: Batch) -> None:
         """Note that a batch, or a part of one, was answered."""
         if batch.reason is Reason.SUSPECTED:
-            self.forget(batch.jobs[0])
+            self.contents.discard(batch.jobs[0])
         if batch.reason not in _APART and batch.jobs[0].group is not Group.DESCRIBE:
             self.rate.succeeded(len(batch))
-        self._contents.forget_expired()
-        self.is_alert = bool(self._contents) or not self.rate.is_quiet
+        self.contents.forget_expired()
+        self.is_alert = bool(self.contents) or not self.rate.is_quiet
 
     def run_failed(self, batch: Batch, seconds: float) -> None:
         """Note that a batch, or a part of one, got an error."""

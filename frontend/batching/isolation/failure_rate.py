@@ -2,13 +2,7 @@
 
 A failed batch is run again in parts (`splitting`), which costs more the larger the batch and the
 more of its requests fail. So sizes are chosen by the expected cost of a request, splitting
-included. Where a batch costs hardly more than a single request, large batches are cheapest even if
-a tenth of the requests fail; where the cost is proportional to the size, small ones are.
-
-This bounds what an attacker gains: at worst, requests are served one by one. (With a cost that does
-not depend on the size, finding a tenth of bad requests takes at least 0.47 runs for each request.
-Halving takes 0.56, full batches without bad requests 0.125 at size 8. Only remembered contents and
-hints need fewer.)
+included. This bounds what an attacker gains: at worst, requests are served one by one.
 """
 
 from collections.abc import Iterable, Sequence

@@ -54,18 +54,10 @@ class BatchSplitting:
     Until a part has succeeded, the smallest part runs next: that shows soonest whether any can
     succeed. From then on the largest part runs next, because most of its jobs are good. If nothing
     succeeds, splitting ends after 4·⌈log2 n⌉ runs; while the model fails for all requests
-    (`FailureIsolation.fails_for_all`), after two single requests.
+    (`FailureRate.fails_for_all`), after two single requests.
 
-    Parts that ran out of memory are halved as long as that helps, in at most 2·n-2 runs.
-
-    Args:
-        size: Number of jobs of the batch.
-        isolation: What is learnt of the model's failures.
-        isolates: If false, only parts that ran out of memory are run again, and all other jobs get
-            the error of their batch.
-
-    Attributes:
-        runs: Number of parts that were run so far.
+    Parts that ran out of memory are halved as long as that helps, in at most 2·n-2 runs. Unless it
+    ``isolates``, only these are run again. ``runs`` is the number of parts that were run so far.
     """
 
     def __init__(self, size: int, isolation: FailureIsolation, *, isolates: bool = True) -> None:
@@ -119,7 +111,7 @@ class BatchSplitting:
                 left.append(job)
             else:
                 job.fail(error)
-        if reason is Reason.ISOLATION and self._isolation.fails_for_all:
+        if reason is Reason.ISOLATION and self._isolation.rate.fails_for_all:
             left.sort(key=lambda job: hint is None or job is not hint.suspect)
             probes = ([job] for job in left[-_PROBES:])
             self._push(reason, error, left[:-_PROBES], *probes)
@@ -184,7 +176,7 @@ class BatchSplitting:
             return False
         suspect = hint.suspect
         left.remove(suspect)
-        if isolation.share <= _MAX_SHARE_BELIEVED and hints.believes(line):
+        if isolation.rate.share <= _MAX_SHARE_BELIEVED and hints.believes(line):
             isolation.request_failed(suspect, reason)
             suspect.fail(error)
             self._push(reason, error, left)
@@ -219,5 +211,5 @@ class BatchSplitting:
             return self._has_succeeded or self.runs < self._max_halvings_in_vain
         if not self._isolates:
             return False
-        limit = _PROBES if self._isolation.fails_for_all else self._max_in_vain
+        limit = _PROBES if self._isolation.rate.fails_for_all else self._max_in_vain
         return self._has_succeeded or self.runs < limit

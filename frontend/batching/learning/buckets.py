@@ -33,7 +33,6 @@ class Bucket:
         size: Their mean size.
         seconds: Their mean cost.
         median: The median of the first costs.
-        count: Number of batches.
         is_profiled: Whether the cost was measured without traffic.
     """
 

@@ -70,7 +70,7 @@ _NEVER = _Tried(0.0, 0, _AGAIN_SECONDS)
 
 
 class Exploration:
-    """Chooses the sizes that are tried, by the learnt costs. Pure: times are passed in.
+    """Chooses the sizes that are tried, by the learnt costs; pure.
 
     Attributes:
         size: The size that is tried under backlog; 0 for none.

@@ -75,7 +75,6 @@ class LatencyModel:
 
     Attributes:
         samples: Number of batches that were learnt from.
-        distribution: How much batches depart from their mean.
         deviation: The mean deviation of batches from their expected seconds, as a share of these.
     """
 
@@ -171,10 +170,7 @@ class LatencyModel:
         self._forget_derived()
 
     def observe_sending(self, seconds: float) -> None:
-        """Learn how long after the end of a batch its last answer was sent.
-
-        Deadlines include that time.
-        """
+        """Learn how long after its end a batch's last answer was sent; deadlines include it."""
         self._sending += _SENDING_STEP * (seconds - self._sending)
         self._bounds.clear()
 
@@ -258,8 +254,7 @@ class LatencyModel:
         """Correct the common factor and a bucket for the relative error of a sample.
 
         As in a Kalman filter, each takes a part of the error according to its uncertainty, and the
-        rest is the sample's: the factor may have changed since the last sample; the uncertainty of
-        a bucket follows from the noise of its samples and their number.
+        rest is the sample's.
         """
         # Errors to one side are not noise: the machine has become slower, or faster.
         deviation = self.deviation - abs(self._drift)
@@ -328,11 +323,7 @@ class LatencyModel:
         return self._believed(left) + share * (self._believed(right) - self._believed(left))
 
     def _believed(self, bucket: Bucket) -> float:
-        """Return the mean of a bucket, drawn towards the line by the noise; no common factor.
-
-        How far, follows from the noise of its samples and their number, if the costs of sizes
-        depart from a line by `_CURVED`.
-        """
+        """Return the mean of a bucket, drawn towards the line by the noise; no common factor."""
         if self.deviation <= _NOISY:
             return bucket.seconds
         noise = (self.deviation / _CURVED) ** 2

@@ -45,8 +45,6 @@ class Learning:
     """Learns costs, and determines the largest batch by them; the workers' batchers share it.
 
     Attributes:
-        costs: The cost of a batch by its size.
-        exploration: Chooses the sizes that are tried to learn their costs.
         lengths: Forms batches by length; None where settings do not ask for it.
         learnt_at: When costs were last learnt from a batch.
         size: The largest batch that may be formed now.
@@ -100,8 +98,7 @@ class Learning:
     def observe(self, batch: Batch, seconds: float, now: float) -> bool:
         """Learn from a batch of predictions that succeeded.
 
-        Returns:
-            Whether `max_size` or `active_lengths` may have changed.
+        Return whether `max_size` or `active_lengths` may have changed.
         """
         # Not by when batches began: of several workers' batches only the fast ones would count.
         if now < self.learnt_at + _LEARNING_SECONDS:

@@ -1,9 +1,4 @@
-"""Batch sizes by throughput, latency goal and memory; pure.
-
-knee                 the smallest size with nearly all of the throughput (``batch_size=auto``)
-largest_that_pays    the size beyond which throughput falls
-MemoryCap            a limit that falls when a device runs out of memory, and rises again
-"""
+"""Batch sizes by throughput, latency goal and memory; pure."""
 
 import math
 from collections.abc import Sequence
@@ -30,10 +25,10 @@ class Choice(NamedTuple):
 
 
 def knee(sizes: Sequence[float], costs: Costs, goal: float = math.inf) -> Choice:
-    """Choose a batch size from one or more rising sizes whose costs are known.
+    """Choose the smallest size with 95 % of the best throughput; ``sizes`` rise, with known costs.
 
-    It is the smallest with 95 % of the best throughput, among those of which two batches fit into
-    the goal (seconds from arrival to answer); the smallest of all if batching gains less than 10 %.
+    Only sizes count of which two batches fit into the goal (seconds from arrival to answer). If
+    batching gains less than 10 %, it is the smallest of all.
     """
     allowed = [size for size in sizes if _BATCHES_PER_ANSWER * costs.bound(size) <= goal]
     if not allowed:
@@ -64,8 +59,7 @@ def largest_that_pays(sizes: Sequence[float], costs: Costs, tolerance: float) ->
 class MemoryCap:
     """The largest batch that fits into memory, as far as known; times are passed in.
 
-    Attributes:
-        grows_at: When the cap rises next; infinite without a cap.
+    ``grows_at`` is when the cap rises next; infinite without a cap.
     """
 
     def __init__(self) -> None:

@@ -15,11 +15,8 @@ def cheapest_batches(lengths: Sequence[float], rows: Sequence[Row]) -> list[rang
 
     Batches of jobs sorted by length are optimal: exchanging items of two batches for shorter ones
     in the batch of shorter items makes neither longer. Dynamic program: the best batches for the
-    first n jobs are a last batch, and the best ones for the jobs before it.
-
-    Args:
-        lengths: The lengths of the jobs, rising; not empty.
-        rows: The costs of batches of each size from 1 on, rising.
+    first n jobs are a last batch, and the best ones for the jobs before it. ``rows`` are the costs
+    of batches of each size from 1 on.
     """
     if len(lengths) * len(rows) > _MAX_STEPS:
         largest = rows[-1][0]

@@ -52,7 +52,6 @@ class LengthGrouping:
     Attributes:
         is_active: Whether it does so now.
         costs: The costs for policies, while it is active.
-        learnt: The costs by length.
         relation: The relation between the lengths that the handler reports and ours.
         padding: The share of padding in the last batches, 0 to 1.
     """
@@ -117,9 +116,7 @@ class LengthGrouping:
         """Learn the lengths that the handler reports: pairs of the index in a batch and the length.
 
         When its lengths are used from now on, or no longer, costs by length are learnt again.
-
-        Returns:
-            How many inputs it could not measure.
+        Return how many inputs it could not measure.
         """
         failures, is_changed = 0, False
         for index, length in found:

@@ -40,7 +40,6 @@ class LengthRelation:
     """Estimates the length that the handler would report.
 
     Attributes:
-        pairs: Number of pairs that were learnt.
         failures: How many inputs the handler could not measure.
         is_used: Whether it explains enough.
         explained: The share of the variance of lengths that it explains, 0 to 1.

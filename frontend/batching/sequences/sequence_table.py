@@ -42,16 +42,10 @@ class SequenceTable:
     """The sequences of one model version.
 
     Args:
-        limits: Of times and numbers.
+        limits: May be replaced.
         clock: The clock of the jobs, in seconds.
         wake_at: Called with the moment of the next `expire`; it replaces the previous moment.
-        on_end: Called when a sequence has ended.
-
-    Attributes:
-        limits: Of times and numbers; may be replaced.
-        slots_per_worker: The number of sequences that a worker may have.
-        workers: The workers that have slots, in order of arrival.
-        ended: The number of sequences that have ended, by reason.
+        on_end: Called with the reason when a sequence has ended.
     """
 
     def __init__(
@@ -59,7 +53,7 @@ class SequenceTable:
         limits: SequenceLimits,
         clock: Clock,
         wake_at: Callable[[float], object],
-        on_end: Callable[[Reason], object],
+        on_end: Callable[[str], object],
     ) -> None:
         self.slots_per_worker = limits.max_sequences
         self.limits = limits
@@ -162,8 +156,7 @@ class SequenceTable:
     def end(self, sequence_id: str, reason: Reason, slots: Slots | None = None) -> bool:
         """End a sequence when its running jobs are answered; with ``slots``, only one of theirs.
 
-        Returns:
-            Whether there is such a sequence.
+        Return whether there is such a sequence.
         """
         sequence = self._by_id.get(sequence_id)
         if sequence is None or (slots is not None and sequence.slots is not slots):
@@ -393,7 +386,7 @@ class SequenceTable:
             sequence.slots.open.pop(sequence, None)
         if reason is not None:
             self.ended[reason] += 1
-            self._on_end(reason)
+            self._on_end(reason.value)
 
     def _replace(self, old: StatefulSequence, reason: Reason, error: str) -> None:
         """Start the sequence again with the first waiting job that may; fail those before it."""

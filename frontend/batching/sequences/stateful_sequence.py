@@ -51,10 +51,8 @@ class SequenceJob(Protocol):
     """A job of a sequence.
 
     Attributes:
-        sequence: Its sequence; set by the table.
         starts: Whether its client asks for a new sequence.
         ends: Whether it is the last one of its sequence.
-        dispatched: Moment at which it was sent to a worker; None before.
         is_answered: Whether its client has received an answer, and with it the sequence's id.
         has_left: Whether its client has left before the answer.
     """
@@ -89,11 +87,7 @@ class Slots(Protocol):
         """Whether further sequences are accepted."""
 
     def put(self, job: SequenceJob) -> None:
-        """Put a job into the batcher.
-
-        Raises:
-            Overloaded: It could not be answered in time.
-        """
+        """Put a job into the batcher; raises Overloaded if it could not be answered in time."""
 
     def discard(self, job: SequenceJob) -> None:
         """Remove a job from the batcher."""
@@ -110,7 +104,6 @@ class StatefulSequence:
     """A sequence that has a slot, or waits for one.
 
     Attributes:
-        opened: Moment at which it was opened.
         queue: Jobs behind the current one.
         current: The job that the next one waits for; None if there is none.
         running: The jobs that are in the batcher or at the worker.

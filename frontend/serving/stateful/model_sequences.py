@@ -2,23 +2,19 @@
 
 import asyncio
 import time
-from collections.abc import Callable
 
 from marserve.frontend.batching.sequences.sequence_table import SequenceTable
-from marserve.frontend.batching.sequences.stateful_sequence import Reason
 from marserve.frontend.configuration.config import Config
 from marserve.frontend.errors import BadRequest
 from marserve.frontend.settings.model_settings import ModelSettings
+from marserve.frontend.telemetry.model_metrics import ModelMetrics
 
 _MAX_ID_CHARACTERS = 256
 _YES = "true"
 
 
 class SequenceHeaders:
-    """The names of the headers that contain the id and mark the first and last request.
-
-    Settings ``ts_header_key_sequence_id``, ``..._start`` and ``..._end``.
-    """
+    """The names of the headers that contain the id and mark the first and last request."""
 
     def __init__(self, config: Config) -> None:
         self.id = config.ts_header_key_sequence_id
@@ -30,8 +26,7 @@ class SequenceHeaders:
     def read(self, headers: dict[str, str]) -> tuple[str, bool, bool]:
         """Remove id and marks from a request's headers, in any case; only a set end stays.
 
-        Returns:
-            The id, empty for none; whether the request begins a sequence; whether it ends it.
+        Return the id, empty for none; whether the request begins a sequence; whether it ends it.
 
         Raises:
             BadRequest: The id is too long or not printable.
@@ -59,16 +54,15 @@ class ModelSequences:
     """The table of sequences, with a timer of the event loop that calls `SequenceTable.expire`."""
 
     def __init__(
-        self,
-        settings: ModelSettings,
-        names: SequenceHeaders,
-        on_end: Callable[[Reason], object],
+        self, settings: ModelSettings, names: SequenceHeaders, metrics: ModelMetrics
     ) -> None:
         self.names = names
         self.is_continuous = settings.continuous_batching
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
-        self.table = SequenceTable(settings.sequence_limits, time.monotonic, self._wake_at, on_end)
+        self.table = SequenceTable(
+            settings.sequence_limits, time.monotonic, self._wake_at, metrics.sequence_ended
+        )
 
     def close(self) -> None:
         """Stop the timer."""

@@ -2,8 +2,7 @@
 
 A header names the sequence, whatever the transport; its first and last requests are marked. A
 request without an id begins a sequence with an id that the server makes. The answer contains the
-id, and on the first request of a sequence also the mark: so a client detects that its sequence was
-started again.
+id, and on the first request of a sequence also the mark: so a client detects a restart.
 """
 
 import uuid

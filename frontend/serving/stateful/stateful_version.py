@@ -2,7 +2,6 @@
 
 from marserve.frontend.batching.batcher import Batcher
 from marserve.frontend.batching.sequences.sequence_table import SequenceTable
-from marserve.frontend.batching.sequences.stateful_sequence import Reason
 from marserve.frontend.serving.admission import Admission
 from marserve.frontend.serving.host import ServedModel
 from marserve.frontend.serving.model_version import ModelVersion
@@ -56,13 +55,10 @@ class StatefulModelVersion(ModelVersion):
 
     def _make_workers(self, model: ServedModel, batcher: Batcher) -> StatefulWorkerPool:
         names = SequenceHeaders(self._host.config)
-        self._sequences = ModelSequences(model.settings, names, self._count_end)
+        self._sequences = ModelSequences(model.settings, names, self.metrics)
         return StatefulWorkerPool(
             model, self._host, batcher, self.metrics, self._fail_queued, self._sequences
         )
 
     def _make_admission(self) -> Admission:
         return StatefulAdmission(self.settings, self.workers, self._pending, self._sequences)
-
-    def _count_end(self, reason: Reason) -> None:
-        self.metrics.sequence_ended(reason.value)

@@ -87,7 +87,7 @@ class Async(DispatchStrategy):
             self.metrics.batch_done(batch.ids, 1, queued, took, reply)
             batch.deliver(reply.predictions)
             if job.is_suspected:
-                self.batcher.isolation.forget(job)
+                self.batcher.isolation.contents.discard(job)
         else:
             batch.fail(failure_of(reply))
             self.metrics.failed_batches.update(1)

@@ -166,7 +166,7 @@ class DispatchStrategy(ABC):
 
     def _is_known_to_crash(self, job: Job) -> bool:
         # It was in a crash before, or its content crashed a worker alone.
-        return bool(job.crashes) or self.batcher.isolation.has_crashed(job)
+        return bool(job.crashes) or self.batcher.isolation.contents.has_crashed(job)
 
     def _ask(self, done: Batch | None = None) -> None:
         if self._is_stopping:

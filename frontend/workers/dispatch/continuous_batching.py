@@ -65,9 +65,9 @@ class ContinuousBatching(DispatchStrategy):
     def _forget_answered(self, jobs: Sequence[Job]) -> None:
         # Each has run a step alone, and may share batches again.
         isolation = self.batcher.isolation
-        for job in jobs if isolation.remembered else ():
+        for job in jobs if isolation.contents else ():
             if job.is_suspected:
-                isolation.forget(job)
+                isolation.contents.discard(job)
 
     def _remember_cause(self, step: Batch, reply: Reply) -> None:
         # If the cause is known, it runs alone next time.

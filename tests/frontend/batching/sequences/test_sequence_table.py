@@ -138,7 +138,7 @@ class Play:
             limits,
             lambda: self.now,
             lambda moment: setattr(self, "wakes_at", moment),
-            lambda reason: self.ended.append(reason.value),
+            self.ended.append,
         )
         self.table.slots_per_worker = slots
         self.workers: list[Worker] = []
