@@ -30,7 +30,6 @@ from marserve.frontend.configuration.memory import bytes_in_flight
 from marserve.frontend.configuration.properties import ConfigError
 from marserve.frontend.configuration.tls import load_identity, server_context
 from marserve.frontend.http.limits import raise_descriptor_limit
-from marserve.frontend.http.listeners import BoundListener
 from marserve.frontend.lifecycle.daemon import FORCED_END_SECONDS, StartReport
 from marserve.frontend.lifecycle.service_manager import ServiceManager
 from marserve.frontend.lifecycle.signals import Signals, ignore_signals
@@ -47,6 +46,7 @@ from marserve.frontend.logs.setup import (
     reopen_log_files,
 )
 from marserve.frontend.operations.management import ModelManagement
+from marserve.frontend.operations.services import Services
 from marserve.frontend.operations.workflows import WorkflowManagement
 from marserve.frontend.registration.autoscaler import Autoscaler
 from marserve.frontend.registration.debugging import leaves_interrupts, warn_if_unknown
@@ -77,11 +77,11 @@ from marserve.frontend.workflows.registry import WorkflowRegistry
 if TYPE_CHECKING:
     from marserve.frontend.grpc.endpoints import GrpcListener
     from marserve.frontend.grpc.identity import TlsIdentity
+    from marserve.frontend.http.listeners import BoundListener
 
 logger = logging.getLogger(__name__)
 
-#: The name of a listener, for the log, and the listener.
-_Listener: TypeAlias = "tuple[str, BoundListener | GrpcListener]"
+_Listener: TypeAlias = "BoundListener | GrpcListener"
 
 _KEY_FILE = Path("key_file.json")
 # For the removal of the files of killed servers, which does not delay the start.
@@ -265,7 +265,11 @@ class Server:
         )
         registrar = WorkflowRegistrar(self._workflows, manager, self._registry, host, self._metrics)
         workflows = WorkflowManagement(self._workflows, registrar, config.model_api)
-        listeners = await self._bind(opened, management, workflows, access_log)
+        tokens = _make_tokens(config, opened)
+        services = Services(
+            config, self._registry, management, workflows, self._metrics, access_log, tokens
+        )
+        listeners = await self._bind(opened, services)
         await opened.enter_async_context(
             manager.running(config.drain_timeout, signals.skip_requests, self._workflows.drained)
         )
@@ -276,40 +280,23 @@ class Server:
             await opened.enter_async_context(catalog.running())
         if config.debugged:
             warn_if_unknown(config.debugged, self._registry)
-        await _listen(opened, [each for each in listeners if not each[1].when_ready])
+        await _listen(opened, [each for each in listeners if not each.when_ready])
         autoscaler = Autoscaler(self._registry, manager.set_current_workers)
         scaling = await opened.enter_async_context(BackgroundTasks())
         scaling.keep_running("Autoscaling", autoscaler.run)
         await manager.snapshots.begin()
-        if later := [each for each in listeners if each[1].when_ready]:
+        if later := [each for each in listeners if each.when_ready]:
             await self._listen_when_ready(opened, later, signals.stop)
 
-    async def _bind(
-        self,
-        opened: AsyncExitStack,
-        management: ModelManagement,
-        workflows: WorkflowManagement,
-        access_log: AccessLog,
-    ) -> Sequence[_Listener]:
+    async def _bind(self, opened: AsyncExitStack, services: Services) -> Sequence[_Listener]:
         """Bind all listeners; return them in the order in which they start to listen."""
         config = self._config
-        tokens = _make_tokens(config, opened)
         self._tls = server_context(config.tls_files) if config.has_https else None
-        endpoints = HttpEndpoints(
-            config,
-            self._registry,
-            management,
-            workflows,
-            self._metrics,
-            access_log,
-            tokens,
-            self._tls,
-        )
-        of_http = await endpoints.bind(opened)
-        of_grpc = await self._bind_grpc(opened, management, access_log, tokens)
-        self._url = of_http[0][1].address.url
+        of_http = await HttpEndpoints(services, self._tls).bind(opened)
+        of_grpc = await self._bind_grpc(opened, services)
+        self._url = of_http[0].address.url
         # Inference last: when /ping answers, the other listeners do too.
-        return [*((each.name, each) for each in reversed(of_grpc)), *reversed(of_http)]
+        return [*reversed(of_grpc), *reversed(of_http)]
 
     async def _listen_when_ready(
         self, opened: AsyncExitStack, listeners: Sequence[_Listener], stop: asyncio.Event
@@ -333,11 +320,7 @@ class Server:
         waiting.start(wait_and_listen(), end)
 
     async def _bind_grpc(
-        self,
-        opened: AsyncExitStack,
-        management: ModelManagement,
-        access_log: AccessLog,
-        tokens: Tokens | None,
+        self, opened: AsyncExitStack, services: Services
     ) -> "Sequence[GrpcListener]":
         config = self._config
         if not config.enable_grpc:
@@ -357,17 +340,7 @@ class Server:
             )
             return ()
         self._grpc_tls = TlsIdentity(config.tls_files) if config.enable_grpc_ssl else None
-        endpoints = GrpcEndpoints(
-            config,
-            self._registry,
-            self._workflows,
-            management,
-            self._metrics,
-            access_log,
-            tokens,
-            self._grpc_tls,
-        )
-        return await endpoints.bind(opened)
+        return await GrpcEndpoints(services, self._grpc_tls).bind(opened)
 
     async def _make_host(self, opened: AsyncExitStack) -> WorkerHost:
         config = self._config
@@ -397,9 +370,9 @@ class Server:
 
 async def _listen(opened: AsyncExitStack, listeners: Iterable[_Listener]) -> None:
     """Accept clients until ``opened`` is closed, and log the addresses."""
-    for name, listener in listeners:
+    for listener in listeners:
         await listener.listen(opened)
-        logger.info("%s API bind to: %s", name, listener.address.url)
+        logger.info("%s API bind to: %s", listener.name, listener.address.url)
 
 
 def _announce(*, as_json: bool) -> None:

@@ -30,7 +30,6 @@ import grpc
 from marserve.frontend.aio.background import BackgroundTasks
 from marserve.frontend.configuration.addresses import Address
 from marserve.frontend.configuration.config import Config
-from marserve.frontend.configuration.memory import bytes_in_flight
 from marserve.frontend.grpc.call_limits import WINDOW_BYTES, Limits
 from marserve.frontend.grpc.calls import CallRouter, Service
 from marserve.frontend.grpc.health import health_service
@@ -40,15 +39,9 @@ from marserve.frontend.grpc.management import management_service
 from marserve.frontend.grpc.open_inference import open_inference_services, repository_service
 from marserve.frontend.grpc.reflection import reflection_services
 from marserve.frontend.http.limits import grpc_descriptors
-from marserve.frontend.operations.management import ModelManagement
-from marserve.frontend.operations.open_inference_models import OpenInferenceModels
+from marserve.frontend.operations.services import Services
 from marserve.frontend.security.guard import Guard
-from marserve.frontend.security.tokens import Tokens
 from marserve.frontend.security.usage import Usage
-from marserve.frontend.serving.registry import ModelRegistry
-from marserve.frontend.telemetry.access_log import AccessLog
-from marserve.frontend.telemetry.metrics import Metrics
-from marserve.frontend.workflows.registry import WorkflowRegistry
 
 _INFERENCE, _MANAGEMENT = "gRPC Inference", "gRPC Management"
 # Seconds for calls that are still open when every request is answered.
@@ -106,18 +99,12 @@ class GrpcListener:
 class GrpcEndpoints:
     """The gRPC listeners of a server."""
 
-    config: Config
-    registry: ModelRegistry
-    workflows: WorkflowRegistry
-    management: ModelManagement
-    metrics: Metrics
-    access_log: AccessLog
-    tokens: Tokens | None  # None: no keys
+    services: Services
     tls: TlsIdentity | None  # None: no TLS
 
     async def bind(self, opened: AsyncExitStack) -> list[GrpcListener]:
         """Bind the listeners, inference first; those of a platform when models are ready."""
-        inference, management = self.config.grpc_listeners
+        inference, management = self.services.config.grpc_listeners
         for_inference, for_management = self._services()
         listeners = [
             self._listener(opened, _INFERENCE, inference, for_inference),
@@ -125,7 +112,7 @@ class GrpcEndpoints:
         ]
         for listener in listeners:
             listener.bind()
-        platform = self.config.platform
+        platform = self.services.config.platform
         on_platform = [
             self._listener(
                 opened, f"{platform.title} gRPC", address, self._services()[0], when_ready=True
@@ -136,24 +123,21 @@ class GrpcEndpoints:
 
     def _services(self) -> tuple[Sequence[Service], Sequence[Service]]:
         """Return the services of the inference listener, and those of the management listener."""
+        services, config, registry = self.services, self.services.config, self.services.registry
         inference = [
-            inference_service(self.config, self.registry, self.workflows),
-            *open_inference_services(self.config, self.registry),
-            health_service(self.registry),
+            inference_service(config, registry, services.workflows.workflows),
+            *open_inference_services(config, registry),
+            health_service(registry),
         ]
         management = [
-            management_service(self.management),
-            repository_service(self._repository()),
-            health_service(self.registry),
+            management_service(services.management),
+            repository_service(services.repository()),
+            health_service(registry),
         ]
         return (
             [*inference, *reflection_services(inference)],
             [*management, *reflection_services(management)],
         )
-
-    def _repository(self) -> OpenInferenceModels:
-        workers = max(1, self.config.default_workers_per_model)
-        return OpenInferenceModels(self.registry, self.management, workers)
 
     def _listener(
         self,
@@ -164,9 +148,9 @@ class GrpcEndpoints:
         *,
         when_ready: bool = False,
     ) -> GrpcListener:
-        config, is_inference = self.config, name != _MANAGEMENT
-        guard = Guard.of(config, self.tokens, browsers=False)
-        router = CallRouter(services, guard, self.access_log, self._limits(name))
+        config, is_inference = self.services.config, name != _MANAGEMENT
+        guard = Guard.of(config, self.services.tokens, browsers=False)
+        router = CallRouter(services, guard, self.services.access_log, self._limits(name))
         server = grpc.aio.server(
             handlers=(router,),
             options=_options(config, is_inference=is_inference),
@@ -179,20 +163,12 @@ class GrpcEndpoints:
         return GrpcListener(name, address, server, router, credentials, when_ready)
 
     def _limits(self, name: str) -> Limits:
-        config = self.config
-        in_flight = bytes_in_flight(config.max_bytes_in_flight)
-        from_client = config.max_client_bytes_in_flight or in_flight // 2
+        config = self.services.config
 
         def on_limit(limit: str, _sentence: str = "") -> None:
-            reached = self.metrics.limits_reached
-            reached.join(name, limit, self.metrics.hostname).update(1)
+            self.services.count_limit(name, limit)
 
-        # A single request of the maximum size can always be served.
-        usage = Usage(
-            max(in_flight, config.max_request_size),
-            max(from_client, config.max_request_size),
-            on_limit,
-        )
+        usage = Usage(*self.services.byte_limits(), on_limit)
         timeout = config.request_body_timeout
         if config.request_body_rate:
             timeout += config.max_request_size / config.request_body_rate

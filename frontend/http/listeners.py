@@ -1,7 +1,4 @@
-"""Listeners: how they share addresses, and how each is bound on the network or in the file system.
-
-Equal addresses share a listener. A listener that serves inference and management serves /metrics
-too, as in TorchServe, in addition to the metrics listener.
+"""Listeners on the network or in the file system, and how they are bound.
 
 A socket file without a server is replaced; one where a server listens is not, and any other file is
 never changed. The umask decides its permissions, as in TorchServe: who may write may connect.
@@ -13,7 +10,7 @@ import os
 import socket
 import ssl
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -39,22 +36,6 @@ class Listener:
     when_ready: bool = False  # whether clients are admitted only when every model is READY
 
 
-def share_addresses(
-    listeners: Iterable[Listener], join: Callable[[Listener, Listener], Mapping[str, Route]]
-) -> list[Listener]:
-    """Merge the listeners with equal addresses; ``join`` returns the routes of two."""
-    shared: list[Listener] = []
-    for listener in listeners:
-        for index, first in enumerate(shared):
-            if first.address == listener.address and first.address.is_fixed:
-                name = f"{first.name} and {listener.name}"
-                shared[index] = replace(first, name=name, routes=join(first, listener))
-                break
-        else:
-            shared.append(listener)
-    return shared
-
-
 @dataclass(frozen=True)
 class BoundListener:
     """A listener that is bound; clients cannot connect before `listen`.
@@ -63,9 +44,10 @@ class BoundListener:
     by the port that the system chose.
     """
 
+    name: str
     server: asyncio.AbstractServer
     address: Address | UnixAddress
-    when_ready: bool = False  # as that of `Listener`
+    when_ready: bool  # as that of `Listener`
 
     async def listen(self, opened: AsyncExitStack) -> None:
         """Admit clients until ``opened`` is closed, or raise OSError if another program does."""
@@ -110,10 +92,10 @@ class TlsHandshake(asyncio.Protocol):
 
 
 async def bind_listener(
-    opened: AsyncExitStack, address: Address | UnixAddress, clients: Callable[[], asyncio.Protocol]
+    opened: AsyncExitStack, listener: Listener, clients: Callable[[], asyncio.Protocol]
 ) -> BoundListener:
     """Bind a listener until ``opened`` is closed; OSError if the address cannot be used."""
-    loop = asyncio.get_running_loop()
+    loop, address = asyncio.get_running_loop(), listener.address
     with _naming(address):
         if isinstance(address, UnixAddress):
             bound = _bind(address.path)
@@ -127,7 +109,7 @@ async def bind_listener(
             )
             address = replace(address, port=server.sockets[0].getsockname()[1])
     opened.callback(server.close)
-    return BoundListener(server, address)
+    return BoundListener(listener.name, server, address, listener.when_ready)
 
 
 @contextmanager

@@ -1,0 +1,46 @@
+"""What the endpoints of all transports share."""
+
+from dataclasses import dataclass
+
+from marserve.frontend.configuration.config import Config
+from marserve.frontend.configuration.memory import bytes_in_flight
+from marserve.frontend.operations.management import ModelManagement
+from marserve.frontend.operations.open_inference_models import OpenInferenceModels
+from marserve.frontend.operations.workflows import WorkflowManagement
+from marserve.frontend.security.tokens import Tokens
+from marserve.frontend.serving.registry import ModelRegistry
+from marserve.frontend.telemetry.access_log import AccessLog
+from marserve.frontend.telemetry.metrics import Metrics
+
+
+@dataclass(frozen=True)
+class Services:
+    """What requests of any transport use, and what checks, counts and limits them."""
+
+    config: Config
+    registry: ModelRegistry
+    management: ModelManagement
+    workflows: WorkflowManagement
+    metrics: Metrics
+    access_log: AccessLog
+    tokens: Tokens | None  # None: no keys
+
+    def repository(self) -> OpenInferenceModels:
+        """Return the models, with what loads and unloads them."""
+        workers = max(1, self.config.default_workers_per_model)
+        return OpenInferenceModels(self.registry, self.management, workers)
+
+    def count_limit(self, listener: str, limit: str) -> None:
+        """Count that clients of a listener have reached a limit."""
+        counters = self.metrics.limits_reached
+        counters.join(listener, limit, self.metrics.hostname).update(1)
+
+    def byte_limits(self) -> tuple[int, int]:
+        """Return the bytes in flight of all clients of a listener, and of one client.
+
+        A single request of the maximum size can always be served.
+        """
+        config = self.config
+        of_all = bytes_in_flight(config.max_bytes_in_flight)
+        of_one = config.max_client_bytes_in_flight or of_all // 2
+        return max(of_all, config.max_request_size), max(of_one, config.max_request_size)
