@@ -44,9 +44,6 @@ def make_handlers(
     """Return the handlers of each appender by its name, which ``opened`` will close.
 
     ``remarks`` gets a sentence on everything that has no effect.
-
-    Raises:
-        OSError: A file cannot be opened.
     """
     made: dict[str, list[logging.Handler]] = {}
     writers: dict[Path, str] = {}
@@ -77,11 +74,7 @@ def make_handlers(
 
 
 def _handlers(node: Node, notes: list[str]) -> list[logging.Handler]:
-    """Return the handler of an appender, if it has a counterpart.
-
-    Raises:
-        ValueError: A value is invalid.
-    """
+    """Return the handler of an appender, if it has a counterpart."""
     if node.kind == "console":
         is_error = node.get("target").upper() == "SYSTEM_ERR"
         handler: logging.Handler = Console(sys.stderr if is_error else standard_output())

@@ -25,7 +25,7 @@ from typing import Any
 from marserve.frontend.configuration.bounded_yaml import YamlTooLarge, load_yaml
 from marserve.frontend.configuration.properties import ConfigError, parse_properties
 from marserve.frontend.logs.appenders import make_handlers
-from marserve.frontend.logs.levels import set_level
+from marserve.frontend.logs.levels import find_logger
 from marserve.frontend.logs.log4j import Log4jConfig, Node, read_log4j
 from marserve.frontend.logs.log4j_properties import tree_of_properties
 from marserve.frontend.logs.setup import (
@@ -57,10 +57,6 @@ def configure_by_file(
 
     ``properties`` are Java's, for lookups of log4j. ``as_json`` applies only where the file has no
     appenders, ``asynchronous`` and ``verbose`` only to a file of log4j.
-
-    Raises:
-        ConfigError: The file cannot be used.
-        OSError: A log file cannot be opened.
     """
     variables = {"LOG_LOCATION": str(log_dir), "METRICS_LOCATION": str(metrics_dir)}
     config = read_log_config(path, variables, properties)
@@ -74,7 +70,7 @@ def configure_by_file(
         )
         for each in config.loggers:
             if each.level is not None:
-                set_level(each.name, each.level)
+                find_logger(each.name).setLevel(each.level)
     for sentence in dict.fromkeys(config.remarks):
         logger.warning("%s: %s", path, sentence)
     return opened
@@ -126,10 +122,7 @@ def read_log_config(
 ) -> dict[str, Any] | Log4jConfig:
     """Read a file of log4j or a dictionary for logging, by the ending of its name.
 
-    ``content`` is that of the file if it has been read.
-
-    Raises:
-        ConfigError: It cannot be read.
+    ``content`` is that of the file if it has been read. Raises ConfigError.
     """
     try:
         text = (path.read_bytes() if content is None else content).decode("utf-8-sig")

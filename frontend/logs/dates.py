@@ -34,10 +34,7 @@ _PIECE = re.compile(r"'((?:[^']|'')*)'|([A-Za-z])\2*|[^A-Za-z']+")
 def date_format(pattern: str) -> Format:
     """Return a function that formats moments, which have a time zone.
 
-    ``pattern`` is Java's, or one of the names in `NAMED`.
-
-    Raises:
-        ValueError: The pattern has an unknown letter, or a quote that is not closed.
+    ``pattern`` is Java's, or one of the names in `NAMED`; raises ValueError.
     """
     pattern = NAMED.get(pattern, pattern)
     if pattern.count("'") % 2:

@@ -42,11 +42,7 @@ _FIRST = (1, 1, 1, 0, 0, 0)  # of the fields
 
 @dataclass(frozen=True)
 class Rollover:
-    """When a file is rolled over, and the names of the old files.
-
-    Raises:
-        ValueError: The pattern's date cannot be read.
-    """
+    """When a file is rolled over, and the names of the old files; raises ValueError."""
 
     pattern: str  # path of the old files, which are compressed if it ends with ``.gz``
     max_bytes: int | None = 100 * 1024 * 1024  # size at which it is rolled over; None for any
@@ -56,11 +52,6 @@ class Rollover:
     def __post_init__(self) -> None:
         for token in _TOKEN.finditer(self.pattern):
             date_format(token["date"] or "")
-
-    @property
-    def is_compressed(self) -> bool:
-        """Whether old files are compressed."""
-        return self.pattern.endswith(".gz")
 
     def next_time(self, start: float) -> float:
         """Return when a file that was started at ``start`` is due, in seconds since the epoch."""
@@ -100,7 +91,7 @@ class Rollover:
         def numbered(width: str) -> str:
             return r"(?:\.(\d+))?" if width == _OPTIONAL else r"(\d+)"
 
-        ending = r"(?:\.gz)?" if self.is_compressed else ""
+        ending = r"(?:\.gz)?" if self.pattern.endswith(".gz") else ""
         name = re.compile(self._fill(date or _date_regex, numbered, re.escape) + ending)
         # A date may contain a slash.
         wild = self._fill(lambda date: re.sub("[^/]+", "*", date), lambda _: "*", glob.escape)
@@ -133,9 +124,6 @@ class LogFile(logging.Handler):
 
     A file that cannot be written, as on a full disk, is reported once on standard error, not for
     each record.
-
-    Raises:
-        OSError: It cannot be opened.
     """
 
     def __init__(self, path: Path | str, rollover: Rollover | None = None) -> None:
@@ -171,11 +159,7 @@ class LogFile(logging.Handler):
             _report(f"{self.path} cannot be written: {sys.exc_info()[1]}")
 
     def reopen(self) -> None:
-        """Open the file again, which another program may have moved.
-
-        Raises:
-            OSError: It cannot be opened; the old one is still written.
-        """
+        """Open the file again, which another program may have moved; if that fails, keep it."""
         with self.lock or contextlib.nullcontext():
             self._replace()
             self._resume_period()
@@ -229,7 +213,7 @@ class LogFile(logging.Handler):
         return {path: number for path, number in found.items() if path.absolute() != present}
 
     def _is_uncompressed(self, old: Path) -> bool:
-        return self._rollover.is_compressed and old.suffix != ".gz"
+        return self._rollover.pattern.endswith(".gz") and old.suffix != ".gz"
 
     def _tidy(self) -> None:
         """Compress old files, and remove those that are too many."""

@@ -45,8 +45,3 @@ def logger_levels() -> dict[str, int]:
         if isinstance(logger, logging.Logger) and name.startswith(f"{SERVER}.")
     )
     return {name: find_logger(name).getEffectiveLevel() for name in (*OF_FILES, *modules)}
-
-
-def set_level(name: str, level: int) -> None:
-    """Set the level of a logger; with ``logging.NOTSET`` its parent's applies."""
-    find_logger(name).setLevel(level)

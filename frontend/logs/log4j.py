@@ -46,7 +46,7 @@ class Node:
 
     @classmethod
     def from_xml(cls, element: ET.Element) -> "Node":
-        """Return the node of an element."""
+        """Return the tree of an element."""
         node = cls(element.tag.rpartition("}")[2])
         node.attributes = {key.lower(): value for key, value in element.attrib.items()}
         if node.kind in _TYPED:

@@ -71,15 +71,11 @@ def configure_logging(
     verbose: bool = False,
     console: TextIO | None = None,
 ) -> ExitStack:
-    """Open the log files, in directories that are created, and attach them to their loggers.
+    """Open the log files and attach them to their loggers; closing the result undoes everything.
 
     A record of ``MODEL_LOG`` names its worker with ``extra={"worker": ...}``. Records of
     ``ACCESS_LOG``, ``TS_METRICS`` and ``MODEL_METRICS`` are written as they are, the others
-    ``as_json`` or as text. If ``asynchronous``, a thread writes. A ``verbose`` console shows
-    details. Closing the result undoes everything.
-
-    Raises:
-        OSError: A directory cannot be created, or a file not opened.
+    ``as_json`` or as text.
     """
     formatter = JsonFormatter() if as_json else LineFormatter()
     finished = logging.Formatter("%(message)s")
@@ -127,13 +123,13 @@ def set_up_loggers(
     plan: Sequence[LoggerSetup], opened: ExitStack, *, asynchronous: bool = False
 ) -> None:
     """Set up loggers until ``opened`` is closed; a thread writes if ``asynchronous``."""
-    writer = Writer(opened) if asynchronous else None
+    records = _start_writer(opened) if asynchronous else None
     restore_loggers(opened, (each.name for each in plan))
     for each in plan:
         logger = find_logger(each.name)
         handlers = each.handlers
-        if writer is not None and handlers:
-            handlers = [writer.before(list(handlers))]
+        if records is not None and handlers:
+            handlers = [_Deferred(records, list(handlers))]
         for handler in handlers:
             logger.addHandler(handler)
         logger.propagate = each.propagate
@@ -162,11 +158,7 @@ def _restore(
 
 
 def reopen_log_files() -> None:
-    """Open the files again, which another program may have moved.
-
-    Raises:
-        OSError: One of them cannot be opened.
-    """
+    """Open the files again, which another program may have moved; raises OSError."""
     named = logging.root.manager.loggerDict.values()
     loggers = [logging.root, *(item for item in named if isinstance(item, logging.Logger))]
     handlers = (handler for logger in loggers for handler in logger.handlers)
@@ -175,7 +167,6 @@ def reopen_log_files() -> None:
 
 
 def _files(handler: logging.Handler) -> Iterator[LogFile]:
-    """The files that a handler writes, itself or by other handlers."""
     if isinstance(handler, LogFile):
         yield handler
     for target in getattr(handler, "targets", ()):
@@ -236,39 +227,35 @@ class Forward(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Called by logging with each record."""
-        for target in self.targets:
-            if record.levelno >= target.level:
-                target.handle(record)
+        _pass_on(record, self.targets)
 
 
-_Records = queue.Queue[tuple[Forward, logging.LogRecord] | None]
+def _pass_on(record: logging.LogRecord, targets: list[logging.Handler]) -> None:
+    for target in targets:
+        if record.levelno >= target.level:
+            target.handle(record)
 
 
-class Writer:
-    """A thread that passes records to their handlers, in order, until ``opened`` is closed.
+_Records = queue.Queue[tuple[logging.LogRecord, list[logging.Handler]] | None]
+
+
+def _start_writer(opened: ExitStack) -> _Records:
+    """Start a thread that passes records to their handlers, in order, until ``opened`` is closed.
 
     `logging.handlers.QueueListener` passes the records of all loggers to the same handlers, and
     raises `queue.Full` where the event loop should wait.
     """
+    records: _Records = queue.Queue(_MAX_RECORDS_WAITING)
+    thread = threading.Thread(target=_write, args=(records,), name="log-writer", daemon=True)
+    thread.start()
+    opened.callback(thread.join)
+    opened.callback(records.put, None)
+    return records
 
-    def __init__(self, opened: ExitStack) -> None:
-        self._records: _Records = queue.Queue(_MAX_RECORDS_WAITING)
-        self._thread = threading.Thread(target=self._run, name="log-writer", daemon=True)
-        self._thread.start()
-        opened.callback(self._end)
 
-    def before(self, handlers: list[logging.Handler]) -> logging.Handler:
-        """Return a handler through which the thread passes records to ``handlers``."""
-        return _Deferred(self._records, handlers)
-
-    def _run(self) -> None:
-        while (item := self._records.get()) is not None:
-            forward, record = item
-            forward.emit(record)
-
-    def _end(self) -> None:
-        self._records.put(None)
-        self._thread.join()
+def _write(records: _Records) -> None:
+    while (item := records.get()) is not None:
+        _pass_on(*item)
 
 
 class _Deferred(QueueHandler):
@@ -276,7 +263,6 @@ class _Deferred(QueueHandler):
         super().__init__(records)
         self.targets = targets
         self._records = records
-        self._forward = Forward(targets)
 
     def enqueue(self, record: logging.LogRecord) -> None:
-        self._records.put((self._forward, record))
+        self._records.put((record, self.targets))

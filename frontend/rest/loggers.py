@@ -14,7 +14,7 @@ from marserve.frontend.errors import BadRequest, LoggerNotFound, MethodNotAllowe
 from marserve.frontend.http.requests import HttpRequest
 from marserve.frontend.http.responses import HttpResponse, json_response
 from marserve.frontend.http.router import Route
-from marserve.frontend.logs.levels import LEVELS, level_word, logger_levels, set_level
+from marserve.frontend.logs.levels import LEVELS, find_logger, level_word, logger_levels
 
 logger = logging.getLogger(__name__)
 
@@ -50,9 +50,9 @@ def _describe(name: str) -> dict[str, str]:
 def _change(name: str, word: str) -> HttpResponse:
     _describe(name)
     if word == _INHERIT and name != "root":
-        set_level(name, logging.NOTSET)
+        find_logger(name).setLevel(logging.NOTSET)
     elif word in LEVELS:
-        set_level(name, LEVELS[word])
+        find_logger(name).setLevel(LEVELS[word])
     else:
         allowed = ", ".join(LEVELS if name == "root" else [*LEVELS, _INHERIT])
         raise BadRequest(f"level must be one of {allowed}.")

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from marserve.frontend.logs.formats import one_line, timestamp
-from marserve.frontend.logs.levels import logger_levels, set_level
+from marserve.frontend.logs.levels import find_logger, logger_levels
 from marserve.frontend.logs.setup import (
     DETAIL,
     configure_logging,
@@ -126,15 +126,15 @@ def test_other_libraries_are_quiet_below_warnings(console: io.StringIO) -> None:
 def test_levels_can_be_changed_and_seen(console: io.StringIO) -> None:
     child = "marserve.frontend.logs_test"
     logging.getLogger(child).info("shown")
-    set_level("marserve", logging.ERROR)
+    find_logger("marserve").setLevel(logging.ERROR)
     logging.getLogger(child).warning("hidden")
     levels = logger_levels()
     assert levels["marserve"] == levels[child] == logging.ERROR
-    set_level(child, logging.DEBUG)
+    find_logger(child).setLevel(logging.DEBUG)
     logging.getLogger(child).debug("shown too")
-    set_level(child, logging.NOTSET)
+    find_logger(child).setLevel(logging.NOTSET)
     logging.getLogger(child).warning("hidden")
-    set_level("root", logging.DEBUG)
+    find_logger("root").setLevel(logging.DEBUG)
     assert logging.getLogger().level == logging.DEBUG
     assert re.findall(r"- (.+)\n", console.getvalue()) == ["shown", "shown too"]
 
