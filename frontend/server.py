@@ -72,7 +72,7 @@ from marserve.frontend.workers.launchers.command import cpu_launcher_works
 from marserve.frontend.workers.launchers.local import LocalLauncher
 from marserve.frontend.workers.supervisor import START_SECONDS
 from marserve.frontend.workflows.registrar import WorkflowRegistrar
-from marserve.frontend.workflows.registry import WorkflowRegistry
+from marserve.frontend.workflows.workflow import WorkflowRegistry
 
 if TYPE_CHECKING:
     from marserve.frontend.grpc.endpoints import GrpcListener
@@ -348,7 +348,7 @@ class Server:
             config.worker_start_method,
             config.preload_modules,
             max(START_SECONDS, config.default_startup_timeout),
-            self._metrics.count_fork_server_replacement,
+            lambda: self._metrics.fork_server_replacements.update(1),
             wait_environment(config.torch_wait_policy, os.environ),
         )
         opened.push_async_callback(launcher.close)

@@ -41,7 +41,7 @@ from marserve.frontend.serving.readiness import is_healthy
 from marserve.frontend.serving.registry import ModelRegistry
 from marserve.frontend.serving.request_ids import new_request_id
 from marserve.frontend.serving.whole_answers import whole_answer
-from marserve.frontend.workflows.registry import WorkflowRegistry
+from marserve.frontend.workflows.workflow import WorkflowRegistry
 
 _INFERENCE = load_proto("inference.proto")
 _Response = _INFERENCE.messages.PredictionResponse

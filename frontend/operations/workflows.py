@@ -10,8 +10,7 @@ from marserve.frontend.operations.parameters import Parameters
 from marserve.frontend.operations.predictions import last_of_each_name
 from marserve.frontend.serving.predict_request import PredictRequest
 from marserve.frontend.workflows.registrar import WorkflowRegistrar, WorkflowRegistration
-from marserve.frontend.workflows.registry import WorkflowRegistry
-from marserve.frontend.workflows.workflow import Workflow
+from marserve.frontend.workflows.workflow import Workflow, WorkflowRegistry
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,10 @@ class WorkflowManagement:
     def runs(self, name: str) -> dict[str, Any]:
         """Return the time line of the last runs of a workflow."""
         workflow = self.workflows.find(name)
-        return {"workflowName": workflow.name, "runs": workflow.timeline.as_documents()}
+        return {
+            "workflowName": workflow.name,
+            "runs": [run.document() for run in workflow.timeline],
+        }
 
     def check_model_api(self) -> None:
         """Raise MethodNotAllowed unless workflows may be registered and unregistered."""

@@ -33,7 +33,7 @@ from marserve.frontend.rest.api_description import (
 from marserve.frontend.rest.model_parameters import read_parameters
 from marserve.frontend.rest.parameters import query_parameters
 from marserve.frontend.serving.predict_request import PredictRequest, Ticket
-from marserve.frontend.workflows.registry import WorkflowRegistry
+from marserve.frontend.workflows.workflow import WorkflowRegistry
 
 _PREDICT = "wfpredict"
 

@@ -25,13 +25,10 @@ class Output:
 
 
 async def run_command(argv: Sequence[str], *, stdin: str = "", timeout: float) -> Output:
-    """Run a program; at the end it and its children are killed.
+    """Run a program for ``timeout`` seconds at most; at the end it and its children are killed.
 
-    It may run ``timeout`` seconds and write a megabyte. asyncio's streams cannot be used: their
-    `wait` waits for pipes to be closed, which a paused reader does not notice.
-
-    Raises:
-        OSError: It cannot be started.
+    asyncio's streams cannot be used: their `wait` waits for pipes to be closed, which a paused
+    reader does not notice.
     """
     loop = asyncio.get_running_loop()
     transport, listener = await loop.subprocess_exec(_Listener, *argv, start_new_session=True)
@@ -64,7 +61,6 @@ class _Listener(asyncio.SubprocessProtocol):
         self._open = {_STDOUT, _STDERR}
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
-        """Called by the loop."""
         written = self.written[fd - _STDOUT]
         rest = _MAX_BYTES - len(written)
         written += data[:rest]
@@ -72,13 +68,11 @@ class _Listener(asyncio.SubprocessProtocol):
             self._finish(is_complete=False)
 
     def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:  # noqa: ARG002 - the loop's signature
-        """Called by the loop."""
         self._open.discard(fd)
         if not self._open:
             self._finish(is_complete=True)
 
     def process_exited(self) -> None:
-        """Called by the loop."""
         self.exited.set_result(None)
 
     def _finish(self, *, is_complete: bool) -> None:

@@ -53,10 +53,7 @@ class UpdateLog(Protocol):
     """The metrics log (`metrics_log`)."""
 
     def report(self, series: Series, value: float, request_ids: str | None) -> None:
-        """Add a line for one update: a counter's increment, or another value.
-
-        The request ids are joined by commas; None for a metric that belongs to no request.
-        """
+        """Add a line for one update."""
 
     def write(self) -> None:
         """Write the lines before an answer is sent, unless a delay is allowed."""
@@ -80,11 +77,7 @@ class HandlerMetrics:
         return self._families[name] if name in self.config.model else None
 
     def find(self, kind: str, name: str, unit: str, dimensions: list[list[str]]) -> Family | None:
-        """Return a metric as the file declares it or as it is reported; None if it is left out.
-
-        Raises:
-            ValueError: It is not declared, and the reported type is invalid.
-        """
+        """Return a metric as the file declares it or as it is reported; None if it is left out."""
         if name in self.config.model:
             return self._families[name]
         if not self.config.keeps_undeclared:
@@ -166,10 +159,7 @@ class ModelRows:
         self._metrics.forget_unused()
 
     def own(self, name: str, *values: str) -> Series | None:
-        """Return a series that the server itself updates; None where it is not declared.
-
-        The values are those of its dimensions without the last, the host.
-        """
+        """Return a series that the server itself updates; None where it is not declared."""
         family = self._metrics.declared(name)
         if family is None:
             return None
@@ -177,11 +167,7 @@ class ModelRows:
         return series
 
     def update(self, series: Series, value: float, request_ids: Iterable[str]) -> None:
-        """Update a series on the page, and in the log if there is one.
-
-        Raises:
-            ValueError: A counter would decrease.
-        """
+        """Update a series on the page, and in the log if there is one."""
         series.update(value)
         log = self._metrics.log
         if log is not None and not self._has_ended:
@@ -201,11 +187,7 @@ class ModelRows:
 
 
 def _values(declared: Declared, dimensions: list[list[str]]) -> tuple[str, ...]:
-    """Return the values for a metric's dimensions without the host.
-
-    Raises:
-        ValueError: There are more or fewer of them.
-    """
+    """Return the values for a metric's dimensions without the host."""
     reported = [(name, str(value)) for name, value in dimensions if name != HOSTNAME]
     names = declared.dimensions[:-1]
     by_name = dict(reported)

@@ -41,6 +41,7 @@ _WAITS = (
     *(1.0, 2.5, 5.0, 10.0),
 )
 _MODEL = ("model_name", "model_version", "hostname")
+_NODE = ("workflow_name", "node", "hostname")
 _SIZES = tuple(1 << power for power in range(11))  # as BentoML's monitoring
 _HELD = "Seconds that batches were held although a worker was idle; only of those"
 _ISOLATED = "Failed batches that were split to find the requests that fail"
@@ -75,6 +76,26 @@ _ADDED = (
         "Fork servers that died, or were killed because they did not answer",
         ("hostname",),
     ),
+    counter(
+        "marserve_workflow_runs_total",
+        "Runs of a workflow by how they ended",
+        ("workflow_name", "outcome", "hostname"),
+    ),
+    histogram(
+        "marserve_workflow_run_seconds",
+        "Seconds from the arrival of a request to the end of its run",
+        ("workflow_name", "hostname"),
+    ),
+    histogram(
+        "marserve_workflow_node_seconds",
+        "Seconds from the input of a node to its output, all tries included",
+        _NODE,
+    ),
+    counter(
+        "marserve_workflow_failed_tries_total",
+        "Tries of a node that failed or took too long",
+        _NODE,
+    ),
 )
 
 
@@ -102,7 +123,7 @@ class Metrics:
         self.added = {declared.name: self.registry.add(declared) for declared in _ADDED}
         self.limits_reached = self.added["marserve_limits_reached_total"]
         replacements = self.added["marserve_fork_server_replacements_total"]
-        self._fork_server_replacements = replacements.join(self.hostname)
+        self.fork_server_replacements = replacements.join(self.hostname)
 
     def count_response(self, status: int) -> None:
         """Count an HTTP response; as 5XX unless it is 2xx or 4xx, as in TorchServe.
@@ -113,23 +134,15 @@ class Metrics:
         (self._by_class.get(status // 100) or self._by_class[5]).update(1)
         self.write_log()
 
-    def count_fork_server_replacement(self) -> None:
-        """Count a fork server that was lost."""
-        self._fork_server_replacements.update(1)
-
     def series(self, name: str, *values: str) -> Series:
-        """Join a series of a metric that metrics.yaml may leave out; then it is not on the page.
-
-        The values are those of its dimensions without the last, the host.
-        """
+        """Join a series of a metric that metrics.yaml may leave out; ``values`` lack the host."""
         family = self._declared.get(name) or Family(Declared("gauge", name, "", ()))
         return family.join(*values, self.hostname)
 
     def attach(self, log: UpdateLog, *, legacy: bool = False) -> None:
         """Log the updates of all series that were not updated before.
 
-        Reports go to ``log``, which finds the counted series in `changed`. A ``legacy`` log has no
-        request counters.
+        A ``legacy`` log has no request counters.
         """
         self._log = self.handler_metrics.log = log
         for name in _COUNTED if legacy else (*_COUNTED, *REQUEST_COUNTERS):
@@ -145,8 +158,7 @@ class Metrics:
         """Update a metric of the host, if metrics.yaml declares it; ``values`` lack the host.
 
         Raises:
-            ValueError: The number of values is wrong, a counter would decrease, or there are too
-                many series.
+            ValueError: The values do not fit it, or there are too many series.
         """
         if name not in self._declared:
             return

@@ -110,11 +110,7 @@ def load_metrics_config(path: Path | None = None, *, auto_detect: bool = False) 
 
 
 def parse_metrics_config(text: bytes) -> MetricsConfig:
-    """Read the text of a metrics.yaml.
-
-    Raises:
-        MetricsConfigError: It is not yaml, or has another shape.
-    """
+    """Read the text of a metrics.yaml; raises MetricsConfigError."""
     try:
         document = load_yaml(text)
     except YamlTooLarge as error:

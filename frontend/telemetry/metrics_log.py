@@ -105,7 +105,7 @@ class MetricsLog:
             self.flush()
 
     def report(self, series: Series, value: float, request_ids: str | None) -> None:
-        """Add a line for one update; called by `Metrics`."""
+        """Add a line for one update: a counter's increment, or another value."""
         self._entries.append(Entry(series, value, time.time(), request_ids))
         if len(self._entries) >= _FLUSH_LINES:
             self.flush()

@@ -40,35 +40,17 @@ class RequestCounters:
 
 @dataclass(frozen=True)
 class Totals:
-    """Totals of a model version; seconds are sums over its batches.
+    """Totals of a model version; seconds are sums over its batches."""
 
-    Attributes:
-        requests, batches: That were answered.
-        failed: Batches that failed, and requests that did not reach a worker.
-        waited: Of the oldest request of each batch, in the queue.
-        took: Of each batch, in a worker.
-    """
-
-    requests: int
+    requests: int  # answered
     batches: int
-    failed: int
-    waited: float
-    took: float
+    failed: int  # batches that failed, and requests that did not reach a worker
+    waited: float  # seconds of the oldest request of each batch, in the queue
+    took: float  # seconds of each batch, in a worker
 
 
 class ModelMetrics:
-    """The metrics of one model version; its series are on the page until it is closed.
-
-    Attributes:
-        versioned: Counts requests whose URL names the version.
-        unversioned: Counts the other requests.
-        failed_batches: Batches that got an error as a whole.
-        isolated_batches: Failed batches that were split to find the requests that fail.
-        suspected_requests: Requests run alone because the same content failed alone before.
-        retried_requests: Requests run again because their worker died.
-        worker_failures: Workers that died or could not load their model.
-        declarations: The handlers' metrics, for workers (`MetricsConfig.declarations`).
-    """
+    """The metrics of one model version; its series are on the page until it is closed."""
 
     def __init__(self, metrics: Metrics, name: str, version: str) -> None:
         self.name = name
@@ -95,7 +77,7 @@ class ModelMetrics:
         #: Series that are joined when they are first counted, by metric and reason.
         self._rare: dict[tuple[str, ...], Series] = {}
         self._is_closed = False
-        self.versioned = self._request_counters(version)
+        self.versioned = self._request_counters(version)  # requests whose URL names the version
         self.unversioned = self._request_counters("default")
 
     def batch_done(

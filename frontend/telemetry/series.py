@@ -25,11 +25,8 @@ _SUFFIXES = {"histogram": ("", "_bucket", "_count", "_sum")}
 class Series:
     """One series; made by `Family.join`.
 
-    Attributes:
-        update: Takes a counter's increment, or the next value of a gauge or histogram. Raises
-            ValueError for a negative increment.
-        total: A counter's or gauge's value, a histogram's sum.
-        counts: A histogram's buckets; the last is for values above all bounds.
+    ``update`` takes a counter's increment, or the next value of a gauge or histogram. It raises
+    ValueError for a negative increment. ``total`` is the value, or a histogram's sum.
     """
 
     __slots__ = (
@@ -42,6 +39,7 @@ class Series:
         self.values = values
         self.total = 0.0
         is_histogram = family.kind == "histogram"
+        # Of a histogram's buckets; the last is for values above all bounds.
         self.counts = [0] * (len(family.declared.buckets) + 1) if is_histogram else []
         self.update: Callable[[float], None] = self._update_first
         self._users = 0
@@ -177,11 +175,7 @@ class Registry:
         return iter(list(self._metrics.values()))
 
     def add(self, declared: Declared) -> Family:
-        """Add a metric.
-
-        Raises:
-            ValueError: The name or a label is invalid in Prometheus, or the name is taken.
-        """
+        """Add a metric; raises ValueError if a name is invalid in Prometheus, or taken."""
         names = _sample_names(declared)
         is_taken = names & self._sample_names
         if why := f"{declared.name} exists already" if is_taken else unfit_name(declared):

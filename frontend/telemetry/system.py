@@ -36,16 +36,7 @@ _MAX_LOGGED_LINES = 20
 
 
 class SystemProbe:
-    """Measures the host every ``interval`` seconds.
-
-    Args:
-        metrics: Where the values are reported.
-        interval: Seconds between measurements.
-        gpus: Reads the GPUs.
-        gpu_count: How many GPUs are reported; None for all.
-        command: ``system_metrics_cmd``, split; empty to measure in this process.
-        pids: Returns the workers' process ids.
-    """
+    """Measures the host every ``interval`` seconds."""
 
     def __init__(
         self,
@@ -53,9 +44,9 @@ class SystemProbe:
         interval: float,
         gpus: GpuReader,
         *,
-        gpu_count: int | None = None,
-        command: Sequence[str] = (),
-        pids: Callable[[], Iterable[int]] = tuple,
+        gpu_count: int | None = None,  # that are reported; None for all
+        command: Sequence[str] = (),  # ``system_metrics_cmd``; empty to measure in this process
+        pids: Callable[[], Iterable[int]] = tuple,  # of the workers
     ) -> None:
         self._metrics = metrics
         self._interval = interval

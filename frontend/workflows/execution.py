@@ -15,7 +15,8 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 from marserve.backend.protocol import Input, Part, Prediction
 from marserve.frontend.batching.jobs import Stream
@@ -53,32 +54,26 @@ _ERRORS = 400  # HTTP statuses from here on
 _NOT_RETRIED = (NoWorker, Overloaded, SequenceOver, ServerStopping, TooMuchInFlight)
 
 
+@dataclass(frozen=True, eq=False)
 class Graph:
-    """The common data of all runs of a workflow.
+    """The common data of all runs of a workflow."""
 
-    Attributes:
-        model_names: The model of each node.
-        options: The options of each node, for requests without options.
-        max_output_bytes: The maximum size of a streamed output.
-    """
+    name: str
+    specification: Specification
+    models: ModelRegistry
+    metrics: WorkflowMetrics
+    max_output_bytes: int  # of a streamed output
 
-    def __init__(
-        self,
-        name: str,
-        specification: Specification,
-        models: ModelRegistry,
-        metrics: WorkflowMetrics,
-        max_output_bytes: int,
-    ) -> None:
-        self.name = name
-        self.specification = specification
-        self.models = models
-        self.metrics = metrics
-        self.max_output_bytes = max_output_bytes
-        self.model_names = {node: model_name(name, node) for node in specification.nodes}
-        self.options = {
-            name: RequestOptions(timeout=node.timeout) for name, node in specification.nodes.items()
-        }
+    @cached_property
+    def model_names(self) -> Mapping[str, str]:
+        """The model of each node."""
+        return {node: model_name(self.name, node) for node in self.specification.nodes}
+
+    @cached_property
+    def options(self) -> Mapping[str, RequestOptions]:
+        """The options of each node, for requests without options."""
+        nodes = self.specification.nodes
+        return {name: RequestOptions(timeout=node.timeout) for name, node in nodes.items()}
 
 
 class _Answered(Exception):
@@ -90,36 +85,21 @@ class _Answered(Exception):
 
 
 class Run:
-    """One run.
-
-    Args:
-        graph: The workflow.
-        request: The client's request; its timeout is that of the run.
-
-    Attributes:
-        holding: Counts the outputs of nodes; the caller closes it.
-    """
+    """One run, whose timeout is that of the request."""
 
     def __init__(self, graph: Graph, request: PredictRequest) -> None:
         self._graph = graph
         self._nodes = graph.specification.nodes
         self._request = request
         self._deadline = request.arrived + request.options.timeout
-        self.holding = request.holding()
+        self.holding = request.holding()  # of the outputs of nodes; the caller closes it
         self._outputs: dict[str, Prediction] = {}
         #: How many children of a node have answered.
         self._answered: Counter[str] = Counter()
         self.times = RunTimes(request.input.id, time.monotonic())
 
     async def outputs(self) -> Mapping[str, Prediction]:
-        """Run all nodes; return the outputs of the leaves, or the one with an error status.
-
-        Raises:
-            NodeFailed: A node failed in every attempt.
-            TooMuchInFlight: The outputs exceed the bytes in flight.
-            RequestExpired: The timeout of the run has passed.
-            ServeError: A node's model refused its request, or its handler the input.
-        """
+        """Run all nodes; return the outputs of the leaves, or the one with an error status."""
         start = self._graph.specification.start
         try:
             async with asyncio.TaskGroup() as group:
@@ -252,7 +232,7 @@ def model_name(workflow: str, node: str) -> str:
 
 
 def _cause(node: Node, error: ServeError) -> ServeError:
-    """Return the error of a node; its own time limit is not the client's."""
+    """Return the error of a node, whose time limit is not the client's."""
     if isinstance(error, RequestExpired):
         return RequestExpired(f"No output within timeout-ms={node.settings.timeout_ms}.")
     return error

@@ -35,11 +35,10 @@ from marserve.frontend.serving.host import WorkerHost
 from marserve.frontend.serving.model_version import ModelVersion
 from marserve.frontend.serving.registry import ModelRegistry
 from marserve.frontend.telemetry.metrics import Metrics
-from marserve.frontend.telemetry.workflow_metrics import WorkflowFamilies, WorkflowMetrics
+from marserve.frontend.telemetry.workflow_metrics import WorkflowMetrics
 from marserve.frontend.workflows.execution import Graph, model_name
-from marserve.frontend.workflows.registry import WorkflowRegistry
 from marserve.frontend.workflows.specification import Node, Specification, read_specification
-from marserve.frontend.workflows.workflow import Workflow
+from marserve.frontend.workflows.workflow import Workflow, WorkflowRegistry
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +73,7 @@ class WorkflowRegistrar:
         self._manager = manager
         self._models = models
         self._config = host.config
-        self._families = WorkflowFamilies(metrics)
+        self._metrics = metrics
         self._long_work = LongWork()
         self._background = BackgroundTasks()
         #: Names that are being registered.
@@ -96,11 +95,7 @@ class WorkflowRegistrar:
         """Open an archive, register its nodes, and serve it when all their workers are ready.
 
         Raises:
-            WorkflowNotFound, WorkflowRefused, GraphRefused: The archive does not exist, or has no
-                valid workflow.
-            WorkflowConflict: The name is in use.
-            WorkflowFailed: A node could not be registered; the others are unregistered again.
-            ServeError: The archive cannot be opened.
+            ServeError: It is not a workflow, its name is in use, or a node could not be registered.
         """
         return await self._run(self._register(registration))
 
@@ -129,7 +124,7 @@ class WorkflowRegistrar:
                     await gone.wait()  # its `unregister` has the deadline
                 models = await self._register_nodes(registration, manifest, archive, specification)
                 undo.pop_all()
-                metrics = WorkflowMetrics(self._families, name, specification.nodes)
+                metrics = WorkflowMetrics(self._metrics, name, specification.nodes)
                 longest = self._config.max_response_size
                 graph = Graph(name, specification, self._models, metrics, longest)
                 queues = (model.settings.batching.queue_size for model in models)
@@ -146,7 +141,6 @@ class WorkflowRegistrar:
         archive: Archive,
         specification: Specification,
     ) -> list[ModelVersion]:
-        """Register the model of every node, or none."""
         turns = asyncio.Semaphore(_NODES_AT_ONCE)
 
         async def register(node: Node) -> ModelVersion:
@@ -197,7 +191,7 @@ class WorkflowRegistrar:
         logger.info("Workflow %s unregistered.", name)
 
     async def _unregister_nodes(self, names: Iterable[str]) -> list[str]:
-        """Unregister models, and return the errors. A missing model is not an error."""
+        """Unregister models, and return the errors."""
 
         async def unregister(name: str) -> str:
             try:

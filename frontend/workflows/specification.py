@@ -14,6 +14,7 @@ have the last retries and time limit. The errors of the graph have TorchServe's 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 from marserve.frontend.configuration.model_schema import MAX_WORKERS
@@ -46,14 +47,10 @@ _KEYS = {each.metadata["key"]: each for each in fields(NodeSettings)}
 
 @dataclass(frozen=True)
 class Node:
-    """A node; its parents and children are in the order of the specification.
-
-    Attributes:
-        url: The URL of the model's archive; empty for a function of the handler file.
-    """
+    """A node; its parents and children are in the order of the specification."""
 
     name: str
-    url: str
+    url: str  # of the model's archive; empty for a function of the handler file
     settings: NodeSettings
     parents: tuple[str, ...]
     children: tuple[str, ...]
@@ -76,17 +73,11 @@ class Node:
 
 @dataclass(frozen=True)
 class Specification:
-    """The graph of a workflow.
+    """The graph of a workflow."""
 
-    Attributes:
-        defaults: The defaults at the end of ``models``.
-        nodes: By name; parents come before their children.
-        dag: The edges as in the YAML.
-    """
-
-    defaults: NodeSettings
-    nodes: Mapping[str, Node]
-    dag: Mapping[str, Sequence[str]]
+    defaults: NodeSettings  # at the end of ``models``
+    nodes: Mapping[str, Node]  # by name; parents come before their children
+    dag: Mapping[str, Sequence[str]]  # the edges as in the YAML
 
     @property
     def start(self) -> Node:
@@ -115,12 +106,7 @@ class Specification:
 
 
 def read_specification(document: Any) -> Specification:
-    """Return the specification of a parsed YAML file.
-
-    Raises:
-        WorkflowRefused: The YAML is invalid; names the place and the rule.
-        GraphRefused: The edges are not a directed acyclic graph with one start.
-    """
+    """Return the specification of a parsed YAML file; raises WorkflowRefused or GraphRefused."""
     if not isinstance(document, dict):
         raise WorkflowRefused("The specification is not a mapping with models and dag.")
     defaults, models = _read_models(document.get("models"))
@@ -203,22 +189,19 @@ def _parents(names: Iterable[str], dag: Mapping[str, Sequence[str]]) -> dict[str
     return parents
 
 
-def _sorted(
-    parents: Mapping[str, Sequence[str]], dag: Mapping[str, Sequence[str]]
-) -> Sequence[str]:
+def _sorted(parents: Mapping[str, list[str]], dag: Mapping[str, Sequence[str]]) -> Sequence[str]:
     """Return the nodes, parents before their children."""
-    found = [name for name, above in parents.items() if not above]
-    if len(found) != 1:
+    if [*parents.values()].count([]) != 1:
         raise GraphRefused("DAG should have only one start node")
-    missing = {name: len(above) for name, above in parents.items()}
-    for name in found:  # grows meanwhile
-        for child in dag.get(name, ()):
-            missing[child] -= 1
-            if not missing[child]:
-                found.append(child)
-    if len(found) != len(parents):
-        raise GraphRefused("Not a valid DAG")
-    return found
+    sorter: TopologicalSorter[str] = TopologicalSorter()
+    for name, children in dag.items():
+        sorter.add(name)
+        for child in children:
+            sorter.add(child, name)
+    try:
+        return [*sorter.static_order()]
+    except CycleError as error:
+        raise GraphRefused("Not a valid DAG") from error
 
 
 def _shown(text: str) -> str:

@@ -1,32 +1,32 @@
 """The time line of the last runs: when each node was ready, dispatched and done."""
 
 import time
-from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
-
-_MAX_RUNS = 100
 
 
 @dataclass(slots=True)
 class NodeTimes:
-    """The times of a node, on the monotonic clock.
-
-    Attributes:
-        queued: When its input was complete.
-        started: When it was sent to a worker, in the last attempt.
-        ended: When it ended; None while it runs.
-        is_final: Whether no attempt may follow, because a stateful worker has received it.
-    """
+    """The times of a node, on the monotonic clock."""
 
     node: str
-    queued: float
+    queued: float  # when its input was complete
     attempts: int = 0
-    started: float | None = None
+    started: float | None = None  # when it was sent to a worker, in the last attempt
     ended: float | None = None
-    is_final: bool = False
+    is_final: bool = False  # no attempt may follow, because a stateful worker has received it
     outcome: str = "cancelled"
+
+    def document(self, start: float) -> dict[str, Any]:
+        """Return a JSON object; times in ms since the start of the run."""
+        return {
+            "node": self.node,
+            "queuedMs": _ms(self.queued - start),
+            "startedMs": None if self.started is None else _ms(self.started - start),
+            "endedMs": None if self.ended is None else _ms(self.ended - start),
+            "attempts": self.attempts,
+            "outcome": self.outcome,
+        }
 
 
 @dataclass(slots=True)
@@ -38,48 +38,17 @@ class RunTimes:
     ended: float = 0.0
     outcome: str = "cancelled"
     nodes: list[NodeTimes] = field(default_factory=list)
+    started_at: float = field(default_factory=time.time)  # seconds since the epoch
 
-
-class Timeline:
-    """The last runs of a workflow."""
-
-    def __init__(
-        self,
-        clock: Callable[[], float] = time.monotonic,
-        wall_clock: Callable[[], float] = time.time,
-    ) -> None:
-        self._clock = clock
-        self._wall_clock = wall_clock
-        self._runs: deque[RunTimes] = deque(maxlen=_MAX_RUNS)
-
-    def add(self, run: RunTimes) -> None:
-        """Record a run that has ended."""
-        self._runs.append(run)
-
-    def as_documents(self) -> list[dict[str, Any]]:
-        """Return the runs as JSON objects, oldest first; times in ms since the start of a run."""
-        epoch = self._wall_clock() - self._clock()
-        return [
-            {
-                "id": run.id,
-                "startedAt": round((epoch + run.started) * 1000),
-                "tookMs": _ms(run.ended - run.started),
-                "outcome": run.outcome,
-                "nodes": [_node_document(times, run.started) for times in run.nodes],
-            }
-            for run in self._runs
-        ]
-
-
-def _node_document(times: NodeTimes, start: float) -> dict[str, Any]:
-    return {
-        "node": times.node,
-        "queuedMs": _ms(times.queued - start),
-        "startedMs": None if times.started is None else _ms(times.started - start),
-        "endedMs": None if times.ended is None else _ms(times.ended - start),
-        "attempts": times.attempts,
-        "outcome": times.outcome,
-    }
+    def document(self) -> dict[str, Any]:
+        """Return a JSON object."""
+        return {
+            "id": self.id,
+            "startedAt": round(self.started_at * 1000),
+            "tookMs": _ms(self.ended - self.started),
+            "outcome": self.outcome,
+            "nodes": [node.document(self.started) for node in self.nodes],
+        }
 
 
 def _ms(seconds: float) -> float:

@@ -1,21 +1,34 @@
-"""A workflow that is served: admits, limits and records its runs."""
+"""The workflows that are served: each admits, limits and records its runs."""
 
 import asyncio
+import http
+import json
 import logging
 import time
+from collections import deque
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from marserve.backend.protocol import Prediction
-from marserve.frontend.aio.long_work import LongWork
+from marserve.backend.protocol import Buffer, Prediction
+from marserve.frontend.aio.long_work import LongWork, Steps
 from marserve.frontend.archives.archive import Archive
 from marserve.frontend.batching.jobs import OnAnswer
-from marserve.frontend.errors import RequestExpired, ServeError, ServerBusy, unexpected
+from marserve.frontend.errors import (
+    RequestExpired,
+    ServeError,
+    ServerBusy,
+    WorkflowNotFound,
+    unexpected,
+)
 from marserve.frontend.serving.predict_request import PredictRequest, Ticket
-from marserve.frontend.workflows.answers import answer_of
 from marserve.frontend.workflows.execution import Graph, Run
-from marserve.frontend.workflows.timeline import Timeline
+from marserve.frontend.workflows.timeline import RunTimes
 
 logger = logging.getLogger(__name__)
+
+_MAX_RUNS_KEPT = 100
+_JSON = "application/json"
+_PHRASES = {status.value: status.phrase for status in http.HTTPStatus}
 
 
 class _RunTicket:
@@ -33,35 +46,23 @@ class _RunTicket:
 
 @dataclass(eq=False)
 class Workflow:
-    """A graph of models under a name.
-
-    Attributes:
-        archive: The archive of its registration.
-        max_runs: The maximum number of concurrent runs.
-        timeline: The last runs.
-        refusal: The error that every request gets; None while requests are accepted.
-    """
+    """A graph of models under a name."""
 
     archive: Archive
     graph: Graph
-    max_runs: int
+    max_runs: int  # at the same time
     long_work: LongWork
 
     def __post_init__(self) -> None:
         self.name = self.graph.name
         self.specification = self.graph.specification
-        self.timeline = Timeline()
-        self.refusal: ServeError | None = None
+        self.timeline: deque[RunTimes] = deque(maxlen=_MAX_RUNS_KEPT)
+        self.refusal: ServeError | None = None  # of every request; None while they are accepted
         self.runs = 0
         self._drained = asyncio.Event()
 
     def check(self) -> None:
-        """Raise the error with which `run` would refuse a request now.
-
-        Raises:
-            ServerBusy: The maximum number of runs is reached.
-            ServerStopping, WorkflowNotFound: Requests are no longer accepted.
-        """
+        """Raise the error with which `run` would refuse a request now."""
         if self.refusal is not None:
             raise self.refusal.with_traceback(None)
         if self.runs >= self.max_runs:
@@ -78,11 +79,8 @@ class Workflow:
         attempts on the longest path. A cancelled run removes its jobs from their queues.
 
         Raises:
-            NodeFailed: A node failed in every attempt; its cause has the error.
-            RequestExpired: The timeout has passed.
-            ServerBusy, NoWorker, Overloaded: The workflow, or a model of it, is overloaded.
-            TooMuchInFlight: The outputs of its nodes exceed the bytes in flight.
-            ServeError: A handler refused its input, or the outputs cannot be joined.
+            ServeError: A node failed, the timeout has passed, a model or the workflow is
+                overloaded, or the outputs cannot be joined.
         """
         self.check()
         self.runs += 1
@@ -103,11 +101,7 @@ class Workflow:
         return answer
 
     def submit(self, request: PredictRequest, on_answer: OnAnswer) -> Ticket:
-        """Run the workflow in a task; ``on_answer`` is called once, after submit has returned.
-
-        Raises:
-            ServeError: The request is refused.
-        """
+        """Run the workflow in a task; ``on_answer`` is called once, after submit has returned."""
         self.check()
         return _RunTicket(asyncio.get_running_loop().create_task(self._answer(request, on_answer)))
 
@@ -134,7 +128,87 @@ class Workflow:
             self._drained.set()
         metrics, times = self.graph.metrics, run.times
         times.ended, times.outcome = time.monotonic(), outcome
-        self.timeline.add(times)
+        self.timeline.append(times)
         metrics.runs[outcome].update(1)
         if outcome == "answered":
             metrics.seconds.update(times.ended - arrived)
+
+
+class WorkflowRegistry:
+    """The workflows that are served, by name. Only `WorkflowRegistrar` changes them."""
+
+    def __init__(self) -> None:
+        self._workflows: dict[str, Workflow] = {}
+
+    def __iter__(self) -> Iterator[Workflow]:
+        """The workflows, sorted by name."""
+        for _, workflow in sorted(self._workflows.items()):
+            yield workflow
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._workflows
+
+    def find(self, name: str) -> Workflow:
+        """Return the workflow of that name; raises WorkflowNotFound if there is none."""
+        workflow = self._workflows.get(name)
+        if workflow is None:
+            raise WorkflowNotFound(f"Workflow not found: {name}")
+        return workflow
+
+    def add(self, workflow: Workflow) -> None:
+        """Add a workflow; its name is not in use."""
+        self._workflows[workflow.name] = workflow
+
+    def remove(self, workflow: Workflow) -> None:
+        """Remove a workflow."""
+        del self._workflows[workflow.name]
+
+    async def drained(self) -> None:
+        """Wait until no workflow runs, without a deadline; callers set one."""
+        for workflow in list(self._workflows.values()):
+            await workflow.drained()
+
+
+def answer_of(outputs: Mapping[str, Prediction]) -> Steps[Prediction]:
+    """Return the output of a single leaf unchanged, or a JSON object with a member for each leaf.
+
+    The output of a single leaf keeps the status and headers of its handler. Its default content
+    type is JSON, as in TorchServe, and it gets the standard reason phrase.
+
+    Raises:
+        ServeError: One of several outputs is not text.
+    """
+    if len(outputs) == 1:
+        [output] = outputs.values()
+        names = {name.lower() for name in output.headers}
+        headers = {} if "content-type" in names else {"content-type": _JSON}
+        yield from ()
+        reason = output.reason or _PHRASES.get(output.status, "")
+        return Prediction(output.body, output.status, reason, headers | output.headers)
+    pieces: list[bytes] = []
+    for name, output in outputs.items():
+        before = f"{',' if pieces else '{'}\n  {json.dumps(name, ensure_ascii=False)}: "
+        pieces += (before.encode(), _json_text(name, output.body))
+        yield
+    body = b"".join((*pieces, b"\n}\n"))  # bytes, because text would be copied
+    return Prediction(body, 200, _PHRASES[200], {"content-type": _JSON})
+
+
+def _json_text(name: str, body: Buffer) -> bytes:
+    """Return an output as JSON: unchanged if it is JSON, else as a string."""
+    try:
+        text = bytes(body).decode()
+    except UnicodeDecodeError as error:
+        raise ServeError(
+            f"The output of {name} is neither JSON nor text, and the workflow has other leaves."
+        ) from error
+    try:
+        json.loads(text, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError):
+        return json.dumps(text, ensure_ascii=False).encode()
+    return text.strip().encode()
+
+
+def _refuse_constant(name: str) -> None:
+    """Refuse NaN and infinities, which are not JSON."""
+    raise ValueError(name)

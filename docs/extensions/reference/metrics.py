@@ -6,7 +6,6 @@ from marserve.frontend.serving.registry import ModelRegistry
 from marserve.frontend.telemetry.catalog_metrics import CatalogMetrics
 from marserve.frontend.telemetry.metrics import Metrics
 from marserve.frontend.telemetry.series import Family, WatchedGauge
-from marserve.frontend.telemetry.workflow_metrics import WorkflowFamilies
 from reference.markdown import anchored, code, table
 
 _OURS = "marserve_"
@@ -15,7 +14,6 @@ _OURS = "marserve_"
 def metrics() -> str:
     """Return tables of all series with types and labels."""
     server = Metrics("host")
-    WorkflowFamilies(server)
     CatalogMetrics(server).watch_pending(lambda: 0)
     watch_models(server, ModelRegistry())
     watch_bytes(server, {})

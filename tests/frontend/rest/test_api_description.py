@@ -39,7 +39,7 @@ from marserve.frontend.serving.registry import ModelRegistry
 from marserve.frontend.telemetry.gpu import GpuReader
 from marserve.frontend.telemetry.metrics import Metrics
 from marserve.frontend.version import __version__
-from marserve.frontend.workflows.registry import WorkflowRegistry
+from marserve.frontend.workflows.workflow import WorkflowRegistry
 
 _LISTENERS = {
     "inference": describe_listener(["Inference"]),

@@ -6,7 +6,7 @@ import pytest
 
 from marserve.backend.protocol import Prediction
 from marserve.frontend.errors import ServeError
-from marserve.frontend.workflows.answers import answer_of
+from marserve.frontend.workflows.workflow import answer_of
 
 
 def joined(**outputs: Prediction) -> Prediction:
