@@ -3,8 +3,8 @@
 Starting or replacing a worker then costs little more than loading its weights. The frontend itself
 never forks: its descriptors would leak into the child.
 
-The fork server is not multiprocessing's: that one can only be awaited in threads without a
-deadline, and its workers count as dead when it dies.
+The fork server is not multiprocessing's: that one has no deadlines, and its workers count as dead
+when it dies. Requests to this one (`backend.processes.fork_server`) block in daemon threads.
 """
 
 import asyncio
@@ -16,8 +16,8 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -87,9 +87,9 @@ class ForkServer:
     async def start(self, spec: WorkerSpec) -> Started:
         """Start a worker; if the fork server is lost meanwhile, with the next one."""
         try:
-            return await (await self._process()).fork(spec)
+            return await self._fork(spec)
         except ForkServerLost:
-            return await (await self._process()).fork(spec)
+            return await self._fork(spec)
 
     async def close(self) -> None:
         """End the fork server; its workers must have ended."""
@@ -102,19 +102,25 @@ class ForkServer:
         if not starting.cancelled() and starting.exception() is None:
             await starting.result().kill()
 
-    async def _process(self) -> "_Process":
+    async def _fork(self, spec: WorkerSpec) -> Started:
         self.warm_up()
         if self._starting is None:
             raise ForkServerLost("the server is stopping")
-        return await asyncio.shield(self._starting)  # `_start` has deadlines
+        process = await asyncio.shield(self._starting)  # `_start` has deadlines
+        return await start_in_thread(process.fork, spec, discard=Started.discard)
 
     async def _start(self) -> "_Process":
         reason = ""
         for attempt in range(_TRIES):
             modules = self._modules if attempt < _TRIES - 1 else ()
-            process = await _Process.start(modules, self._environment, self._on_lost)
+            process = await start_in_thread(
+                _Process, modules, self._environment, discard=_Process.discard
+            )
+            ended = process.watch()
+            ended.add_done_callback(partial(self._on_lost, process))
             try:
-                await process.ready(self._import_seconds)
+                # The first answer: the imports are done.
+                await in_abandonable_thread(process.request, b"", (), self._import_seconds)
             except ForkServerLost as loss:
                 reason = str(loss)
                 if process.is_silent:  # an import hangs, and would hang again
@@ -132,12 +138,12 @@ class ForkServer:
                 return process
         raise OSError(f"The fork server does not start: {reason}")
 
-    def _on_lost(self, process: "_Process", reason: str) -> None:
+    def _on_lost(self, process: "_Process", _ended: object) -> None:
         if self._is_closed:
             return
         self._on_replaced()
         if process.is_ready:  # else `_start` continues
-            logger.error("The fork server is replaced: %s. Its workers continue.", reason)
+            logger.error("The fork server is replaced: %s. Its workers continue.", process.lost)
             if time.monotonic() - process.started_at > _STABLE_SECONDS:
                 self.warm_up()
 
@@ -146,50 +152,38 @@ def _has_failed(starting: "asyncio.Task[_Process]") -> bool:
     """Return whether the start of a fork server has failed, or the fork server was lost since."""
     if not starting.done():
         return False
-    return starting.cancelled() or bool(starting.exception()) or starting.result().is_lost
+    return starting.cancelled() or bool(starting.exception()) or bool(starting.result().lost)
 
 
 class _Process:
-    """One process of the fork server; answers come in the order of requests."""
+    """One process of the fork server. The constructor, `request` and `fork` block."""
 
-    def __init__(
-        self,
-        process: "subprocess.Popen[bytes]",
-        sock: socket.socket,
-        on_lost: Callable[["_Process", str], object],
-    ) -> None:
+    def __init__(self, modules: Sequence[str], environment: Mapping[str, str] | None) -> None:
         self.started_at = time.monotonic()
         self.is_ready = False  # its imports are done
         self.is_silent = False  # it was killed because it did not answer in time
-        self.is_lost = False
-        self._process = process
-        self._sock = sock
-        self._on_lost = on_lost
-        self._loop = asyncio.get_running_loop()
-        self._ending: asyncio.Future[int]
-        #: The first answer: the imports are done.
-        self._ready: asyncio.Future[_Answer] = self._loop.create_future()
-        self._awaited = deque([self._ready])
+        self.lost = ""  # why it has ended, or is about to
+        self._ended: asyncio.Future[int]
         #: One request at a time: the deadline of an answer does not include earlier requests.
-        self._lock = asyncio.Lock()
-        self._loop.add_reader(sock.fileno(), self._receive)
+        self._lock = threading.Lock()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with ExitStack() as opened, theirs:
+            opened.enter_context(ours)
+            self._process = subprocess.Popen(  # noqa: S603 - this very interpreter
+                command(sys.executable, theirs.fileno(), modules),
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+            )
+            opened.pop_all()
+        self._sock = ours
 
-    @classmethod
-    async def start(
-        cls,
-        modules: Sequence[str],
-        environment: Mapping[str, str] | None,
-        on_lost: Callable[["_Process", str], object],
-    ) -> "_Process":
-        """Start an interpreter."""
-        started = await start_in_thread(_spawn, modules, environment, discard=_discard)
-        return cls(*started, on_lost)
+    def watch(self) -> "asyncio.Future[int]":
+        """Return a future that is done at its end."""
+        self._ended = asyncio.ensure_future(in_abandonable_thread(self._wait))
+        return self._ended
 
-    async def ready(self, seconds: float) -> None:
-        """Wait until its imports are done."""
-        await self._answer_within(self._ready, seconds)
-
-    async def fork(self, spec: WorkerSpec) -> Started:
+    def fork(self, spec: WorkerSpec) -> Started:
         """Fork a worker; raises OSError, ForkServerLost."""
         with ExitStack() as theirs, our_ends() as (ours, sock, their_sock, stacks):
             setup = WorkerSetup(
@@ -209,14 +203,13 @@ class _Process:
             setup_writer, setup_reader = (
                 theirs.enter_context(each) for each in socket.socketpair()
             )
-            answer = await self._request(b"fork", *descriptors, setup_reader.fileno())
+            answer = self.request(b"fork", [*descriptors, setup_reader.fileno()])
             setup_reader.close()
             try:
-                setup_writer.setblocking(False)
-                async with asyncio.timeout(_ANSWER_SECONDS):
-                    await self._loop.sock_sendall(setup_writer, setup.to_bytes())
+                setup_writer.settimeout(_ANSWER_SECONDS)
+                setup_writer.sendall(setup.to_bytes())
             except BaseException:
-                self.discard(answer)
+                self._kill_worker(answer)
                 raise
             return Started(
                 pid=answer.pid,
@@ -226,16 +219,72 @@ class _Process:
                 stderr=outputs[1],
                 stacks=stacks,
                 reap=partial(self._reap, answer),
-                kill=partial(self.discard, answer),
+                kill=partial(self._kill_worker, answer),
             )
+
+    def request(
+        self, text: bytes, descriptors: Sequence[int] = (), seconds: float | None = None
+    ) -> _Answer:
+        """Send a request and return its answer.
+
+        Raises:
+            ForkServerLost: It has ended, or was killed because it did not answer in time.
+            OSError: It cannot do it.
+        """
+        with self._lock:
+            seconds = _ANSWER_SECONDS if seconds is None else seconds
+            try:
+                self._sock.settimeout(seconds)
+                if text:
+                    socket.send_fds(self._sock, [text], descriptors)
+                data, received, flags, _ = socket.recv_fds(
+                    self._sock, _MAX_ANSWER_BYTES, 1, socket.MSG_CMSG_CLOEXEC
+                )
+            except TimeoutError:
+                self.is_silent = True
+                raise self._lose(f"it did not answer within {seconds:g} s") from None
+            except OSError as error:
+                raise self._lose(str(error)) from error
+            if not data:
+                raise self._lose("it has ended")
+        answer = _Answer(**json.loads(data), sentinel=received[0] if received else -1)
+        if flags & socket.MSG_CTRUNC:
+            self._kill_worker(answer)
+            raise OSError("The fork server cannot do it: the frontend has used up its descriptors")
+        if answer.error:
+            raise OSError(f"The fork server cannot do it: {answer.error}")
+        return answer
+
+    async def kill(self) -> None:
+        """Kill it, and wait a moment for its end."""
+        self._lose("it was stopped")
+        await asyncio.wait({self._ended}, timeout=_END_SECONDS)
+
+    def discard(self) -> None:
+        """Kill it, where it is not watched."""
+        self._lose("it was stopped")
+        self._wait()
+
+    def _lose(self, reason: str) -> ForkServerLost:
+        self.lost = self.lost or reason
+        self._process.kill()
+        return ForkServerLost(self.lost)
+
+    def _wait(self) -> int:
+        status = self._process.wait()
+        self.lost = self.lost or "it has ended"
+        with self._lock:  # a request in progress reads the end first
+            self._sock.close()
+        return status
 
     async def _reap(self, answer: _Answer) -> int | None:
         try:
-            return (await self._request(str(answer.pid).encode())).status
+            reaped = await in_abandonable_thread(self.request, str(answer.pid).encode())
         except OSError:
             return None
+        return reaped.status
 
-    def discard(self, answer: _Answer) -> None:
+    def _kill_worker(self, answer: _Answer) -> None:
         """Kill and reap a worker; the frontend's end of its socket is about to close."""
         if not answer.pid:
             return
@@ -243,108 +292,8 @@ class _Process:
             with contextlib.suppress(OSError):  # it has ended, or pidfds are not available
                 signal.pidfd_send_signal(answer.sentinel, signal.SIGKILL)
             os.close(answer.sentinel)
+        threading.Thread(target=self._reap_quietly, args=(answer,), daemon=True).start()
+
+    def _reap_quietly(self, answer: _Answer) -> None:
         with contextlib.suppress(OSError):
-            self._send(str(answer.pid).encode()).cancel()
-
-    async def kill(self) -> None:
-        """Kill it, and wait a moment for its end."""
-        self._lose("it was stopped")
-        await asyncio.wait({self._ending}, timeout=_END_SECONDS)
-
-    async def _request(self, request: bytes, *descriptors: int) -> _Answer:
-        async with self._lock:
-            awaited = self._send(request, *descriptors)
-            answer = await self._answer_within(awaited, _ANSWER_SECONDS)
-        if answer.error:
-            raise OSError(f"The fork server cannot do it: {answer.error}")
-        return answer
-
-    def _send(self, request: bytes, *descriptors: int) -> "asyncio.Future[_Answer]":
-        if self.is_lost:
-            raise ForkServerLost("it has ended")
-        try:
-            socket.send_fds(self._sock, [request], descriptors)
-        except OSError as error:  # it has ended, or does not read
-            self._lose(str(error))
-            raise ForkServerLost(str(error)) from error
-        answer: asyncio.Future[_Answer] = self._loop.create_future()
-        self._awaited.append(answer)
-        return answer
-
-    async def _answer_within(self, answer: "asyncio.Future[_Answer]", seconds: float) -> _Answer:
-        try:
-            await asyncio.wait({answer}, timeout=seconds)
-        except asyncio.CancelledError:
-            if answer.done() and not answer.cancelled() and answer.exception() is None:
-                self.discard(answer.result())
-            answer.cancel()
-            raise
-        if not answer.done():  # the answer may be here: this process may have been stopped itself
-            self._receive()
-        if not answer.done():
-            self.is_silent = True
-            self._lose(f"it did not answer within {seconds:g} s")
-        return answer.result()
-
-    def _receive(self) -> None:
-        while not self.is_lost:
-            try:
-                data, descriptors, flags, _ = socket.recv_fds(
-                    self._sock, _MAX_ANSWER_BYTES, 1, socket.MSG_CMSG_CLOEXEC
-                )
-            except BlockingIOError:
-                return
-            except OSError as error:
-                self._lose(str(error))
-                return
-            if not data:
-                self._lose("it has ended")
-                return
-            answer = _Answer(**json.loads(data), sentinel=descriptors[0] if descriptors else -1)
-            awaited = self._awaited.popleft()
-            if flags & socket.MSG_CTRUNC:
-                self.discard(answer)
-                answer = _Answer(error="the frontend has used up its descriptors")
-            if awaited.cancelled():
-                self.discard(answer)
-            else:
-                awaited.set_result(answer)
-
-    def _lose(self, reason: str) -> None:
-        if self.is_lost:
-            return
-        self.is_lost = True
-        self._loop.remove_reader(self._sock.fileno())
-        self._sock.close()
-        self._process.kill()
-        self._ending = asyncio.ensure_future(in_abandonable_thread(self._process.wait))
-        for each in self._awaited:
-            if not each.done():
-                each.set_exception(ForkServerLost(reason))
-                each.exception()  # else asyncio logs those that no task awaits
-        self._awaited.clear()
-        self._on_lost(self, reason)
-
-
-def _spawn(
-    modules: Sequence[str], environment: Mapping[str, str] | None
-) -> "tuple[subprocess.Popen[bytes], socket.socket]":
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with ExitStack() as opened, theirs:
-        opened.enter_context(ours)
-        process = subprocess.Popen(  # noqa: S603 - this very interpreter
-            command(sys.executable, theirs.fileno(), modules),
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            pass_fds=[theirs.fileno()],
-        )
-        opened.pop_all()
-    ours.setblocking(False)
-    return process, ours
-
-
-def _discard(started: "tuple[subprocess.Popen[bytes], socket.socket]") -> None:
-    process, sock = started
-    sock.close()
-    process.kill()
-    process.wait()
+            self.request(str(answer.pid).encode())
