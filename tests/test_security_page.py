@@ -11,7 +11,7 @@ import pytest
 from marserve.backend import manifest
 from marserve.frontend.archives import download, helper
 from marserve.frontend.archives.unpack import ArchiveLimits
-from marserve.frontend.batching.sequences.lost_sequences import _MAX_REMEMBERED
+from marserve.frontend.batching.sequences.stateful_sequence import _MAX_REMEMBERED
 from marserve.frontend.configuration import bounded_yaml
 from marserve.frontend.configuration.config import KEYS
 from marserve.frontend.configuration.model_schema import MAX_WORKERS

@@ -244,13 +244,13 @@ class Batcher:
 
     def out_of_memory(self, size: int, fits: int = 1) -> None:
         """Limit the batch size for a while: ``size`` rows did not fit into memory, ``fits`` did."""
-        self.learning.out_of_memory(size, fits, self._clock())
+        self.learning.memory.exceeded(size, self._clock(), fits)
         self._resize()
 
     def _now(self) -> float:
         """Return the current time; raises the memory limit if that is due."""
         now = self._clock()
-        if now >= self.learning.grows_at:
+        if now >= self.learning.memory.grows_at:
             self._resize()
         return now
 

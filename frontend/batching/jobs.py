@@ -46,7 +46,7 @@ class Stream:
         self.on_end: Callable[[], object] | None = None
         self._pieces: deque[Buffer] = deque([first.body])
         self.waiting_bytes = len(first.body)
-        self._changed: asyncio.Future[None] | None = None
+        self._changed = asyncio.Event()
         self._ended = False
         self._broken = ""
         self._closed = False
@@ -69,7 +69,7 @@ class Stream:
         self._add_waiting(len(body))
         if 0 < self.max_waiting_bytes < self.waiting_bytes:
             self.fall_behind("the client is too slow")
-        self._wake()
+        self._changed.set()
 
     def fall_behind(self, why: str) -> None:
         """Discard the buffered pieces for a reader that is too slow, and break off the answer."""
@@ -81,13 +81,13 @@ class Stream:
     def end(self) -> None:
         """Note that no more pieces follow."""
         self._ended = True
-        self._wake()
+        self._changed.set()
 
     def break_off(self, why: str) -> None:
         """Note that no more pieces follow although the answer is not complete."""
         if not self._ended and not self._closed:
             self._broken = why
-            self._wake()
+            self._changed.set()
 
     async def pieces(self) -> AsyncIterator[Buffer]:
         """Yield the pieces as they arrive; raises StreamBroken if the answer was broken off.
@@ -103,8 +103,8 @@ class Stream:
                 raise StreamBroken(self._broken)
             if self._ended:
                 return
-            self._changed = asyncio.get_running_loop().create_future()
-            await self._changed
+            self._changed.clear()
+            await self._changed.wait()
 
     def close(self) -> None:
         """Mark the stream as no longer read. Safe to call twice."""
@@ -118,10 +118,6 @@ class Stream:
     def _add_waiting(self, count: int) -> None:
         self.waiting_bytes += count
         self.on_waiting(count)
-
-    def _wake(self) -> None:
-        if self._changed is not None and not self._changed.done():
-            self._changed.set_result(None)
 
 
 #: The answer to a request.

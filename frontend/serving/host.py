@@ -1,30 +1,37 @@
-"""The resources that all workers share, and the specification of a worker's process."""
+"""What a worker is made of: shared resources, its process, its measurements, its dispatch."""
 
 import itertools
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from marserve.backend.manifest import Manifest
 from marserve.backend.processes.bootstrap import Runner
-from marserve.backend.protocol import Load
+from marserve.backend.protocol import Load, Trials
 from marserve.frontend.archives.requirements import ModelEnvironment
 from marserve.frontend.configuration.config import Config
+from marserve.frontend.configuration.setting_kinds import REFUSE
 from marserve.frontend.lifecycle import workdir
 from marserve.frontend.logs.setup import log_directories
-from marserve.frontend.serving.measurements import trials_at_load
 from marserve.frontend.serving.torch_options import torch_options
+from marserve.frontend.settings.batching_settings import sizes_to_try, sizes_to_validate
 from marserve.frontend.settings.model_settings import ModelSettings
 from marserve.frontend.version import __version__
 from marserve.frontend.workers.calls import CallModel, no_calls
 from marserve.frontend.workers.cores import usable_cores
 from marserve.frontend.workers.devices import DeviceAllocator
+from marserve.frontend.workers.dispatch.asynchronous import MAX_IN_FLIGHT
+from marserve.frontend.workers.dispatch.batched import DispatchStrategy
+from marserve.frontend.workers.dispatch.outstanding import dispatch_batches
 from marserve.frontend.workers.launchers.command import CPU_LAUNCHER
 from marserve.frontend.workers.launchers.local import LocalLauncher
+from marserve.frontend.workers.launchers.openmp import TorchOptions
 from marserve.frontend.workers.launchers.worker_spec import WorkerSpec
+from marserve.frontend.workers.supervisor import MakeDispatch
 
 
 @dataclass(eq=False)
@@ -197,3 +204,83 @@ def _python_path(directory: Path, handler: str) -> tuple[str, ...]:
     if folder:
         paths.insert(0, (directory / folder).resolve())
     return tuple(map(str, paths))
+
+
+def trials_at_load(settings: ModelSettings) -> Trials:
+    """Return the trials between loading and serving, except for `threads_to_try`.
+
+    A stateful model runs no samples for its costs: they would belong to no sequence.
+    """
+    return Trials(
+        sizes=[] if settings.stateful else sizes_to_try(settings.batching),
+        validated_sizes=sizes_to_validate(settings.batching) if settings.validation else [],
+        validation_seconds=settings.startup_timeout / 2,
+        tolerance=settings.validation_tolerance or 0.0,
+        must_validate=settings.validation == REFUSE,
+    )
+
+
+def threads_to_try(options: TorchOptions, settings: ModelSettings, gpu: int | None) -> list[int]:
+    """Return the numbers of torch's threads that a worker compares at load; empty for no choice.
+
+    It is empty on a GPU, where these threads have little work, and for modes without batches.
+    """
+    has_batches = not (settings.mode or settings.debugged or settings.stateful)
+    if not options.is_share or options.threads < 2 or gpu is not None or not has_batches:
+        return []
+    powers = (1 << exponent for exponent in range(options.threads.bit_length()))
+    return sorted({*(power for power in powers if power < options.threads), options.threads})
+
+
+def sizes_while_idle(settings: ModelSettings) -> Sequence[int]:
+    """Return the batch sizes that are measured while the model is idle, if their costs are unknown.
+
+    A worker of several processes, with coroutines, or under a debugger cannot run single samples.
+    """
+    if settings.stateful or settings.asynchronous or settings.debugged or settings.has_ranks:
+        return []
+    return sizes_to_try(settings.batching)
+
+
+class DispatchKinds(NamedTuple):
+    """The classes of dispatch strategies (`workers.dispatch`)."""
+
+    batched: Callable[..., DispatchStrategy]
+    several: Callable[..., DispatchStrategy]
+    continuous: Callable[..., DispatchStrategy]
+    asynchronous: Callable[..., DispatchStrategy]
+
+
+def choose_dispatch(
+    model: ServedModel,
+    host: WorkerHost,
+    kinds: DispatchKinds,
+    has_workers_left: Callable[[], bool],
+) -> MakeDispatch:
+    """Return the function that makes a worker's dispatch strategy.
+
+    ``has_workers_left`` returns whether a job can be retried; otherwise queued jobs have failed.
+    """
+    settings = model.settings
+    timeout = None if settings.debugged else settings.response_timeout
+    if settings.asynchronous:
+        # As in TorchServe, long generations have no timeout unless the model sets one.
+        is_chosen = settings.origins.get("response_timeout") != "server"
+        return partial(
+            kinds.asynchronous,
+            timeout=timeout if is_chosen else None,
+            has_workers_left=has_workers_left,
+            limit=settings.outstanding_batches or MAX_IN_FLIGHT,
+            call_model=host.calls_by(model.manifest.model_name, model.manifest.model_version),
+        )
+    if settings.continuous_batching:
+        return partial(kinds.continuous, timeout=timeout, has_workers_left=has_workers_left)
+    return partial(
+        dispatch_batches,
+        timeout=timeout,
+        has_workers_left=has_workers_left,
+        outstanding=settings.outstanding_batches,
+        devices=max(1, model.parallel_level),
+        batched=kinds.batched,
+        several=kinds.several,
+    )

@@ -62,7 +62,7 @@ def _wait_policy(
     settings: ModelSettings, environment: Mapping[str, str], runner: Runner | None
 ) -> tuple[str, str]:
     if settings.torch_wait_policy != AUTOMATIC:
-        return settings.torch_wait_policy, _chosen("torchWaitPolicy", settings)
+        return settings.torch_wait_policy, _chosen("torchWaitPolicy", "torch_wait_policy", settings)
     if says_how_to_wait(environment):
         texts = (f"{name}={value}" for name, value in variables_of(environment).items())
         return "", f"{', '.join(texts)} in the server's environment"
@@ -79,7 +79,7 @@ def _threads(
     runner: Runner | None,
 ) -> tuple[int, str, bool]:
     if settings.torch_threads:
-        return settings.torch_threads, _chosen("torchThreads", settings), False
+        return settings.torch_threads, _chosen("torchThreads", "torch_threads", settings), False
     if runner is not None:
         if runner.module == CPU_LAUNCHER:
             return 0, "left to torch's launcher for CPUs", False
@@ -90,7 +90,6 @@ def _threads(
     return share, f"auto: its share of {cores} cores for {workers} workers", True
 
 
-def _chosen(key: str, settings: ModelSettings) -> str:
-    names = {"torchThreads": "torch_threads", "torchWaitPolicy": "torch_wait_policy"}
-    origin = settings.origins.get(names[key], "")
+def _chosen(key: str, field: str, settings: ModelSettings) -> str:
+    origin = settings.origins.get(field, "")
     return f"{key} of {_ORIGINS.get(origin, f'a {origin}' if origin else 'the model')}"

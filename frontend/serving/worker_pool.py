@@ -16,9 +16,16 @@ from typing import NamedTuple
 from marserve.backend.protocol import Load
 from marserve.frontend.batching.batcher import Batcher
 from marserve.frontend.errors import NotEnoughDevices
-from marserve.frontend.serving.dispatch_choice import DispatchKinds, choose_dispatch
-from marserve.frontend.serving.host import ServedModel, WorkerHost, load_message, worker_spec
-from marserve.frontend.serving.measurements import sizes_while_idle, threads_to_try
+from marserve.frontend.serving.host import (
+    DispatchKinds,
+    ServedModel,
+    WorkerHost,
+    choose_dispatch,
+    load_message,
+    sizes_while_idle,
+    threads_to_try,
+    worker_spec,
+)
 from marserve.frontend.settings.model_settings import ModelSettings
 from marserve.frontend.telemetry.model_metrics import ModelMetrics
 from marserve.frontend.workers.dispatch.asynchronous import Async

@@ -51,7 +51,6 @@ class Learning:
         largest: The same without the limits by throughput.
         choice: With automatic sizes, the size that was chosen; None before that.
         why: The reason for the largest size; empty if it is that of the settings.
-        grows_at: When the memory limit rises next, and sizes are to be determined again.
     """
 
     def __init__(self, isolation: FailureIsolation) -> None:
@@ -62,7 +61,6 @@ class Learning:
         self.size = self.largest = 1
         self.choice: Choice | None = None
         self.why = ""
-        self.grows_at = math.inf
         self._isolation = isolation
         self._is_profiled = False
 
@@ -70,7 +68,7 @@ class Learning:
         """Apply new settings; the memory limit is reset, too."""
         self._batching = batching
         self.choice = None
-        self._memory = MemoryCap()
+        self.memory = MemoryCap()
         self._share_failing = 0.0
         if batching.bucket_by == UNSORTED:
             self.lengths = None
@@ -115,10 +113,6 @@ class Learning:
         samples = self.costs.samples
         return is_changed or is_settled or samples == 1 or not samples % _BATCHES_LOOKED_AT
 
-    def out_of_memory(self, size: int, fits: int, now: float) -> None:
-        """Limit the batch size for a while: ``size`` rows did not fit into memory, ``fits`` did."""
-        self._memory.exceeded(size, now, fits)
-
     def failures_changed(self) -> bool:
         """Use the present share of failing requests; return whether it differs from that in use."""
         rate = self._isolation.rate
@@ -150,14 +144,13 @@ class Learning:
         limits = [
             (batching.max_size, unknown),
             (self.queue_capacity, unknown),  # a full queue closes a batch: no other job could join
-            (self._memory.at(now), "a larger batch needed more memory than there is"),
+            (self.memory.at(now), "a larger batch needed more memory than there is"),
         ]
         if share := self._share_failing:
             cheapest = self._isolation.cheapest_size(batching, self.costs, share)
             limits.append(
                 (cheapest, f"{share:.0%} of the requests fail: smaller batches cost less")
             )
-        self.grows_at = self._memory.grows_at
         self.largest = max(1, int(min(limits, key=itemgetter(0))[0]))
         self.exploration.limit(self.largest)
         if self.choice is not None:

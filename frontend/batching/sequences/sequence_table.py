@@ -19,11 +19,12 @@ Pure: the clock is passed in, and the owner calls `SequenceTable.expire` when th
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
+from itertools import takewhile
 
 from marserve.frontend.batching.deadlines import Clock
-from marserve.frontend.batching.sequences.lost_sequences import LostSequences
 from marserve.frontend.batching.sequences.stateful_sequence import (
     MADE_HERE,
+    LostSequences,
     Reason,
     SequenceJob,
     SequenceLimits,
@@ -127,25 +128,15 @@ class SequenceTable:
 
     def finished(self, job: SequenceJob, *, failed: bool = False) -> None:
         """Note that the worker has answered a job; does nothing the second time."""
-        sequence = job.sequence
-        if job not in sequence.running:
-            return
-        self._stop_running(sequence, job)
-        sequence.is_seen = True
-        sequence.has_started = sequence.has_started or not failed
-        sequence.is_id_known = sequence.is_id_known or job.is_answered
-        sequence.client_left = job.has_left
-        if job.ends:
-            sequence.ending = sequence.ending or Reason.END
-        elif sequence.is_made_here and not sequence.is_id_known:
-            sequence.ending = sequence.ending or Reason.CLIENT_GONE
-        self._proceed(sequence)
+        if job in job.sequence.running:
+            job.sequence.finish(job, failed=failed)
+            self._proceed(job.sequence)
 
     def discard(self, job: SequenceJob) -> None:
         """Remove a job that was not sent to a worker; does nothing if it is not here."""
         sequence = job.sequence
         if job in sequence.running:
-            self._take_back(sequence, job)
+            sequence.take_back(job)
         elif job in sequence.queue:
             sequence.queue.remove(job)
         else:
@@ -181,7 +172,7 @@ class SequenceTable:
             current = sequence.current
             if current is not None and current.dispatched is None:
                 jobs.append(current)
-                self._take_back(sequence, current)
+                sequence.take_back(current)
             for job in jobs:
                 job.fail(error)
             self._proceed(sequence)
@@ -216,7 +207,7 @@ class SequenceTable:
         for sequence in list(slots.open):
             current = sequence.current
             if current is not None and current.dispatched is None:
-                self._take_back(sequence, current)
+                sequence.take_back(current)
                 sequence.queue.appendleft(current)
             del slots.open[sequence]
             sequence.slots = None
@@ -341,21 +332,10 @@ class SequenceTable:
         try:
             slots.put(job)
         except Overloaded as error:
-            self._stop_running(sequence, job)
+            sequence.stop_running(job)
             job.fail(error)
             return False
         return True
-
-    def _take_back(self, sequence: StatefulSequence, job: SequenceJob) -> None:
-        """Remove a job from the batcher that was not sent to the worker."""
-        if sequence.slots is not None:
-            sequence.slots.discard(job)
-        self._stop_running(sequence, job)
-
-    def _stop_running(self, sequence: StatefulSequence, job: SequenceJob) -> None:
-        sequence.running.discard(job)
-        if sequence.current is job:
-            sequence.current = None
 
     def _end(self, sequence: StatefulSequence, reason: Reason) -> None:
         """End a sequence, when no job of it is running."""
@@ -413,9 +393,4 @@ class SequenceTable:
 
 def _due(moments: Iterable[tuple[StatefulSequence, float]], until: float) -> list[StatefulSequence]:
     """Return the sequences up to a moment, of pairs with rising moments."""
-    due = []
-    for sequence, moment in moments:
-        if moment > until:
-            break
-        due.append(sequence)
-    return due
+    return [sequence for sequence, _ in takewhile(lambda pair: pair[1] <= until, moments)]

@@ -6,8 +6,11 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
+from marserve.frontend.batching.deadlines import Clock
 from marserve.frontend.errors import ServeError
 
+# How many lost sequences are remembered, in addition to those that may be open.
+_MAX_REMEMBERED = 1000
 #: The prefix of ids that the server makes for requests without one.
 MADE_HERE = "ts-seq-"
 
@@ -143,3 +146,58 @@ class StatefulSequence:
     def has_jobs(self) -> bool:
         """Whether a job of it is not answered yet."""
         return bool(self.queue or self.running)
+
+    def take_back(self, job: SequenceJob) -> None:
+        """Remove a job from the batcher that was not sent to the worker."""
+        if self.slots is not None:
+            self.slots.discard(job)
+        self.stop_running(job)
+
+    def stop_running(self, job: SequenceJob) -> None:
+        """Note that a job is neither in the batcher nor at the worker."""
+        self.running.discard(job)
+        if self.current is job:
+            self.current = None
+
+    def finish(self, job: SequenceJob, *, failed: bool) -> None:
+        """Note that the worker has answered a running job."""
+        self.stop_running(job)
+        self.is_seen = True
+        self.has_started = self.has_started or not failed
+        self.is_id_known = self.is_id_known or job.is_answered
+        self.client_left = job.has_left
+        if job.ends:
+            self.ending = self.ending or Reason.END
+        elif self.is_made_here and not self.is_id_known:
+            self.ending = self.ending or Reason.CLIENT_GONE
+
+
+class LostSequences:
+    """The sequences whose state was lost, so that a client that returns receives an error.
+
+    Each is remembered for as long as it would have been kept without a request. So a client that
+    never marks a start can use its id again after a while.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        #: By id: the moment until which it is remembered, and the reason; the oldest first.
+        self._lost: dict[str, tuple[float, str]] = {}
+
+    def add(self, sequence_id: str, reason: str, seconds: float, max_open: int) -> None:
+        """Remember a sequence for these seconds, beside the ``max_open`` that may be open."""
+        now = self._clock()
+        self._lost.pop(sequence_id, None)  # to the end of the order
+        self._lost[sequence_id] = now + seconds, reason
+        limit = max_open + _MAX_REMEMBERED
+        while len(self._lost) > limit or next(iter(self._lost.values()))[0] <= now:
+            del self._lost[next(iter(self._lost))]
+
+    def reason(self, sequence_id: str) -> str:
+        """Return why a sequence was lost; empty if it was not, or is no longer remembered."""
+        until, reason = self._lost.get(sequence_id, (0.0, ""))
+        return reason if self._clock() < until else ""
+
+    def forget(self, sequence_id: str) -> None:
+        """Remove a sequence that is started again."""
+        self._lost.pop(sequence_id, None)

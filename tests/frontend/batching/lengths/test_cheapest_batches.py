@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marserve.frontend.batching.lengths.cheapest_batches import cheapest_batches
 from marserve.frontend.batching.lengths.length_costs import Row
+from marserve.frontend.batching.lengths.length_grouping import cheapest_batches
 
 
 def padded(overhead: float, limit: int) -> list[Row]:
