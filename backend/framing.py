@@ -244,7 +244,7 @@ def _reader_of(hint: Any) -> Callable[[Any], Any]:
     """Return a function that makes a value of this type from JSON, or raises an error."""
     kind, items = get_origin(hint), get_args(hint)
     if is_dataclass(hint):
-        return _record_reader(hint)
+        return record_reader(hint)
     if kind is list:
         read = _reader_of(items[0])
         return lambda values: [read(value) for value in values]
@@ -260,7 +260,8 @@ def _decode_record(read: Callable[[Any], Message], meta: Any, _bodies: _Bodies) 
     return read(meta)
 
 
-def _record_reader(record: Any) -> Callable[[Any], Any]:
+def record_reader(record: Any) -> Callable[[Any], Any]:
+    """Return a function that makes an object of a data class from the JSON of its fields."""
     hints = get_type_hints(record)
     readers = {each.name: _reader_of(hints[each.name]) for each in fields(record)}
     return lambda meta: record(**{name: read(meta[name]) for name, read in readers.items()})
@@ -354,7 +355,7 @@ _DECODERS: dict[int, Callable[[Any, _Bodies], Message]] = {
     7: lambda number, _bodies: CancelCall(int(number)),
 }
 for _kind, _record in enumerate(_RECORDS, _FIRST_RECORD):
-    _DECODERS[_kind] = partial(_decode_record, _record_reader(_record))
+    _DECODERS[_kind] = partial(_decode_record, record_reader(_record))
 
 _UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError)
 

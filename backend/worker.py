@@ -5,25 +5,26 @@ handlers that are coroutines, and `backend.pipeline` those whose stages overlap.
 any end of the worker as EOF. Exit status 0 means that the frontend closed the connection, 1 that
 the model did not load or the connection broke; others are caused by the handler (``sys.exit``, a
 signal, a segfault).
-
-The process starts in `backend.processes.fork_server`, or with its interpreter in
-`backend.processes.bootstrap`; both call `run`.
 """
 
+import contextlib
 import faulthandler
 import functools
+import json
 import logging
 import os
 import signal
 import sys
 import time
-from dataclasses import dataclass
-from typing import NoReturn, TextIO
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import NoReturn, Self, TextIO
 
 from marserve.backend.connection import FrontendConnection
 from marserve.backend.errors import HandlerUnusable, load_status, sentence_of
+from marserve.backend.framing import record_reader
 from marserve.backend.loader import Run, load_service
-from marserve.backend.oom_killer import as_first_choice
 from marserve.backend.profiling.measurements import Measurements
 from marserve.backend.protocol import (
     EndSequence,
@@ -43,19 +44,23 @@ logger = logging.getLogger(__name__)
 _PERMANENT = (ImportError, SyntaxError, HandlerUnusable)
 _STDERR = 2
 _UNFIT = 400  # the model loads, but does not fit its settings
+# Thousandths of all memory that the kernel adds to what a process uses, to choose which to kill.
+_OOM_SCORE = Path("/proc/self/oom_score_adj")
+_MORE, _MOST = 500, 1000
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerPlace:
-    """Directory, import path and threads of a worker, however its process was started.
+    """What a worker needs from its frontend, however its process was started.
 
     Attributes:
         python_path: The first entries of ``sys.path``, in this order.
-        model_dir: The working directory.
         threads: Intra-op threads for torch and OpenMP; 0 does not change them.
         stacks: The file for the stacks of a crash (`record_stacks`).
         terminal_of: If its handler is debugged, the process id of the server whose terminal it
             shares; else 0.
+        environment: Of a forked worker, all variables. Of a new interpreter, those that must not
+            affect its start.
     """
 
     python_path: tuple[str, ...]
@@ -63,6 +68,17 @@ class WorkerPlace:
     threads: int
     stacks: str = ""
     terminal_of: int = 0
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def to_text(self) -> str:
+        """Return the JSON text that `from_text` reads."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_text(cls, text: str | bytes) -> Self:
+        """Return what `to_text` has written."""
+        place: Self = record_reader(cls)(json.loads(text))
+        return place
 
 
 def run(place: WorkerPlace, connection: FrontendConnection) -> NoReturn:
@@ -164,6 +180,26 @@ def _serve_concurrently(connection: FrontendConnection, load: Load) -> int:
     return serve_concurrently(loop, connection.detach(), service, load.max_call_bytes)
 
 
+@contextlib.contextmanager
+def as_first_choice(score: Path = _OOM_SCORE) -> Iterator[None]:
+    """Make this process the kernel's first choice during the block, when memory runs out.
+
+    Otherwise the kernel would kill the largest process of the container, mostly a worker of another
+    model that serves. It needs no privilege to raise the score and to restore it.
+    """
+    try:
+        before = score.read_text()
+        score.write_text(str(min(int(before) + _MORE, _MOST)))
+    except OSError:  # there is no /proc, or it is read-only
+        yield
+        return
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            score.write_text(before)
+
+
 @as_first_choice()
 def _load(connection: FrontendConnection, load: Load, run: Run | None = None) -> Service | None:
     logger.info("model_name: %s, batchSize: %d", load.model_name, load.batch_size)
@@ -197,11 +233,8 @@ def _load(connection: FrontendConnection, load: Load, run: Run | None = None) ->
 def record_stacks(path: str) -> None:
     """Append the stacks of all threads to a file on a fatal signal and on SIGQUIT.
 
-    The frontend creates the file in memory and passes its path, which a child, a command and the
-    ranks of a runner can open. After SIGQUIT the process continues, as Java's virtual machines do.
-
-    Stacks are written to standard error, which also has the handler's output, without a path or if
-    it cannot be opened, and in children that a handler forks.
+    After SIGQUIT the process continues, as Java's virtual machines do. Stacks are written to
+    standard error without a usable path, and in children that a handler forks.
     """
     descriptor = _STDERR
     if path:

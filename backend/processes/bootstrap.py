@@ -13,23 +13,18 @@ module of the model must be imported too early (its ``json.py`` instead of the l
 working directory, which ``-c`` puts first on ``sys.path``, is removed, and PYTHONPATH set later.
 """
 
-import json
 import os
 import runpy
 import socket
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NoReturn
 
 from marserve.backend.connection import FrontendConnection
 from marserve.backend.processes.ranks import fetch_connection
-from marserve.backend.processes.runner import (
-    FirstFailure,
-    die_with_parent,
-    offer_sockets,
-)
+from marserve.backend.processes.runner import FirstFailure, die_with_parent, offer_sockets
 from marserve.backend.worker import WorkerPlace, run
 
 #: Prefix of the code of ``python -c``: nothing is imported from the working directory.
@@ -58,30 +53,15 @@ class Runner:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerConfig(WorkerPlace):
-    """The configuration of a new process, an argument of its command line.
+    """The place of a new process, an argument of its command line.
 
     Attributes:
         sock: Descriptor of its end of the socket pair; -1 if it has to be fetched.
-        environment: Variables that must not affect the start of this interpreter.
         runner: The program to run instead of a worker.
     """
 
     sock: int
-    environment: Mapping[str, str]
     runner: Runner | None = None
-
-    def to_text(self) -> str:
-        """Return the config as an argument of a command line."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_text(cls, text: str) -> "WorkerConfig":
-        """Return the config of `to_text`."""
-        members = json.loads(text)
-        runner = members.pop("runner")
-        if runner is not None:
-            runner = Runner(**{**runner, "arguments": tuple(runner["arguments"])})
-        return cls(**{**members, "python_path": tuple(members["python_path"]), "runner": runner})
 
 
 def command(python: str, config: WorkerConfig) -> list[str]:

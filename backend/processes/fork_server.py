@@ -5,7 +5,7 @@ The frontend starts it by a command line and uses a socket that preserves the bo
 
 * none: the first answer is sent when the imports are done;
 * four descriptors: fork a worker, which gets them as its socket, its standard output and error, and
-  for its `WorkerSetup`, which it reads to the end. The answer is its process id, with a descriptor
+  for its `WorkerPlace`, which it reads to the end. The answer is its process id, with a descriptor
   that is readable when it has ended;
 * a process id: reap that worker, which has ended or is about to; the answer is its exit status.
 
@@ -30,7 +30,6 @@ import socket
 import sys
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from multiprocessing import resource_tracker
 from typing import Any, NoReturn, TypeAlias
 
@@ -48,23 +47,6 @@ _MAX_REQUEST_BYTES = 64
 _DESCRIPTORS = 4
 # In sandboxes without the system call.
 _NO_PIDFDS = (errno.ENOSYS, errno.EPERM)
-
-
-@dataclass(frozen=True, kw_only=True)
-class WorkerSetup(WorkerPlace):
-    """The setup of a forked worker; ``environment`` replaces that of the fork server."""
-
-    environment: Mapping[str, str]
-
-    def to_bytes(self) -> bytes:
-        """Return the setup as it is sent to the worker."""
-        return json.dumps(asdict(self)).encode()
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> "WorkerSetup":
-        """Return the setup of `to_bytes`."""
-        members = json.loads(data)
-        return cls(**{**members, "python_path": tuple(members["python_path"])})
 
 
 def command(python: str, sock: int, modules: Sequence[str]) -> list[str]:
@@ -97,7 +79,7 @@ def main() -> NoReturn:
         _set_atexit(finalizers, enabled=True)
         sys.exit(0)
     except SystemExit as end:
-        leave.status = _status(end.code)
+        leave.status = end.code or 0 if isinstance(end.code, int | None) else 1
         raise
 
 
@@ -201,32 +183,26 @@ def _work(sock: int, stdout: int, stderr: int, setup_reader: int) -> NoReturn:
         data = file.read()  # the frontend closes it, at the latest after its deadline
     if not data:
         sys.exit(1)  # the deadline is over
-    setup = WorkerSetup.from_bytes(data)
-    if not setup.terminal_of:
+    place = WorkerPlace.from_text(data)
+    if not place.terminal_of:
         os.setsid()  # a process group, which is killed as a whole and not reached by Ctrl-C
     os.dup2(stdout, 1)
     os.dup2(stderr, 2)
     os.close(stdout)
     os.close(stderr)
-    _mark(setup.environment)
+    _mark(place.environment)
     os.environ.clear()
-    os.environ.update(setup.environment)
-    run(setup, FrontendConnection(socket.socket(fileno=sock)))
+    os.environ.update(place.environment)
+    run(place, FrontendConnection(socket.socket(fileno=sock)))
 
 
 def _mark(environment: Mapping[str, str]) -> None:
-    """Write the value into the memory that /proc shows, which forked processes copy."""
+    """Write the variable `WORKER` into the memory that /proc shows, which forks copy."""
     getenv = ctypes.CDLL(None).getenv
     getenv.restype = ctypes.c_void_p
     place = getenv(WORKER.encode())
     if place and ctypes.string_at(place) == NO_WORKER.encode():
         ctypes.memmove(place, environment[WORKER].encode(), len(NO_WORKER))
-
-
-def _status(code: object) -> int:
-    if code is None or isinstance(code, int):
-        return code or 0
-    return 1
 
 
 class _Leave:

@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 
 def fetch_connection(address: str, rank: int) -> tuple[str, FrontendConnection]:
-    """Fetch the text for all ranks, and return it with the connection of this rank."""
+    """Return the text for all ranks and the connection of this one."""
     text, upstream, followers, to_all = fetch_sockets(address, rank)
     if rank:
         return text, FollowerConnection(upstream, rank)
@@ -57,7 +57,7 @@ class FollowerConnection(FrontendConnection):
         self._rank = rank
 
     def receive(self) -> Message | None:
-        """Wait for the next message, as `FrontendConnection.receive` does."""
+        """Wait for the next message."""
         message = super().receive()
         return _on_own_device(message, self._rank) if isinstance(message, Load) else message
 

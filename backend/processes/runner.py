@@ -20,7 +20,6 @@ import sys
 import threading
 import uuid
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 _MAX_SOCKETS = 250  # the kernel takes 253 descriptors in one message
 _ABSTRACT = "\0marserve-"  # no file: such names begin with a zero
@@ -32,7 +31,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def die_with_parent() -> None:
-    """Let the kernel kill this process when its parent, the runner, has ended."""
+    """Let the kernel kill this process when its parent has ended."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
@@ -50,8 +49,7 @@ class FirstFailure:
     """How the first child that failed ended; it is mostly the cause for the others."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._status = 0
+        self._statuses: list[int] = []  # each child's, by a thread of its own
 
     def watch(self, pid: int) -> threading.Thread:
         """Note how a child ends, in the returned thread, without reaping it."""
@@ -61,8 +59,7 @@ class FirstFailure:
 
     def exit_alike(self) -> None:
         """End this process in the same way; returns if no child failed."""
-        with self._lock:
-            status = self._status
+        status = next(iter(self._statuses), 0)
         if status > 0:
             sys.exit(status)
         if status < 0:
@@ -79,21 +76,9 @@ class FirstFailure:
             return
         if end is None or end.si_status == signal.SIGTERM:  # ended because of another child
             return
-        status = end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
-        with self._lock:
-            self._status = self._status or status
-
-
-class Fetched(NamedTuple):
-    """The text for all ranks, and the sockets of one.
-
-    Rank 0 also gets those to the others, in order, and whether they take part in each batch.
-    """
-
-    text: str
-    upstream: socket.socket
-    followers: Sequence[socket.socket]
-    to_all: bool
+        if end.si_status:
+            sign = 1 if end.si_code == os.CLD_EXITED else -1
+            self._statuses.append(sign * end.si_status)
 
 
 def offer_sockets(
@@ -124,8 +109,16 @@ def offer_sockets(
     return address
 
 
-def fetch_sockets(address: str, rank: int) -> Fetched:
-    """Fetch the sockets of a rank; OSError if there are none."""
+def fetch_sockets(
+    address: str, rank: int
+) -> tuple[str, socket.socket, Sequence[socket.socket], bool]:
+    """Fetch the text for all ranks and the socket of one.
+
+    Rank 0 also gets those to the others, in order, and whether they take part in each batch.
+
+    Raises:
+        OSError: The socket does not exist or has been fetched.
+    """
     with socket.socket(socket.AF_UNIX) as sock:
         sock.connect(_ABSTRACT + address)
         sock.sendall(str(rank).encode())
@@ -135,7 +128,7 @@ def fetch_sockets(address: str, rank: int) -> Fetched:
     for each in descriptors:
         os.set_inheritable(each, False)
     upstream, *followers = (socket.socket(fileno=each) for each in descriptors)
-    return Fetched(data[1:].decode(), upstream, followers, data[:1] == b"1")
+    return data[1:].decode(), upstream, followers, data[:1] == b"1"
 
 
 def _hand_out(

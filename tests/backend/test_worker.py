@@ -213,3 +213,26 @@ def test_large_messages_arrive_as_they_were(pair: tuple[socket.socket, socket.so
     sent = batch(b"x" * 70_000, b"y" * 70_000)
     FrontendConnection(theirs).send(sent)
     assert FrontendConnection(ours).receive() == sent
+
+
+def test_the_score_is_higher_within_the_block_only(tmp_path: Path) -> None:
+    score = tmp_path / "oom_score_adj"
+    for before, within in ((0, "500"), (-100, "400"), (999, "1000")):
+        score.write_text(f"{before}\n")
+        with worker.as_first_choice(score):
+            assert score.read_text() == within
+        assert int(score.read_text()) == before
+
+
+def test_without_a_score_the_block_runs_all_the_same(tmp_path: Path) -> None:
+    with worker.as_first_choice(tmp_path / "none"):
+        pass
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_kernel_lets_a_process_lower_what_it_has_raised() -> None:
+    score = Path("/proc/self/oom_score_adj")
+    before = int(score.read_text())
+    with worker.as_first_choice():
+        assert int(score.read_text()) == min(before + 500, 1000)
+    assert int(score.read_text()) == before

@@ -23,7 +23,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 
-from marserve.backend.processes.fork_server import WorkerSetup, command
+from marserve.backend.processes.fork_server import command
+from marserve.backend.worker import WorkerPlace
 from marserve.frontend.aio.background import in_abandonable_thread, start_in_thread
 from marserve.frontend.workers.launchers.local_process import Started, our_ends
 from marserve.frontend.workers.launchers.worker_spec import WorkerSpec
@@ -186,8 +187,8 @@ class _Process:
     def fork(self, spec: WorkerSpec) -> Started:
         """Fork a worker; raises OSError, ForkServerLost."""
         with ExitStack() as theirs, our_ends() as (ours, sock, their_sock, stacks):
-            setup = WorkerSetup(
-                environment=spec.environment,
+            place = WorkerPlace(
+                environment=dict(spec.environment),
                 python_path=spec.python_path,
                 model_dir=spec.model_dir,
                 threads=spec.threads,
@@ -207,7 +208,7 @@ class _Process:
             setup_reader.close()
             try:
                 setup_writer.settimeout(_ANSWER_SECONDS)
-                setup_writer.sendall(setup.to_bytes())
+                setup_writer.sendall(place.to_text().encode())
             except BaseException:
                 self._kill_worker(answer)
                 raise

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from marserve.backend.processes.fork_server import WorkerSetup, command
+from marserve.backend.processes.fork_server import command
+from marserve.backend.worker import WorkerPlace
 
 pytestmark = pytest.mark.integration
 
@@ -72,9 +73,9 @@ def ask(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Ask]:
 
 
 def worker_descriptors(sock: int, output: int) -> tuple[int, ...]:
-    setup = WorkerSetup(environment={"A": "é"}, python_path=(), model_dir="/", threads=0)
+    place = WorkerPlace(environment={"A": "é"}, python_path=(), model_dir="/", threads=0)
     told, telling = os.pipe()
-    os.write(telling, setup.to_bytes())
+    os.write(telling, place.to_text().encode())
     os.close(telling)
     return sock, output, output, told
 
@@ -104,11 +105,11 @@ def test_what_cannot_be_done_is_answered(ask: Ask) -> None:
         assert answer["error"]
 
 
-def test_a_setup_survives_its_file() -> None:
-    setup = WorkerSetup(
+def test_a_place_survives_its_file() -> None:
+    place = WorkerPlace(
         environment={"A": "\udcff", "B": "x" * 1_000_000},
         python_path=("/a b", "/c"),
         model_dir="/m",
         threads=2,
     )
-    assert WorkerSetup.from_bytes(setup.to_bytes()) == setup
+    assert WorkerPlace.from_text(place.to_text().encode()) == place
