@@ -38,15 +38,11 @@ Send = Callable[[Piece], None]
 
 
 class BatchRun:
-    """One call of the handler with a batch.
+    """One call of the handler with a batch (`Predict`).
 
     Args:
-        conversion: Of the model.
         context: Of the handler; gets the requests of the batch.
-        inputs: The inputs of the batch.
         send: Sends pieces of the answers.
-        run_as: The number of rows after padding.
-        rows: How many rows each input is; empty for one each.
         stack: The arrays that the handler gets instead of a list.
 
     Attributes:
@@ -135,7 +131,6 @@ class BatchRun:
         return Reply(predictions=list(map(answer, range(self.count), results, self._processors)))
 
     def _failure(self, results: Any) -> Reply | None:
-        """Return the reply to results that are not one for each row; None if they are."""
         if not isinstance(results, list | StackedResults):
             wanted = "a list" if self._stack is None else "a list or arrays of all rows"
             logger.warning("The handler returned %s, not %s.", type(results).__name__, wanted)
@@ -188,7 +183,7 @@ class BatchRun:
         return self._conversion.tensors(start, None, processor, encode, count)
 
     def _apply_stopping_criteria(self, results: Sequence[Any]) -> None:
-        """Call the stopping criterion of each request; one that raises ends the answer."""
+        """Apply the criterion of each request; one that raises ends the answer."""
         criteria = self.context.stopping_criteria or ()
         for processor, result, criterion in zip(self._processors, results, criteria, strict=False):
             if criterion is None:
@@ -204,7 +199,6 @@ class BatchRun:
     def _send_piece(
         self, results: Sequence[Any], ids: Mapping[int, str] | None, message: str, code: int
     ) -> None:
-        """Send pieces of the answers to the requests in ``ids``, by default all."""
         if code != 200:
             self._send(Piece(code=batch_status(code), message=message or "Prediction failed"))
             return
@@ -235,7 +229,7 @@ class BatchRun:
 
 
 def failure_reply(error: BaseException, context: Context, run: BatchRun | None = None) -> Reply:
-    """Return the reply to a batch whose handler raised, or whose results cannot be converted."""
+    """Return the reply to a batch that failed with an exception."""
     logger.warning("Invoking custom service failed.", exc_info=error)
     code, message = failure_of(error)
     reply = Reply(code, message, metrics=drained(context), poisoned=poison_of(error))
@@ -245,7 +239,7 @@ def failure_reply(error: BaseException, context: Context, run: BatchRun | None =
 
 
 def drained(context: Context) -> list[list[Any]]:
-    """Take the metrics of the handler; none if it has replaced the store with something else."""
+    """Take the metrics of the handler; none if it has replaced the store."""
     store: Any = context.metrics
     return store.drain() if isinstance(store, MetricsStore) else []
 
@@ -257,11 +251,12 @@ def padded(inputs: Sequence[Input], rows: int) -> list[Input]:
 
 
 def repeats(request: Input, ids: Iterable[str]) -> list[Input]:
-    """Copy an input under each of these ids; bodies too, since handlers may change them."""
+    """Copy an input under each of these ids."""
     return [
         Input(
             id_,
             request.headers,
+            # Bodies too, since handlers may change them.
             [Part(part.name, part.content_type, bytearray(part.body)) for part in request.parts],
         )
         for id_ in ids
@@ -269,7 +264,7 @@ def repeats(request: Input, ids: Iterable[str]) -> list[Input]:
 
 
 def without_padding(rows: Iterable[list[Any]]) -> list[list[Any]]:
-    """Remove padding from rows of `backend.metrics`; rows about padding only are dropped."""
+    """Remove padding from rows of `backend.metrics`."""
     kept = []
     for *sample, ids in rows:
         clients = [id_ for id_ in ids if not id_.startswith(_PADDING)]

@@ -1,8 +1,8 @@
 """The calls of handlers to other models (`Context.infer`), in the worker.
 
-A call is sent to the frontend as a numbered `Call`, and its reply has that number. It is made on
-behalf of a request: when that is answered, the frontend cancels its calls. When a handler stops
-waiting for a call (a timeout, a failed sibling in a task group), a `CancelCall` is sent.
+A call is made on behalf of a request: when that is answered, the frontend cancels its calls. When a
+handler stops waiting for a call (a timeout, a failed sibling in a task group), a `CancelCall` is
+sent.
 """
 
 import asyncio
@@ -44,9 +44,6 @@ class WorkerCalls:
         """Send a call and wait for its reply, whose future is in ``on_behalf`` until then.
 
         The deadline is the frontend's, which answers each call or closes the connection.
-
-        Raises:
-            ModelCallFailed: The call is too large.
         """
         if threading.get_ident() != self._thread:
             raise RuntimeError(
@@ -98,7 +95,7 @@ class RequestCalls:
         headers: Mapping[str, str] | None,
         timeout: float | None,
     ) -> ModelAnswer:
-        """Call a model, as `Context.infer` does."""
+        """Call a model (`Context.infer`)."""
         if not self.is_open:
             raise RuntimeError(_ANSWERED)
         fields = headers_and_parts(data, parts, headers or {})
@@ -125,12 +122,7 @@ _ANSWERED = (
 def headers_and_parts(
     data: Any, parts: Mapping[str, Any] | None, headers: Mapping[str, str]
 ) -> tuple[dict[str, str], list[Part]]:
-    """Return headers and parts as of an HTTP request with a handler's values.
-
-    Raises:
-        TypeError: There are both a body and parts, or a value cannot be encoded.
-        ValueError: A value cannot be encoded.
-    """
+    """Return headers and parts as of an HTTP request; TypeError, ValueError for unusable values."""
     headers = {str(name): str(value) for name, value in headers.items()}
     if parts is not None:
         if data is not None:

@@ -79,22 +79,15 @@ class FrontendConnection:
             self._inbox = self._decoder.received(count)
         return self._inbox.pop(0)
 
-    def receive_batch(self) -> Predict | None:
-        """Wait for the next batch; ProtocolError for another message."""
-        message = self.receive()
-        if message is None or isinstance(message, Predict):
-            return message
-        raise ProtocolError(f"{type(message).__name__} is not expected now")
-
     def receive_work(self) -> Predict | EndSequence | Profile | SetThreads | None:
-        """Wait for the next message between two batches; ProtocolError for one of another type."""
+        """Wait for the next message between two batches; ProtocolError for another."""
         message = self.receive()
         if message is None or isinstance(message, Predict | EndSequence | Profile | SetThreads):
             return message
         raise ProtocolError(f"{type(message).__name__} is not expected now")
 
     def send(self, message: Message) -> None:
-        """Write a whole message, or an error if it cannot be encoded (`encode_safely`)."""
+        """Write a whole message, or an error if it cannot be encoded."""
         if os.getpid() != self._owner:
             os._exit(0)  # a child that the handler forked: it must not use the socket
         buffers = encode_safely(message)
@@ -116,7 +109,7 @@ class FrontendConnection:
             self._sock.shutdown(socket.SHUT_RD)
 
     def detach(self) -> socket.socket:
-        """Return the socket, between two messages; this object must not be used after that."""
+        """Return the socket, between two messages, and stop using it."""
         assert self._decoder.is_between_frames
         assert not self._inbox
         return self._sock

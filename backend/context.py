@@ -1,8 +1,7 @@
 """The context of a handler: its model and the requests of its batch, with TorchServe's API.
 
-A worker has one `Context`. For each batch it sets `Context.request_ids` and
-`Context.request_processor` only, so that a batch costs two assignments and one small object per
-request. Attributes that handlers set remain for the next batch.
+A worker has one `Context`, and sets a few attributes for each batch. Attributes that handlers set
+remain for the next batch.
 
 Before the first batch ids and headers are None and a status is dropped, so that the same code can
 run while the model loads. An index beyond the batch is an error of the handler: IndexError.
@@ -32,7 +31,7 @@ class RunSamples(Protocol):
     """Runs a batch of samples through the handler, as if clients had sent them."""
 
     def __call__(self, rows: int = 1, file: str = "") -> None:
-        """Run ``rows`` copies of a file of the archive, by default of the model's sample input.
+        """Run copies of a file of the archive, by default of the model's sample input.
 
         Raises:
             WarmUpFailed: There is no sample, or the handler failed.
@@ -43,30 +42,19 @@ WarmUp = Callable[[RunSamples], None]
 
 
 class Caller(Protocol):
-    """Calls models on behalf of one request."""
+    """Calls models on behalf of one request, as long as that is unanswered (``is_open``)."""
+
+    is_open: bool
 
     @property
-    def is_open(self) -> bool:
-        """Whether the request is still unanswered."""
-
-    def infer(
-        self,
-        model: str,
-        data: Any,
-        *,
-        version: str | None,
-        parts: Mapping[str, Any] | None,
-        headers: Mapping[str, str] | None,
-        timeout: float | None,
-    ) -> Coroutine[Any, Any, ModelAnswer]:
-        """Call a model, as `Context.infer` does."""
+    def infer(self) -> Callable[..., Coroutine[Any, Any, ModelAnswer]]:
+        """Call a model; the arguments are those of `Context.infer`."""
 
 
 class RequestProcessor:
-    """One request of a batch: its headers, and status and headers of its answer.
+    """One request of a batch: its headers as the client spelt them, and the head of its answer.
 
-    Header names are in the client's spelling. Values are str, except that of an entry named after a
-    part of the input: ``{"content-type": …}``.
+    Header values are str, except those of entries named after a part: ``{"content-type": …}``.
     """
 
     __slots__ = ("_reason_phrase", "_request_header", "_response_header", "_status_code")
@@ -99,12 +87,7 @@ class RequestProcessor:
         return self._reason_phrase
 
     def add_response_property(self, key: str, value: str) -> None:
-        """Set a response header; the last value of a key wins.
-
-        Raises:
-            TypeError: The key or the value is not a str. Raised here, where the traceback contains
-                the wrong line; TorchServe's worker died after the handler had returned.
-        """
+        """Set a response header; TypeError if key or value is not a str."""
         if not isinstance(key, str) or not isinstance(value, str):
             raise TypeError(
                 f"A response header is a str with a str value, not {key!r}: {value!r} "
@@ -131,9 +114,7 @@ class Context:
         batch_size: The maximum number of requests in a batch.
         gpu: Ordinal of the worker's accelerator, None on the CPU.
         mms_version: The server's version.
-        limit_max_image_pixels: Whether images beyond PIL's size limit are refused.
         metrics: A `MetricsStore` in a worker, any object in a handler's test.
-        model_yaml_config: The parsed model-config.yaml; ``{}`` if it is absent or empty.
 
     Attributes:
         request_processor: One per request of the batch, None before the first batch. A handler may
@@ -143,12 +124,7 @@ class Context:
             complete. None again at the next batch.
         warm_ups: Functions that the handler appends while it is initialised. They are called before
             the worker receives requests; an exception fails the load.
-        describe_compiled: Returns JSON values about what was compiled before the first request, for
-            the description of the model; None if nothing was.
-        on_intermediate: Called by `send_intermediate`; set by the worker for each batch.
-        caller: Calls models (`infer`); set by the worker for each request of a coroutine.
-        header_key_sequence_id, header_key_sequence_start: Request headers with the id of the
-            request's sequence, and for its first request.
+        describe_compiled: Returns JSON values about what was compiled before the first request.
         header_key_sequence_end: Response header with the sequences that have ended.
     """
 
@@ -197,18 +173,14 @@ class Context:
     __hash__ = None  # type: ignore[assignment]
 
     def for_batch(self) -> "Context":
-        """Return a context for a batch that runs beside others.
-
-        Its requests are separate. All other attributes are set on this context, so that handlers
-        find them at the next batch.
-        """
+        """Return a context for a batch beside others; only what is of a batch is separate."""
         return _BatchContext(self)
 
     def for_request(self) -> "Context":
-        """Return a context for a request that runs beside others.
+        """Return a context for a request beside others.
 
-        Its attributes, lists, dicts and sets are separate, and the values in them shared, so that
-        it takes a few microseconds for any attributes of the handler.
+        Attributes, lists, dicts and sets are separate, and the values in them shared: a deep copy
+        takes longer than a few microseconds.
         """
         context = copy.copy(self)
         for name, value in vars(self).items():
@@ -261,7 +233,7 @@ class Context:
         return (self.request_ids or {}).get(idx)
 
     def get_request_header(self, idx: int, key: str) -> Any:
-        """Return a header of a request, None if the client did not send it; case matters."""
+        """Return a header of a request, None if it has none; case matters."""
         if self.request_processor is None:
             return None
         return self._request(idx).get_request_property(key)
@@ -315,9 +287,9 @@ class Context:
         """Send pieces of the answers; the handler's return value is the last piece.
 
         Args:
-            results: One per request, of any type that a handler may return.
+            results: One per request.
             request_ids: Their requests, as in `request_ids`; by default all.
-            message: The message for clients if ``code`` is not 200.
+            message: For clients, if ``code`` is not 200.
             code: A code other than 200 ends the answers of the batch with a failure.
 
         Raises:
@@ -347,10 +319,10 @@ class Context:
         Args:
             model: The name of the model.
             data: The body: bytes, text, a tensor, or a value for JSON.
-            version: The version of the model; by default, its default version.
+            version: By default, the model's default version.
             parts: Several named values instead of ``data``, as in a form.
-            headers: Headers for the model's handler.
-            timeout: The maximum seconds of the call.
+            headers: For the model's handler.
+            timeout: In seconds.
 
         Raises:
             RuntimeError: There is no request, or it is answered.
@@ -371,10 +343,7 @@ class Context:
 
     @contextmanager
     def limited_to(self, indices: Sequence[int]) -> Iterator[None]:
-        """Limit the context to some requests of the batch, counted from 0, during a ``with`` block.
-
-        What is set for their answers remains. Not part of TorchServe.
-        """
+        """Limit the context to some requests of the batch during a ``with`` block."""
         ids, processors = self.request_ids, self.request_processor
         if ids is not None:
             self.request_ids = {new: ids[old] for new, old in enumerate(indices)}
@@ -398,8 +367,8 @@ class _Clients:
         self._context = context
 
     def sendall(self, message: Any) -> None:
-        """Send a result of `create_predict_response`, which is None on other ranks than 0."""
-        if message is None:
+        """Send a result of `create_predict_response`."""
+        if message is None:  # on other ranks than 0
             return
         arguments = getattr(message, "arguments", None)
         if arguments is None:
@@ -408,7 +377,7 @@ class _Clients:
 
 
 class _BatchContext(Context):
-    """The context of one batch; ``shared`` has the attributes that are not of one batch."""
+    """The context of one batch; other attributes are set on ``shared``, for the next batch."""
 
     _OWN = frozenset(
         (

@@ -16,7 +16,6 @@ import inspect
 import logging
 import uuid
 from collections.abc import Callable, Coroutine
-from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -25,7 +24,7 @@ from marserve.backend.context import Context
 from marserve.backend.errors import HandlerUnusable
 from marserve.backend.manifest import Manifest
 from marserve.backend.metrics import MetricsStore
-from marserve.backend.profiling.warm_up import warm_up
+from marserve.backend.profiling.samples import warm_up
 from marserve.backend.protocol import Load
 from marserve.backend.service import EntryPoint, Service, Stages, concurrent_inferences
 from marserve.backend.tensors.checks import DECLARATION, is_declaration
@@ -46,27 +45,21 @@ class Handler(NamedTuple):
     """The functions of a handler.
 
     Attributes:
+        owner: The object or module with its optional methods.
         instance: The object of a class handler; else None.
-        owner: The object or module with ``end_sequence``, ``input_length`` and ``open_inference``.
     """
 
     initialize: Callable[[Context], Any]
     entry_point: EntryPoint
-    sample_input: Callable[[], Any]
-    instance: Any
     owner: Any
+    instance: Any = None
 
 
 def load_service(load: Load, run: Run | None = None) -> Service:
     """Import the handler, initialise it, and run its warm-ups.
 
-    Args:
-        load: The model.
-        run: Runs a coroutine; None if handlers cannot be coroutines.
-
-    Raises:
-        ImportError, HandlerUnusable, AttributeError: The handler is missing or unusable.
-        Exception: Any exception of the handler.
+    ``run`` runs a coroutine; None if handlers cannot be coroutines. Raises any exception of the
+    handler, and ImportError, HandlerUnusable or AttributeError if it is missing or unusable.
     """
     _check_own_name()
     context = _make_context(load)
@@ -88,12 +81,10 @@ def load_service(load: Load, run: Run | None = None) -> Service:
     service = Service(
         entry_point,
         context,
+        owner=handler.owner,
         decode_input=load.decode_input_request,
         max_response_bytes=load.max_response_bytes,
-        sample_input=handler.sample_input,
         stages=_overlapping(handler.instance, load) if load.overlap_stages else None,
-        end_sequence=partial(_hook_of, handler.owner, "end_sequence"),
-        input_length=partial(_hook_of, handler.owner, "input_length"),
         tensors=tensors,
         batch_dims=load.batch_dims,
         stacking=_stacking(load, _declared_in(context) or tensors),
@@ -109,13 +100,7 @@ def load_service(load: Load, run: Run | None = None) -> Service:
 
 
 def find_handler(name: str) -> Handler:
-    """Return the handler with a name.
-
-    Raises:
-        ImportError: No such module, or an import inside it failed.
-        HandlerUnusable: The name is empty, or the module holds neither the function nor exactly one
-            class with ``handle``.
-    """
+    """Return the handler with a name; raises ImportError, HandlerUnusable."""
     if not name:
         raise HandlerUnusable("No handler is named: not in the manifest, if there is one.")
     module_name, _, function = name.partition(":")
@@ -125,9 +110,8 @@ def find_handler(name: str) -> Handler:
         return _of_class(entry)
     if callable(entry):
         # Modules may share one object by a bound method at the top level.
-        owner = entry.__self__ if inspect.ismethod(entry) else None
-        sample = partial(_sample_of, owner)
-        return Handler(lambda context: entry(None, context), entry, sample, None, owner or module)
+        owner = entry.__self__ if inspect.ismethod(entry) else module
+        return Handler(lambda context: entry(None, context), entry, owner)
     classes = _classes_of(module)
     if len(classes) != 1:
         missing = f"There is no function or class {function!r}. " if function else ""
@@ -232,24 +216,13 @@ def _of_class(handler: type) -> Handler:
     return Handler(
         instance.initialize,
         lambda data, context: instance.handle(data, context),
-        partial(_sample_of, instance),
-        instance,
-        instance,
+        owner=instance,
+        instance=instance,
     )
 
 
-def _sample_of(instance: Any) -> Any:
-    ask = _hook_of(instance, "sample_input")
-    return None if ask is None else ask()
-
-
-def _hook_of(owner: Any, name: str) -> Callable[..., Any] | None:
-    hook = getattr(owner, name, None)
-    return hook if callable(hook) else None
-
-
 def _declared_tensors(owner: Any) -> dict[str, Any]:
-    """Return the tensors that the handler declares by an attribute or a method; may be empty."""
+    """Return the tensors that the handler declares, by an attribute or a method."""
     declared = getattr(owner, "open_inference", None)
     if inspect.isroutine(declared):
         declared = declared()
@@ -304,7 +277,6 @@ def _make_context(load: Load) -> Context:
 
 
 def _model_yaml(load: Load, manifest: Manifest | None) -> Any:
-    """Return the parsed model-config.yaml; {} if the manifest names none."""
     if manifest is None or not manifest.config_file:
         return {}
     # By name: YAML is not in the standard library, and backend/ does not import handlers/.

@@ -15,13 +15,7 @@ _SERVERS_FAULT = 500
 
 @dataclass(frozen=True, slots=True)
 class ModelAnswer:
-    """The whole answer of a model.
-
-    Attributes:
-        body: The body that a client would get.
-        status: 200, or another one below 400 that the model's handler set.
-        headers: The headers that the model's handler set, in its spelling.
-    """
+    """The answer of a model: what a client would get, with the headers that its handler set."""
 
     body: bytes
     status: int = 200
@@ -44,9 +38,7 @@ class ModelCallFailed(PredictionException):
     below 500 that the model's handler set; else 500.
 
     Attributes:
-        model: The name of the model.
         status: The status that a client of that model would have got.
-        reason: The error message.
         type: TorchServe's type of the error, such as ``ModelNotFoundException``.
         retry_after: Seconds after which another try may succeed; None if unknown.
         answer: The answer of the model's handler; None if it gave none.

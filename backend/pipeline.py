@@ -14,8 +14,8 @@ Simulated at half load with 20 ms per batch, the median latency is 97 ms if batc
 as the worker has capacity, 76 ms if one is asked for as another begins, and 41 ms here.
 
 Batches that cannot be split into stages (descriptions, explanations, profiled ones) run in the main
-thread, after all batches before them and before all behind them. A batch that fails skips its other
-stages. ``sys.exit`` in any stage ends the process after the batches before it are answered.
+thread, after all batches before them and before all behind them. ``sys.exit`` in any stage ends the
+process after the batches before it are answered.
 """
 
 import functools
@@ -28,7 +28,7 @@ from typing import Any
 
 from marserve.backend.batch_run import BatchRun, failure_reply, without_padding
 from marserve.backend.connection import FrontendConnection
-from marserve.backend.protocol import NextBatch, Piece, Predict, Reply
+from marserve.backend.protocol import NextBatch, Piece, Predict, ProtocolError, Reply
 from marserve.backend.service import Service, Stages, concurrent_inferences
 
 _ROUND_TRIP_SECONDS = 0.002  # to the frontend and back; a tenth of that on an idle machine
@@ -36,13 +36,9 @@ _SAFETY = 1.2
 _RECENT_BATCHES = 8
 _MIN_BATCHES = 2
 
-SendNumbered = Callable[[int, Reply | Piece | NextBatch], None]
 
-
-def serve_in_stages(connection: FrontendConnection, service: Service, send: SendNumbered) -> None:
+def serve_in_stages(connection: FrontendConnection, service: Service) -> None:
     """Answer batches until the frontend closes the connection.
-
-    ``send(number, reply)`` sends a reply to the batch with that number, from any thread.
 
     Raises:
         ProtocolError, ConnectionError: The connection broke.
@@ -50,7 +46,7 @@ def serve_in_stages(connection: FrontendConnection, service: Service, send: Send
     """
     assert service.stages is not None
     service.stages.begin_overlapping()
-    _Loop(connection, service, service.stages, send).run()
+    _Loop(connection, service, service.stages).run()
 
 
 class _Batch:
@@ -129,11 +125,11 @@ class _Pace:
         self._predicting: deque[float] = deque(maxlen=_RECENT_BATCHES)
 
     def prepared(self, seconds: float) -> None:
-        """Record the time that the first stage took."""
+        """Record the time of the first stage."""
         self._preparing.append(seconds)
 
     def predicted(self, seconds: float) -> None:
-        """Record the time that the model took, with the wait for the last stage."""
+        """Record the time of the model, with the wait for the last stage."""
         self._predicting.append(seconds)
 
     @property
@@ -149,13 +145,10 @@ class _Pace:
 
 
 class _Loop:
-    def __init__(
-        self, connection: FrontendConnection, service: Service, stages: Stages, send: SendNumbered
-    ) -> None:
+    def __init__(self, connection: FrontendConnection, service: Service, stages: Stages) -> None:
         self._connection = connection
         self._service = service
         self._stages = stages
-        self._send = send
         inferences = concurrent_inferences(stages)
         #: Threads that call the model; with one, it is the main thread.
         self._threads = inferences + 1 if inferences > 1 else 1
@@ -167,7 +160,6 @@ class _Loop:
         self._ask: Callable[[], None] | None = None
 
     def run(self) -> None:
-        """Pass batches from stage to stage until the frontend leaves."""
         with (
             ThreadPoolExecutor(1, "finish") as last,
             ThreadPoolExecutor(self._threads, "predict") as middle,
@@ -202,12 +194,14 @@ class _Loop:
             self._model_is_free.wait(self._pace.slack)
             self._ask()
             self._ask = None
-        message = self._connection.receive_batch()
+        message = self._connection.receive()
         if message is None:
             return None
+        if not isinstance(message, Predict):
+            raise ProtocolError(f"{type(message).__name__} is not expected now")
         began = time.perf_counter()
-        send = functools.partial(self._send, message.number)
-        ask = functools.partial(self._send, message.number, NextBatch())
+        send = functools.partial(self._connection.reply, message.number)
+        ask = functools.partial(send, NextBatch())
         if self._pace.slack <= 0.0:
             ask()
         else:

@@ -3,9 +3,6 @@
 The handler is foreign code, so `Any` and blind excepts are allowed here. Its exceptions, except
 those that end the process, become replies: a status and a message for clients, and a traceback in
 the model log.
-
-A handler that is a coroutine is called with one request and its own context each time, because
-several calls run at once.
 """
 
 import inspect
@@ -25,7 +22,6 @@ from marserve.backend.protocol import EndSequence, Input, Piece, Predict, Predic
 from marserve.backend.tensors.stacking import Stack, StackedBatch, Stacking
 
 EntryPoint = Callable[[Any, Context], Any]
-OnSequenceEnd = Callable[[str, str], Any]
 
 
 class Stages(Protocol):
@@ -45,13 +41,13 @@ class Stages(Protocol):
 
 
 def concurrent_inferences(stages: Any) -> int:
-    """Return how many batches the second stage processes at a time, each in its own thread."""
+    """Return how many batches the second stage processes at a time."""
     method = getattr(stages, "concurrent_inferences", None)
     return int(method()) if method is not None else 1
 
 
 def _discard(_piece: Piece) -> None:
-    """Drop a piece of an answer."""
+    pass
 
 
 class Service:
@@ -60,17 +56,13 @@ class Service:
     Args:
         entry_point: The handler's ``handle(data, context)``.
         context: The only context of this process, passed to the handler with every batch.
+        owner: The object or module with the handler's optional methods: ``sample_input``,
+            ``input_length`` and ``end_sequence``. They may be set at any time.
         decode_input: Whether the handler gets JSON and text parts decoded.
-        max_response_bytes: The limit of the body of a prediction.
         batch_dims: The dimensions that count rows, of inputs and of outputs.
         stacking: Makes arrays of all rows of a batch; None for a list with a dict for each.
-        sample_input: Returns an input such as clients send (bytes, str, or a value for JSON), or
-            None if the handler has none.
         tensors: The handler's declaration of its tensors.
         stages: Runs the handler's stages separately; None if those of batches do not overlap.
-        end_sequence: Returns the handler's hook for the end of a sequence, which is called with
-            the sequence's id and the reason; None if it has none.
-        input_length: Returns the handler's hook for the length of a row; None if it has none.
 
     Attributes:
         poison: Why the process cannot serve any more (`errors`); empty while it can.
@@ -81,24 +73,21 @@ class Service:
         entry_point: EntryPoint,
         context: Context,
         *,
+        owner: Any = None,
         decode_input: bool = True,
         max_response_bytes: int = 6_553_500,
-        sample_input: Callable[[], Any] = lambda: None,
         stages: Stages | None = None,
         tensors: dict[str, Any] | None = None,
-        end_sequence: Callable[[], OnSequenceEnd | None] = lambda: None,
-        input_length: Callable[[], Callable[[Any], Any] | None] = lambda: None,
         batch_dims: Sequence[int] = (0, 0),
         stacking: Stacking | None = None,
     ) -> None:
-        self.sample_input = sample_input
         self.stages = stages
         self.tensors = tensors or {}
         self.context = context
         self.poison = ""
         self._entry_point = entry_point
-        self._end_sequence = end_sequence
-        self._input_lengths = InputLengths(input_length)
+        self._owner = owner
+        self._input_lengths = InputLengths(partial(self._hook, "input_length"))
         self._conversion = Conversion(decode_input, max_response_bytes, batch_dims)
         self._stacking = stacking
 
@@ -109,13 +98,9 @@ class Service:
         run_as: int = 0,
         rows: Sequence[int] = (),
     ) -> Reply:
-        """Call the handler with a batch: once, or once for each kind of arrays.
+        """Call the handler with a batch (`Predict`): once, or once for each kind of arrays.
 
-        Args:
-            inputs: The inputs of the batch.
-            send: Called with pieces of the answers.
-            run_as: The number of rows after padding.
-            rows: How many rows each input is; empty for one each.
+        ``send`` is called with pieces of the answers.
         """
         stacked = self._stacked(inputs, rows)
         stack = stacked.whole if stacked is not None else None
@@ -138,7 +123,6 @@ class Service:
         )
 
     def _stacked(self, inputs: Sequence[Input], rows: Sequence[int]) -> StackedBatch | None:
-        """Return a batch as arrays; None if the handler takes a list."""
         if self._stacking is None or inputs[0].headers.get("describe") == "True":
             return None
         return self._stacking.read(self._conversion.row, inputs, rows)
@@ -211,10 +195,7 @@ class Service:
     async def predict_request(
         self, request: Input, send: Send = _discard, caller: Caller | None = None
     ) -> Reply:
-        """Call a handler that is a coroutine with one request; several calls may run at once.
-
-        ``caller`` calls other models on behalf of the request.
-        """
+        """Call a handler that is a coroutine with one request; several calls may run at once."""
         context = self.context
         current_caller.set(caller)
         try:
@@ -231,13 +212,18 @@ class Service:
         finally:
             context.on_intermediate = None  # later pieces, of a task of the handler, are dropped
 
+    def sample_input(self) -> Any:
+        """Return the handler's sample input: bytes, str, or a value for JSON; None for none."""
+        hook = self._hook("sample_input")
+        return None if hook is None else hook()
+
     @property
     def ends_sequences(self) -> bool:
-        """Whether the handler has a hook for the end of a sequence."""
-        return self._end_sequence() is not None
+        """Whether the handler has a method for the end of a sequence."""
+        return self._hook("end_sequence") is not None
 
     def end_sequence(self, end: EndSequence) -> Reply:
-        """Call the handler's hook for the end of a sequence."""
+        """Call the handler at the end of a sequence."""
         try:
             result = self._call_end_sequence(end)
             if inspect.iscoroutine(result):
@@ -248,7 +234,7 @@ class Service:
         return Reply(metrics=self.take_metrics())
 
     async def end_sequence_async(self, end: EndSequence) -> Reply:
-        """Call the hook of a handler that is a coroutine, which may be a coroutine, too."""
+        """Call a handler that is a coroutine at the end of a sequence."""
         try:
             waiting = self._call_end_sequence(end)
             if inspect.isawaitable(waiting):
@@ -258,11 +244,15 @@ class Service:
         return Reply(metrics=self.take_metrics())
 
     def _call_end_sequence(self, end: EndSequence) -> Any:
-        hook = self._end_sequence()
+        hook = self._hook("end_sequence")
         return None if hook is None else hook(end.sequence_id, end.reason)
 
+    def _hook(self, name: str) -> Callable[..., Any] | None:
+        hook = getattr(self._owner, name, None)
+        return hook if callable(hook) else None
+
     def take_metrics(self) -> list[list[Any]]:
-        """Return the metrics reported since the last reply, as rows of `backend.metrics`."""
+        """Return the metrics reported since the last reply."""
         return drained(self.context)
 
     @contextmanager

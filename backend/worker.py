@@ -144,7 +144,7 @@ def _serve(connection: FrontendConnection, terminal_of: int = 0) -> int:
             from marserve.backend.pipeline import serve_in_stages  # other workers need no threads
 
             logger.info("The stages of successive batches overlap.")
-            serve_in_stages(connection, service, connection.reply)
+            serve_in_stages(connection, service)
     except (ProtocolError, ConnectionError):
         logger.exception("Backend worker process died.")
         return 1

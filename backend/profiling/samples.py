@@ -1,7 +1,8 @@
 """Sample inputs: inputs like a client's, to try a model with before clients send theirs.
 
 A sample is a file of the archive, or the handler returns it (``sample_input``). Batches of samples
-go through the same `Service.predict` as requests.
+go through the same `Service.predict` as requests. The first are those of the warm-ups that a
+handler has registered in `Context.warm_ups`.
 """
 
 import json
@@ -19,12 +20,39 @@ class NoSample(Exception):
     """No sample input is usable; the message is the reason."""
 
 
-def find_sample(load: Load, service: Service, file: str = "") -> Input:
-    """Return the first sample of a model, or the one in ``file``.
+class WarmUpFailed(Exception):
+    """A batch of samples could not be run; the message is the reason."""
 
-    Raises:
-        NoSample: The file cannot be read, or the handler has no sample.
+
+def warm_up(load: Load, service: Service) -> None:
+    """Run the warm-ups, when ``initialize`` has returned: a subclass may load more after its base.
+
+    An exception of a warm-up is raised: the model is not fit to serve.
     """
+
+    def run_samples(rows: int = 1, file: str = "") -> None:
+        if load.asynchronous:
+            raise WarmUpFailed("a handler that is a coroutine gets its requests one by one")
+        try:
+            sample = find_sample(load, service, file)
+        except NoSample as error:
+            raise WarmUpFailed(str(error)) from error
+        reply = predict_samples(service, sample, rows)
+        if status := failed_status(reply):
+            reason = f" ({reply.message})" if reply.message else ""
+            raise WarmUpFailed(
+                f"the sample input failed with status {status}{reason}; see the model's log"
+            )
+
+    warm_ups, service.context.warm_ups = service.context.warm_ups, []
+    if warm_ups:
+        with service.without_traces():
+            for each in warm_ups:
+                each(run_samples)
+
+
+def find_sample(load: Load, service: Service, file: str = "") -> Input:
+    """Return the first sample of a model, or the one in ``file``; raises NoSample."""
     files = [file] if file else load.samples[:1]
     return find_samples(load.model_dir, files, service.sample_input)[0]
 
@@ -34,12 +62,8 @@ def find_samples(
 ) -> list[Input]:
     """Return requests with samples as their bodies; at least one.
 
-    Args:
-        model_dir: The directory of the model.
-        files: Files in it. Their names give the content type: JSON and text reach the handler
-            decoded, as from a client.
-        sample_input: Called without files. Returns bytes, str or a value for JSON; a tuple
-            of several; or None.
+    The names of files give the content type. Without files ``sample_input`` is called, which
+    returns bytes, str or a value for JSON; a tuple of several; or None.
 
     Raises:
         NoSample: A file cannot be read or is outside the directory, or the handler has none.
@@ -52,7 +76,7 @@ def find_samples(
 
 
 def predict_samples(service: Service, sample: Input, rows: int) -> Reply:
-    """Run a batch of ``rows`` copies of a sample."""
+    """Run a batch of copies of a sample."""
     return service.predict(repeats(sample, (f"{sample.id}-{place}" for place in range(rows))))
 
 

@@ -23,7 +23,7 @@ from torch import nn
 
 from marserve.backend.context import Context, RunSamples
 from marserve.backend.errors import OptionRefused
-from marserve.backend.profiling.warm_up import WarmUpFailed
+from marserve.backend.profiling.samples import WarmUpFailed
 from marserve.handlers.performance.accuracy import Accuracy
 from marserve.handlers.performance.batch_norm import fold_batch_norms
 from marserve.handlers.performance.compilation import Compilation

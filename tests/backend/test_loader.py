@@ -390,20 +390,10 @@ SAMPLE = "    def sample_input(self):\n        return self.name\n"
     ids=["none", "method", "attribute", "function", "bound method"],
 )
 def test_a_handler_is_asked_for_its_sample_if_it_has_a_method_for_it(
-    source: str, sample: Any, write: Callable[..., None], context: Context
+    source: str, sample: Any, tmp_path: Path, write: Callable[..., None]
 ) -> None:
     write(source)
-    handler = find_handler("my_model_handler")
-    if "one = " not in source:
-        handler.initialize(context)
-    assert handler.sample_input() == sample
-
-
-def test_the_service_knows_whom_to_ask_for_a_sample(
-    tmp_path: Path, write: Callable[..., None]
-) -> None:
-    write(CLASS + SAMPLE)
-    assert load_service(make_load(tmp_path)).sample_input() == "kitten"
+    assert load_service(make_load(tmp_path)).sample_input() == sample
 
 
 STAGED = (

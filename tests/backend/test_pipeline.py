@@ -182,13 +182,9 @@ def peer(handler: Handler) -> Iterator[Any]:
     service = Service(handler.handle, context, stages=handler)
     connection = FrontendConnection(far)
 
-    def send(number: int, reply: Any) -> None:
-        reply.number = number
-        connection.send(reply)
-
     with near, far, ThreadPoolExecutor(1, "main") as main:
         peer: Any = Peer(near)
-        peer.end = main.submit(serve_in_stages, connection, service, send)
+        peer.end = main.submit(serve_in_stages, connection, service)
         yield peer
         for gate in handler.gates.opened.values():
             gate.set()

@@ -4,6 +4,7 @@ import asyncio
 import json
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -646,7 +647,7 @@ async def _coroutine(_sequence_id: str, _reason: str) -> None:
     ],
 )
 def test_a_handler_is_told_that_a_sequence_is_over(hook: Any, code: int, wants: bool) -> None:
-    service = make_service(lambda data, _: data, end_sequence=lambda: hook)
+    service = make_service(lambda data, _: data, owner=SimpleNamespace(end_sequence=hook))
     assert service.ends_sequences is wants
     assert service.end_sequence(EndSequence("a", "idle")).code == code
 
@@ -658,6 +659,6 @@ def test_a_coroutine_is_waited_for_where_the_handler_is_one() -> None:
         await asyncio.sleep(0)
         told.append(what)
 
-    service = make_service(lambda data, _: data, end_sequence=lambda: hook)
+    service = make_service(lambda data, _: data, owner=SimpleNamespace(end_sequence=hook))
     reply = asyncio.run(service.end_sequence_async(EndSequence("a", "idle")))
     assert (reply.code, told) == (200, [("a", "idle")])

@@ -249,7 +249,7 @@ def profile_model(load: Load, service: Service, **options: Any) -> Profiled:
 
 def make_service(handle: Callable[[Any, Context], Any], sample: Any = "a sample") -> Service:
     context = Context("m", "/m", None, 4, None, "1", metrics=MetricsStore())
-    return Service(handle, context, sample_input=lambda: sample)
+    return Service(handle, context, owner=SimpleNamespace(sample_input=lambda: sample))
 
 
 def test_the_handler_gets_batches_of_the_sample_as_from_clients(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 import itertools
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +23,9 @@ class Profiled:
         self.runs: list[int] = []
         self._failing_at = failing_at
         context = Context("m", str(directory), None, 4, None, "1", metrics=MetricsStore())
-        self.service = Service(self._handle, context, sample_input=lambda: sample)
+        self.service = Service(
+            self._handle, context, owner=SimpleNamespace(sample_input=lambda: sample)
+        )
         load = Load("m", str(directory), "h", 4, None, True, True, 1000, "1")
         ticks = itertools.count()
         measurements = Measurements(load, self.service, lambda: TICK * next(ticks))

@@ -3,14 +3,14 @@
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from marserve.backend.context import Context, RunSamples, WarmUp
 from marserve.backend.metrics import MetricsStore
-from marserve.backend.profiling.samples import NoSample, find_samples
-from marserve.backend.profiling.warm_up import WarmUpFailed, warm_up
+from marserve.backend.profiling.samples import NoSample, WarmUpFailed, find_samples, warm_up
 from marserve.backend.protocol import Input, Load, Part
 from marserve.backend.service import Service
 
@@ -29,7 +29,7 @@ def perform(tmp_path: Path) -> Callable[..., tuple[Context, Service]]:
     ) -> tuple[Context, Service]:
         context = Context("m", str(tmp_path), None, 8, None, "1", metrics=MetricsStore())
         context.warm_ups += warm_ups
-        service = Service(answer, context, sample_input=lambda: sample)
+        service = Service(answer, context, owner=SimpleNamespace(sample_input=lambda: sample))
         plan = Load("m", str(tmp_path), "h", 8, None, True, True, 1000, "1", **load)
         warm_up(plan, service)
         return context, service
