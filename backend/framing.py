@@ -143,13 +143,7 @@ def _encode_call_reply(reply: CallReply) -> Encoded:
 
 
 class _Bodies:
-    """Reads the bodies of a frame in order, and checks their lengths.
-
-    Args:
-        frame: Without its length field.
-        start: Where the first body begins.
-        store: The buffer of a frame that does not share it, which ends where the frame ends.
-    """
+    """Reads the bodies of a frame in order; ``store`` is its buffer if it does not share it."""
 
     def __init__(self, frame: memoryview, start: int, store: bytearray | None = None) -> None:
         self._frame = frame
@@ -168,8 +162,8 @@ class _Bodies:
     def take_own(self, length: int) -> bytearray:
         """Take a body that the receiver may keep and change.
 
-        It is a copy, unless the last body is most of a frame that does not share its buffer: it is
-        then the buffer without the bytes before the body, which moves no memory.
+        It is a copy, unless the last body is most of a frame that does not share its buffer: the
+        bytes before it are then deleted, which moves no memory.
         """
         store = self._store
         if store is None or length <= self._length // 2 or self._at + length != self._length:
@@ -241,7 +235,6 @@ def _predictions(described: Any, bodies: _Bodies) -> list[Prediction]:
 
 
 def _reader_of(hint: Any) -> Callable[[Any], Any]:
-    """Return a function that makes a value of this type from JSON, or raises an error."""
     kind, items = get_origin(hint), get_args(hint)
     if is_dataclass(hint):
         return record_reader(hint)
@@ -296,7 +289,7 @@ def _json_writer() -> Callable[[Any], str]:
     """Return a function that writes compact JSON.
 
     `json.JSONEncoder.encode` makes a new C encoder for each call, which costs more than writing a
-    small batch (3.9 µs against 1.5). Without a C encoder its `encode` is used.
+    small batch (3.9 µs against 1.5).
     """
     encoder = json.JSONEncoder(separators=(",", ":"), check_circular=False)
     make = getattr(json.encoder, "c_make_encoder", None)
@@ -383,12 +376,9 @@ def decode(frame: memoryview, store: bytearray | None = None) -> Message:
 class Decoder:
     """Decodes messages from a stream of bytes in pieces of any size.
 
-    The caller fills `buffer` from its front and calls `received` with the count: the worker reads
-    from a blocking socket, the frontend through `asyncio.BufferedProtocol`. A frame longer than the
-    shared buffer gets a buffer of its size, so that a large body is received in place.
-
-    Attributes:
-        max_frame_bytes: The limit of the length of a frame; may be raised later.
+    The caller fills `buffer` from its front and calls `received` with the count. A frame longer
+    than the shared buffer gets a buffer of its size, so that a large body is received in place.
+    ``max_frame_bytes`` may be raised later.
     """
 
     def __init__(self, max_frame_bytes: int) -> None:
@@ -425,7 +415,6 @@ class Decoder:
         return messages
 
     def _received_large(self) -> list[Message]:
-        """Return the message whose buffer is not shared, if it is complete."""
         store = self._store
         if self._filled < len(store):
             return []
@@ -457,7 +446,7 @@ class Decoder:
         return start + LENGTH_BYTES + length
 
     def _keep_from(self, start: int) -> None:
-        """Move the incomplete frame to the front of a buffer that is large enough for it."""
+        """Move the incomplete frame to the front of a large enough buffer."""
         left = self._filled - start
         if not left:  # the usual case: the peer waits for our answer
             self._filled = 0

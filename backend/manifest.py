@@ -1,7 +1,7 @@
 """MANIFEST.json of an archive: `Manifest` of a model, `WorkflowManifest` of a workflow.
 
-Missing fields are accepted by reading, because a registration may supply a name, a runtime or a
-handler; `Manifest.registered_as` checks them afterwards. Fields of a wrong type are refused.
+Reading accepts missing fields, because a registration may supply a name, a runtime or a handler,
+and refuses fields of a wrong type.
 
 Numbers in text fields are read as their literals (``"modelVersion": 1.10`` means ``"1.10"``), as
 TorchServe does: manifests edited by hand depend on it.
@@ -57,11 +57,8 @@ class Manifest:
 
     Attributes:
         handler: Built-in name, ``file.py``, ``file`` or either with ``:function``.
-        runtime: One of `RUNTIMES`, if valid.
         serialized_file: Weights; paths of files are relative to the model directory.
-        model_file: Python file with the model's class.
         config_file: YAML for frontend and handler.
-        source_vocab: Vocabulary of text models (legacy).
         extensions: Members that the archiver's caller added.
         created_on: Local time, day/month/year.
         raw: The whole JSON object with unknown keys; empty if nothing was read.
@@ -85,16 +82,8 @@ class Manifest:
     @classmethod
     def parse(cls, text: str) -> "Manifest":
         """Parse the JSON text of a manifest; raises ManifestError."""
-        raw, literal = _load_object(text)
-        model = literal.get("model")
-        if model is None:
-            raise ManifestError("Missing Model entry in manifest file.")
-        if not isinstance(model, dict):
-            raise ManifestError("Manifest field model must be an object.")
-        texts = {name: _text(literal, key, key) for name, key in _TOP_KEYS.items()}
-        for name, key in _MODEL_KEYS.items():
-            if name != "extensions":
-                texts[name] = _text(model, key, f"model.{key}")
+        keys = {name: key for name, key in _MODEL_KEYS.items() if name != "extensions"}
+        raw, texts = _parse(text, "model", keys)
         extensions = raw["model"].get("extensions")
         if not isinstance(extensions, dict | None):
             raise ManifestError("Manifest field model.extensions must be an object.")
@@ -123,11 +112,11 @@ class Manifest:
         fallback_handler: str = "",
         envelope: str = "",
     ) -> "Manifest":
-        """Return the manifest with which a model is registered.
+        """Return the manifest with which a model is registered; raises ManifestError.
 
         ``name``, ``runtime`` and ``handler`` override the manifest's; the fallbacks replace missing
         ones. ``envelope``, the server's ``service_envelope``, replaces the manifest's even if it is
-        empty. The default runtime is Python. Raises ManifestError.
+        empty.
         """
         registered = replace(
             self,
@@ -157,24 +146,14 @@ class Manifest:
     def to_json(self) -> str:
         """Return the manifest as indented JSON, in order, without empty fields."""
         model = {key: getattr(self, name) for name, key in _MODEL_KEYS.items()}
-        document = {
-            "createdOn": self.created_on,
-            "runtime": self.runtime,
-            "model": {key: value for key, value in model.items() if value},
-            "archiverVersion": self.archiver_version,
-        }
-        kept = {key: value for key, value in document.items() if value or key == "model"}
-        return json.dumps(kept, indent=2)
+        return _to_json(self, "model", model)
 
 
 @dataclass(frozen=True)
 class WorkflowManifest:
     """The manifest of a workflow; missing texts are empty.
 
-    Attributes:
-        specification_file: YAML with the nodes and their dependencies.
-        handler: Python file with the functions of nodes.
-        created_on: Local time, day/month/year.
+    ``specification_file`` is YAML with the nodes, ``handler`` a Python file with their functions.
     """
 
     workflow_name: str = ""
@@ -192,28 +171,20 @@ class WorkflowManifest:
     @classmethod
     def parse(cls, text: str) -> "WorkflowManifest":
         """Parse the JSON text of a manifest; raises ManifestError."""
-        _, literal = _load_object(text)
-        workflow = literal.get("workflow")
-        if workflow is None:
-            raise ManifestError("Missing Workflow entry in manifest file.")
-        if not isinstance(workflow, dict):
-            raise ManifestError("Manifest field workflow must be an object.")
-        of_workflow = {
-            name: _text(workflow, key, f"workflow.{key}") for name, key in _WORKFLOW_KEYS.items()
-        }
-        keys = {name: key for name, key in _TOP_KEYS.items() if name != "runtime"}
-        return cls(**of_workflow, **{name: _text(literal, key, key) for name, key in keys.items()})
+        _, texts = _parse(text, "workflow", _WORKFLOW_KEYS)
+        del texts["runtime"]
+        return cls(**texts)
 
     def validate(self) -> None:
         """Raise ManifestError if a field is missing, or the name is unusable."""
-        if not self.workflow_name:
-            raise ManifestError("Workflow name is not defined.")
-        if not self.archiver_version:
-            raise ManifestError("Workflow archive version is not defined.")
-        if not self.created_on:
-            raise ManifestError("Workflow archive createdOn is not defined.")
-        if not self.specification_file:
-            raise ManifestError("Workflow specification file is not defined.")
+        for what, text in {
+            "name": self.workflow_name,
+            "archive version": self.archiver_version,
+            "archive createdOn": self.created_on,
+            "specification file": self.specification_file,
+        }.items():
+            if not text:
+                raise ManifestError(f"Workflow {what} is not defined.")
         if not self.workflow_name.isprintable():
             raise ManifestError(f"Workflow name must be printable: {self.workflow_name[:80]!a}")
         check_addressable("Workflow name", self.workflow_name)
@@ -221,12 +192,7 @@ class WorkflowManifest:
     def to_json(self) -> str:
         """Return the manifest as indented JSON, in order, without empty fields."""
         workflow = {key: getattr(self, name) for name, key in _WORKFLOW_KEYS.items()}
-        document = {
-            "createdOn": self.created_on,
-            "workflow": {key: value for key, value in workflow.items() if value},
-            "archiverVersion": self.archiver_version,
-        }
-        return json.dumps(document, indent=2)
+        return _to_json(self, "workflow", workflow)
 
 
 def check_addressable(what: str, text: str) -> None:
@@ -252,8 +218,10 @@ def _read_text(path: Path) -> str | None:
         raise ManifestError(_UNREADABLE) from error
 
 
-def _load_object(text: str) -> tuple[dict[str, Any], dict[str, object]]:
-    """Return the JSON object twice: as it is, and with every number as its literal."""
+def _parse(
+    text: str, section: str, keys: Mapping[str, str]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the JSON object, and its texts and those of a section by their fields."""
     try:
         raw = json.loads(text)
         literal = json.loads(text, parse_int=str, parse_float=str)
@@ -261,7 +229,27 @@ def _load_object(text: str) -> tuple[dict[str, Any], dict[str, object]]:
         raise ManifestError(_UNREADABLE) from error
     if not isinstance(raw, dict):
         raise ManifestError(_UNREADABLE)
-    return raw, literal
+    members = literal.get(section)
+    if members is None:
+        raise ManifestError(f"Missing {section.capitalize()} entry in manifest file.")
+    if not isinstance(members, dict):
+        raise ManifestError(f"Manifest field {section} must be an object.")
+    texts = {name: _text(literal, key, key) for name, key in _TOP_KEYS.items()}
+    texts |= {name: _text(members, key, f"{section}.{key}") for name, key in keys.items()}
+    return raw, texts
+
+
+def _to_json(
+    manifest: Manifest | WorkflowManifest, section: str, members: Mapping[str, object]
+) -> str:
+    document = {
+        "createdOn": manifest.created_on,
+        "runtime": getattr(manifest, "runtime", ""),
+        section: {key: value for key, value in members.items() if value},
+        "archiverVersion": manifest.archiver_version,
+    }
+    kept = {key: value for key, value in document.items() if value or key == section}
+    return json.dumps(kept, indent=2)
 
 
 def _text(members: Mapping[str, object], key: str, label: str) -> str:

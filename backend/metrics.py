@@ -87,8 +87,7 @@ Dimensions = Sequence[Dimension] | None
 class CachingMetric:
     """A named metric; each update is a sample for the frontend.
 
-    ``unit`` is a short one (``ms``) or any text. Samples are appended to ``rows``, by default to
-    those of `emit_metrics`.
+    ``unit`` is a short one (``ms``) or any text.
     """
 
     def __init__(
@@ -112,7 +111,7 @@ class CachingMetric:
     def add_or_update(
         self, value: float, dimension_values: Sequence[Any] | None = (), request_id: str = ""
     ) -> None:
-        """Report a sample with one value per dimension name; dropped if their number is wrong.
+        """Report a sample with one value per dimension name.
 
         ``request_id`` contains the ids of the measured requests, separated by commas.
         """
@@ -149,7 +148,6 @@ class CachingMetric:
 class Metric:
     """A single measurement, as handlers for early versions of TorchServe make them.
 
-    With the ``metric_method`` ``counter`` its updates are added; else the last one counts.
     ``is_reported`` is whether it is from a store, which reports it without `emit_metrics`.
     """
 
@@ -228,9 +226,6 @@ class MetricsStore:
         model_name: The value of ``ModelName``.
         declared: The metrics of metrics.yaml, as rows ``[type, name, unit, [dimension, …]]``.
         rows: Where samples are collected.
-
-    Attributes:
-        cache: All metrics, by type and name.
     """
 
     def __init__(
@@ -249,10 +244,7 @@ class MetricsStore:
 
     @property
     def store(self) -> list[Metric]:
-        """The samples that are not drained, one measurement for each series.
-
-        For tests of handlers; `emit_metrics` does not report them again.
-        """
+        """The samples that are not drained, one measurement for each series; for tests."""
         series: dict[str, Metric] = {}
         for kind, name, unit, value, pairs, ids in self._rows:
             key = repr((kind, name, unit, pairs, ids))
@@ -363,11 +355,7 @@ class MetricsStore:
     def get_metric(
         self, metric_name: str, metric_type: MetricTypes = MetricTypes.COUNTER
     ) -> CachingMetric:
-        """Return a metric that metrics.yaml declares, or that was added or reported before.
-
-        Raises:
-            MetricsCacheKeyError: There is no metric of that name and type.
-        """
+        """Return a metric that exists; raises MetricsCacheKeyError."""
         try:
             return self.cache[metric_type][metric_name]
         except KeyError:
@@ -380,7 +368,7 @@ class MetricsStore:
         return _take_all(self._rows) + _take_all(EMITTED)
 
     def put_back(self, rows: list[Row]) -> None:
-        """Insert samples again that were drained too early, as the oldest."""
+        """Insert samples that were drained too early, as the oldest."""
         self._rows[:0] = rows
 
     def _metric(self, name: str, unit: str, metric_type: MetricTypes) -> CachingMetric:

@@ -42,8 +42,7 @@ class Trials:
         threads: Numbers of torch's threads to compare, rising. The last is what the process was
             started with; the worker takes a smaller one that is as fast.
         sizes: Batch sizes whose cost is measured, within about ``seconds``.
-        validated_sizes: Batch sizes whose answers are compared with those of single requests,
-            within about ``validation_seconds``.
+        validated_sizes: Batch sizes whose answers are compared with those of single requests.
         tolerance: Accepted difference of two numbers; 0 for the default of the model's precision.
         must_validate: Whether loading fails if answers differ or cannot be compared.
     """
@@ -62,11 +61,9 @@ class Load:
     """Load this model.
 
     Attributes:
-        envelope: The request envelope around the handler's entry point; empty for none.
         asynchronous: Whether the handler is a coroutine; requests are then sent without waiting
             for replies.
-        overlap_stages: Whether the stages of successive batches overlap. Loading fails if the
-            handler cannot do that.
+        overlap_stages: Whether the stages of successive batches overlap.
         samples: Files in the model directory that are sample inputs; if empty, the handler is
             asked for samples.
         compiled_sizes: The only sizes of batches; if empty, any up to ``batch_size``.
@@ -125,10 +122,9 @@ class BatchCost(NamedTuple):
 
 @dataclass
 class Profiled:
-    """The costs of batch sizes that were measured so far.
+    """The costs of batch sizes that were measured so far, smallest size first.
 
     Attributes:
-        costs: Smallest size first.
         note: Why not all sizes were measured; empty if all were, or measuring has not ended.
         too_large: The size that ran out of memory; 0 for none.
         poisoned: As of `Reply`.
@@ -154,9 +150,7 @@ class Loaded:
         compiled: The description by `Context.describe_compiled`; may be empty.
         threads: The number of threads that torch computes with; 0 if it is not loaded.
         threads_why: Why the worker has chosen that number; empty if it has not.
-        profiled: The costs of `Trials.sizes`.
-        validation: The result for `Trials.validated_sizes` (`profiling.validation.Validation`);
-            empty if nothing was compared.
+        validation: A `profiling.validation.Validation`; empty if nothing was compared.
     """
 
     metrics: list[list[Any]] = field(default_factory=list)
@@ -174,7 +168,7 @@ class Loaded:
 class Part:
     """One named field of an input, such as a form field; a plain request body is named ``body``.
 
-    ``content_type`` is a media type without parameters; it may be empty.
+    The media type has no parameters, and may be empty.
     """
 
     name: str
@@ -217,11 +211,7 @@ class Predict:
 
 @dataclass(slots=True)
 class EndSequence:
-    """A sequence has ended for this reason; sent only if the handler is called (`Loaded`).
-
-    It is sent when the requests of the sequence are answered, and before those of a new sequence
-    with the same id.
-    """
+    """A sequence has ended; sent when its requests are answered, if the handler is called."""
 
     sequence_id: str
     reason: str
@@ -234,10 +224,7 @@ class Profile:
 
     One message is one run, so that requests can be served in between. With ``sizes`` profiling
     starts; without, it continues. It has ended when all sizes have their costs or there is a note.
-
-    Attributes:
-        seconds: The time for all runs.
-        longest: The expected time of a run, in seconds, from which on it is not started.
+    ``seconds`` is the time for all runs; a run expected to take ``longest`` is not started.
     """
 
     sizes: list[int]
@@ -281,7 +268,6 @@ class Reply:
         code: A code other than 200 holds for the whole batch; there are then no predictions, and
             ``message`` is the error for the clients.
         metrics: Rows of `backend.metrics`, reported since the last reply.
-        handler_ms: How long the handler took.
         poisoned: Why the process, though alive, cannot serve any more (`backend.errors`); empty
             while it can. Such a reply is the last one: the process is replaced.
         suspect: The place of the input that the failure may be about; -1 if unknown.
@@ -330,9 +316,8 @@ class NextBatch:
 
 @dataclass(slots=True)
 class Call:
-    """A handler calls a model (`Context.infer`).
+    """A handler calls a model (`Context.infer`), on behalf of the `Predict` of number ``batch``.
 
-    ``number`` is that of the call, and ``batch`` that of the `Predict` on whose behalf it is made.
     An empty ``version`` is the default one. ``timeout`` is in seconds, None for what the request
     has left.
     """
@@ -348,7 +333,7 @@ class Call:
 
 @dataclass(slots=True)
 class CancelCall:
-    """The handler does not wait for this call any more."""
+    """The handler has stopped waiting for this call."""
 
     number: int
 

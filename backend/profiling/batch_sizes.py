@@ -1,7 +1,7 @@
 """Measures the time and memory of a batch of each size.
 
 Sizes are run smallest first: one run to warm up (lazy initialisation, caches, compilation), then up
-to three whose median counts. Profiling ends early for one of these reasons, which is returned:
+to three whose median counts. Profiling ends early for one of these reasons:
 
 * time     the next size would not fit into the time that is left, or would take longer than a run
            may. Only the first size is always measured: one run to warm up, one that counts.
@@ -9,9 +9,6 @@ to three whose median counts. Profiling ends early for one of these reasons, whi
            since allocators round up and workers beside this one grow as well.
 * gain     throughput (requests per second) gained too little, twice in a row.
 * failure  a run failed. The sample may be the cause, so the model is not blamed.
-
-The cost of the next size is predicted on a line through the last two. For models whose cost is no
-function of the size, profiling ends a little too early or too late; nothing else depends on it.
 """
 
 import math
@@ -41,7 +38,7 @@ class _Ended(Exception):
 
 
 class SizeProfiler:
-    """Measures size after size, one run at a time.
+    """Measures size after size, one run at a time; ``found`` has the costs so far.
 
     Args:
         run_batch: Runs a batch of this size.
@@ -50,9 +47,6 @@ class SizeProfiler:
         seconds: The time for all runs. Only the first size, and a run that takes longer than
             predicted, exceed it.
         longest: The seconds of a run from which on it is not started, except for the first size.
-
-    Attributes:
-        found: The costs so far.
     """
 
     def __init__(

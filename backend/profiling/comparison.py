@@ -21,12 +21,7 @@ _MAX_SHOWN = 40  # characters of a value
 
 @dataclass(frozen=True)
 class Difference:
-    """The difference of two answers.
-
-    Attributes:
-        largest: Between two numbers; 0 for none.
-        what: The first difference above the tolerance; empty for none.
-    """
+    """The largest difference of two numbers, and the first above the tolerance; may be empty."""
 
     largest: float = 0.0
     what: str = ""
@@ -52,7 +47,7 @@ class _Comparison:
         self._tolerance = tolerance
 
     def values(self, first: Any, second: Any, place: str) -> None:
-        """Compare two JSON values at a place in the answers, such as ``a.b[3]``."""
+        """Compare two JSON values at a place such as ``a.b[3]``."""
         of_place = f" of {place}" if place else ""
         if isinstance(first, dict) and isinstance(second, dict):
             if first.keys() != second.keys():

@@ -34,7 +34,7 @@ class Measurements:
         self._memory: Memory | None = None
 
     def run_trials(self) -> Loaded:
-        """Run `Load.trials`; returns their results."""
+        """Run `Load.trials`."""
         load, trials, loaded = self._load, self._load.trials, Loaded()
         if trials.threads:
             loaded.threads_why = choose_threads(load, self._service, self._clock)
@@ -48,7 +48,7 @@ class Measurements:
         return loaded
 
     def profile_all(self, profile: Profile) -> Profiled:
-        """Do all runs of profiling, and log the result."""
+        """Do all runs of profiling."""
         profiled = self._profile(profile, is_whole=True)
         costs = ", ".join(
             f"{size} in {1000 * seconds:.3g} ms" for size, seconds, _ in profiled.costs

@@ -10,41 +10,14 @@ import contextlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import Any, Protocol
+from typing import Any
 
 _RESET_PEAK = "5"  # proc(5), /proc/pid/clear_refs
 _KIB = 1024
 
 
-class Memory(Protocol):
-    """The memory that batches use, in bytes."""
-
-    def reset_peak(self) -> None:
-        """Start a new peak."""
-
-    def peak(self) -> int:
-        """Return the most that was held at once since `reset_peak`, beyond the baseline."""
-
-    def available(self) -> int | None:
-        """Return how much can be held, beyond the baseline; None if unknown."""
-
-    def release(self) -> None:
-        """Return to the device what an allocator keeps for reuse."""
-
-
-def memory_of(gpu_id: int | None) -> Memory:
-    """Return the memory that a worker's batches use: that of its GPU, or of the host.
-
-    A handler that does not use its GPU through torch is measured on the host.
-    """
-    torch: Any = sys.modules.get("torch")
-    if gpu_id is not None and torch is not None and torch.cuda.is_initialized():
-        return DeviceMemory(torch.cuda, gpu_id)
-    return HostMemory()
-
-
 class DeviceMemory:
-    """The memory of a GPU, by the counters of the module ``torch.cuda``; a `Memory`."""
+    """The memory of a GPU, by the counters of the module ``torch.cuda``."""
 
     def __init__(self, cuda: Any, device: int) -> None:
         self._cuda = cuda
@@ -52,15 +25,15 @@ class DeviceMemory:
         self._baseline: int = cuda.memory_allocated(device)
 
     def reset_peak(self) -> None:
-        """Reset the peak of torch's allocator."""
+        """Start a new peak."""
         self._cuda.reset_peak_memory_stats(self._device)
 
     def peak(self) -> int:
-        """Return the peak of torch's allocator, beyond the baseline."""
+        """Return the most that was allocated since `reset_peak`, beyond the baseline."""
         return max(0, int(self._cuda.max_memory_allocated(self._device)) - self._baseline)
 
     def available(self) -> int | None:
-        """Return what is free on the device or reserved by the allocator."""
+        """Return how much can be allocated, beyond the baseline."""
         free, _ = self._cuda.mem_get_info(self._device)
         return int(free) + int(self._cuda.memory_reserved(self._device)) - self._baseline
 
@@ -70,7 +43,7 @@ class DeviceMemory:
 
 
 class HostMemory:
-    """The memory of this process on a Linux machine; a `Memory`. Elsewhere nothing is known."""
+    """The memory of this process on a Linux machine; elsewhere nothing is known."""
 
     def __init__(self, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> None:
         self._own = proc / "self"
@@ -79,23 +52,23 @@ class HostMemory:
         self._baseline = self._held()
 
     def reset_peak(self) -> None:
-        """Reset the kernel's peak of this process, if that is permitted."""
+        """Start a new peak, if that is permitted."""
         with contextlib.suppress(OSError):
             (self._own / "clear_refs").write_text(_RESET_PEAK)
 
     def peak(self) -> int:
-        """Return the kernel's peak of this process, beyond the baseline."""
+        """Return the most that was held since `reset_peak`, beyond the baseline."""
         return max(0, (_figure(self._own / "status", "VmHWM:", _KIB) or 0) - self._baseline)
 
     def available(self) -> int | None:
-        """Return what the machine has available, or less if a container permits less."""
+        """Return how much can be held, beyond the baseline; None if unknown."""
         available = _figure(self._machine, "MemAvailable:", _KIB)
         if available is None:
             return None
         return min([available, *self._permitted()]) + self._held() - self._baseline
 
     def release(self) -> None:
-        """Do nothing: the host has no such allocator."""
+        """Do nothing: the host keeps nothing for reuse."""
 
     def _held(self) -> int:
         return _figure(self._own / "status", "VmRSS:", _KIB) or 0
@@ -110,6 +83,17 @@ class HostMemory:
                 yield from _left_in_groups(_V1, self._cgroups / "memory", path)
 
 
+Memory = DeviceMemory | HostMemory
+
+
+def memory_of(gpu_id: int | None) -> Memory:
+    """Return the memory of a worker's GPU, or of the host if torch does not use the GPU."""
+    torch: Any = sys.modules.get("torch")
+    if gpu_id is not None and torch is not None and torch.cuda.is_initialized():
+        return DeviceMemory(torch.cuda, gpu_id)
+    return HostMemory()
+
+
 # The files of limit and usage, and the field of memory.stat for the part of the usage that the
 # kernel drops first: pages of files that have not been used for a while.
 _V1 = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
@@ -117,7 +101,7 @@ _V2 = "memory.max", "memory.current", "inactive_file"
 
 
 def _left_in_groups(names: tuple[str, str, str], root: Path, path: str) -> Iterator[int]:
-    """Yield what a group and those around it leave; a container may see its own as the root."""
+    """Yield what a group and those around it permit; a container may see its own as the root."""
     limit_name, usage_name, cache_name = names
     inner = PurePosixPath(path.lstrip("/"))
     for group in (root / inner, *(root / outer for outer in inner.parents)):

@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
+from marserve.backend.profiling.batch_sizes import Clock
 from marserve.backend.profiling.samples import (
     NoSample,
     failed_status,
@@ -38,18 +39,13 @@ _BURN_SECONDS = 0.02
 _BLOCK = bytes(1 << 16)
 _MAX_ROWS = 8
 
-Clock = Callable[[], float]
-
 
 class Undecided(Exception):
     """The share is kept; the message is the reason."""
 
 
 def choose_threads(load: Load, service: Service, clock: Clock) -> str:
-    """Set torch to the smallest sufficient number of threads; return the reason, empty for none.
-
-    After a failure it is the share.
-    """
+    """Set torch to the smallest sufficient number of threads; return the reason, empty for none."""
     share = load.trials.threads[-1]
     if threads_in_use() != share or has_compiled():  # set by the handler; or compiled for the share
         return ""
@@ -80,12 +76,7 @@ def fewest_threads(
 ) -> tuple[int, str]:
     """Return the smallest of these counts with which a run is as fast as with the best, and why.
 
-    Args:
-        counts: Numbers of threads, rising.
-        run: Runs a batch.
-        set_count: Sets the number of threads.
-        cores: Measures how many cores a number of threads gets.
-        clock: Returns seconds.
+    ``counts`` rise; ``cores`` measures how many cores a number of threads gets.
 
     Raises:
         Undecided: It could not be measured within a second.
@@ -132,7 +123,7 @@ def _run(service: Service, sample: Input, rows: int) -> None:
 
 
 def free_cores(count: int) -> float:
-    """Measure how many cores this process gets for ``count`` threads."""
+    """Measure how many cores this process gets for a number of threads."""
     deadline = time.perf_counter() + _BURN_SECONDS
     began, spent = time.perf_counter(), time.process_time()
     with ThreadPoolExecutor(count) as pool:
@@ -147,7 +138,6 @@ def _burn(deadline: float) -> None:
 
 
 def _rows(load: Load) -> int:
-    """Return the number of rows to try: those of a batch, but not of a large one."""
     rows = min(load.batch_size, _MAX_ROWS)
     fitting = [size for size in load.compiled_sizes if size <= rows]
     return max(fitting, default=min(load.compiled_sizes, default=rows))

@@ -4,8 +4,6 @@ Each sample is run alone, twice; then in batches of several sizes, at every plac
 different others; then alone again. An answer that differs from the one to the sample alone
 shows a handler that mixes up rows, keeps state of one row for the next, or whose results depend on
 the batch (a BatchNorm left in training mode).
-
-Batches run through the same `Service.predict` as requests, padding included.
 """
 
 import itertools
@@ -56,7 +54,7 @@ def validate(
     """Compare the answers to batches with those to single requests, as `Load.trials` say.
 
     Sizes beyond the largest of the ``costs``, if there are any, are replaced by it: they do not fit
-    into memory, or gain nothing. The context of the service is afterwards as it was.
+    into memory, or gain nothing.
     """
     trials = load.trials
     found = Validation(tolerance=trials.tolerance or _default_tolerance(service))
@@ -116,7 +114,7 @@ class _Validator:
         self._numbers = itertools.count()
 
     def run(self, sizes: Sequence[int], has_time: Callable[[], bool]) -> None:
-        """Run all batches; raises `_Failed`."""
+        """Run all batches."""
         found, samples = self._found, self._samples
         found.samples = len({bytes(part.body) for each in samples for part in each.parts})
         if found.samples < _MIN_SAMPLES:
@@ -179,7 +177,7 @@ class _Validator:
         return self._compiled[at] if at < len(self._compiled) else 0
 
     def _check_alone(self) -> None:
-        """Check that the answers to single requests are the same as before, and not errors."""
+        """Check that the answers to single requests are the same as before."""
         for sample, before in enumerate(self._alone):
             if before.status >= 400:
                 raise _Failed(f"sample {sample + 1} alone failed with status {before.status}")
@@ -191,7 +189,6 @@ class _Validator:
                 )
 
     def _difference(self, first: Prediction, second: Prediction) -> str:
-        """Describe a difference of two answers above the tolerance; empty for none."""
         if first.status != second.status:
             return f"the status: {first.status} and {second.status}"
         difference = compare(first.body, second.body, self._found.tolerance)
@@ -199,7 +196,7 @@ class _Validator:
         return difference.what
 
     def _mix_up(self, answer: Prediction, sample: int) -> str:
-        """Describe whose answer it is, if it is that to another sample; empty if not."""
+        """Describe the sample to which it is the answer, if it is another; empty if not."""
         largest = self._found.largest  # that to another sample does not count
         same = [
             number + 1

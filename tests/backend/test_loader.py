@@ -15,6 +15,7 @@ from marserve.backend.errors import HandlerUnusable
 from marserve.backend.loader import find_handler, load_service
 from marserve.backend.metrics import MetricsStore
 from marserve.backend.protocol import Input, Load, Part
+from marserve.backend.service import Service
 
 OWN = "ts.torch_handler"
 
@@ -390,10 +391,14 @@ SAMPLE = "    def sample_input(self):\n        return self.name\n"
     ids=["none", "method", "attribute", "function", "bound method"],
 )
 def test_a_handler_is_asked_for_its_sample_if_it_has_a_method_for_it(
-    source: str, sample: Any, tmp_path: Path, write: Callable[..., None]
+    source: str, sample: Any, write: Callable[..., None], context: Context
 ) -> None:
     write(source)
-    assert load_service(make_load(tmp_path)).sample_input() == sample
+    handler = find_handler("my_model_handler")
+    if "one = " not in source:
+        handler.initialize(context)
+    service = Service(handler.entry_point, context, owner=handler.owner)
+    assert service.sample_input() == sample
 
 
 STAGED = (
