@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 def new_loop() -> asyncio.AbstractEventLoop:
-    """Create the event loop and set it, before the handler is initialised; it does not run yet."""
+    """Create and set the event loop in which the handler is initialised."""
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
     return loop
@@ -42,32 +42,25 @@ def serve_concurrently(
 ) -> int:
     """Answer requests until the frontend closes the connection; return the exit status.
 
-    Args:
-        loop: The event loop that was set while the handler was initialised.
-        sock: The connection, between two messages.
-        service: The model.
-        max_call_bytes: The limit of the body of a call of another model.
+    ``max_call_bytes`` is the limit of the body of a call of another model.
     """
+
+    async def serve() -> int:
+        _, connection = await loop.create_connection(
+            lambda: _Connection(service, max_call_bytes), sock=sock
+        )
+        status = await connection.closed  # no deadline: the frontend's end is seen as EOF
+        await connection.cancel_all()
+        return status
+
     sock.setblocking(False)
-    return loop.run_until_complete(_serve(loop, sock, service, max_call_bytes))
-
-
-async def _serve(
-    loop: asyncio.AbstractEventLoop, sock: socket.socket, service: Service, max_call_bytes: int
-) -> int:
-    _, connection = await loop.create_connection(
-        lambda: _Connection(service, max_call_bytes), sock=sock
-    )
-    status = await connection.closed  # no deadline: the frontend's end is seen as EOF
-    await connection.cancel_all()
-    return status
+    return loop.run_until_complete(serve())
 
 
 class _Connection(asyncio.BufferedProtocol):
     """Starts a task for each request, and sends its reply.
 
-    Attributes:
-        closed: The exit status, when the frontend has closed the connection or broken the protocol.
+    ``closed`` is the exit status, when the frontend has left or broken the protocol.
     """
 
     def __init__(self, service: Service, max_call_bytes: int) -> None:
@@ -104,7 +97,7 @@ class _Connection(asyncio.BufferedProtocol):
             calls.close()
 
     async def _reply_of(self, call: Coroutine[Any, Any, Reply]) -> Reply:
-        """Return the reply of the handler, in any case: the frontend waits for one."""
+        """Return a reply in any case: the frontend waits for one."""
         try:
             return await call
         except (KeyboardInterrupt, SystemExit):  # these end the loop and the process
@@ -117,7 +110,7 @@ class _Connection(asyncio.BufferedProtocol):
             return Reply(503, "Prediction failed")
 
     def _send_numbered(self, number: int, reply: Reply | Piece) -> None:
-        """Send a reply; may be called from any thread, since handlers may use threads."""
+        """Send a reply from any thread, since handlers may use threads."""
         reply.number = number
         frame = b"".join(encode_safely(reply))
         if threading.get_ident() == self._thread:
@@ -151,7 +144,7 @@ class _Connection(asyncio.BufferedProtocol):
         return self._decoder.buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Decode received bytes, start the requests that are complete, and pass on replies."""
+        """Start the requests that are complete, and pass on replies of calls."""
         try:
             for message in self._decoder.received(nbytes):
                 if isinstance(message, CallReply):
@@ -171,14 +164,12 @@ class _Connection(asyncio.BufferedProtocol):
 
     def _begin(self, message: Message) -> None:
         if isinstance(message, EndSequence):
-            ending = self._loop.create_task(self._end_sequence(message))
-            self._ending[message.sequence_id] = ending
-            self._tasks.add(ending)
-            ending.add_done_callback(self._tasks.discard)
-            return
-        if not isinstance(message, Predict) or len(message.inputs) != 1 or message.run_as > 1:
+            task = self._loop.create_task(self._end_sequence(message))
+            self._ending[message.sequence_id] = task
+        elif isinstance(message, Predict) and len(message.inputs) == 1 and message.run_as <= 1:
+            task = self._loop.create_task(self._answer(message))
+        else:
             raise ProtocolError("a single request was expected")
-        task = self._loop.create_task(self._answer(message))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

@@ -15,7 +15,7 @@ from marserve.backend.tensors.answers import UnknownOutput
 from marserve.backend.tensors.arrays import is_tensor
 from marserve.backend.tensors.datatypes import UnusableTensor
 from marserve.backend.tensors.requests import document_of, documents_of
-from marserve.backend.tensors.wire import LENGTH_HEADER
+from marserve.backend.tensors.wire import LENGTH_HEADER, UNREADABLE
 
 logger = logging.getLogger(HANDLER_LOG)
 
@@ -46,13 +46,13 @@ class Conversion:
         self.dims = dims
 
     def row(self, request: Input) -> dict[str, Any]:
-        """Return the dict of one request for the handler: part names and decoded values."""
+        """Return the dict of one request for the handler."""
         if not self._decode_input:
             return {part.name: _undecoded(part) for part in request.parts}
         return {part.name: _decoded(part) for part in request.parts}
 
     def rows(self, request: Input, count: int) -> list[dict[str, Any]]:
-        """Return the dicts of the rows of an input, which are several if it is a block."""
+        """Return the dicts of the rows of an input."""
         if count == 1:
             return [self.row(request)]
         (part,) = request.parts
@@ -60,10 +60,6 @@ class Conversion:
         documents = documents_of(part.body, count, self.dims[0], as_lists=lists)
         part.content_type = _JSON_TYPE  # for the handler
         return [{part.name: _as_json(each) if lists else each} for each in documents]
-
-    def prediction(self, place: int, result: Any, processor: RequestProcessor) -> Prediction:
-        """Return the answer with one result, and the status and headers that the handler set."""
-        return self._prediction(place, result, processor, encode_result)
 
     def tensors(
         self,
@@ -88,19 +84,20 @@ class Conversion:
             processor.add_response_property("content-type", kind)
             return body
 
-        return self._prediction(place, result, processor, body_of, rows)
+        return self.prediction(place, result, processor, body_of, rows)
 
-    def _prediction(
+    def prediction(
         self,
         place: int,
         result: Any,
         processor: RequestProcessor,
-        encode: Callable[[Any], Buffer],
+        encode: Callable[[Any], Buffer] | None = None,
         rows: int = 1,
     ) -> Prediction:
+        """Return the answer with one result, and the status and headers that the handler set."""
         max_bytes = rows * self._max_response_bytes
         try:
-            body = encode(result)
+            body = (encode or encode_result)(result)
         except UnknownOutput as error:
             return tensor_error(400, str(error), "BadRequestException")
         except UnusableTensor as error:
@@ -172,7 +169,7 @@ def _decoded(part: Part) -> Any:
             return bytes(part.body).decode()
         if media_type == TENSORS_TYPE:
             return _document(part)
-    except (ValueError, RecursionError):
+    except UNREADABLE:
         logger.warning("Part %r is not %s; it is passed on as bytes.", part.name, media_type)
     return part.body
 
@@ -182,7 +179,7 @@ def _undecoded(part: Part) -> Any:
         return part.body
     try:
         document = _document(part, as_lists=True)
-    except (ValueError, RecursionError):
+    except UNREADABLE:
         return part.body
     return _as_json(document)
 
@@ -225,9 +222,9 @@ def encode_result(result: Any) -> Buffer:
 
 
 def describe_unsendable(result: Any) -> str:
-    """Return the reason why a result cannot be encoded: the place in it, and its type.
+    """Return why a result cannot be encoded; empty if unknown.
 
-    For example ``prediction[0]["mask"] is a torch.Tensor of 3 dimensions.``; empty if unknown.
+    For example ``prediction[0]["mask"] is a torch.Tensor of 3 dimensions.``
     """
     try:
         found = _unsendable(result, "prediction", ())

@@ -69,10 +69,7 @@ def take_terminal() -> None:
 
 
 def serve_debugged(connection: FrontendConnection, load: Load, server: int) -> None:
-    """Answer batches, one after the other, until the frontend closes the connection.
-
-    ``server`` is the process id of the server. Raises as `FrontendConnection.receive`.
-    """
+    """Answer batches until the frontend closes the connection; ``server`` is its process id."""
     model = DebuggedModel(load, lambda _number, _frame: os.kill(server, signal.SIGTERM))
     model.refresh()
     # The handler may get an end_sequence later.
@@ -202,7 +199,7 @@ class DebuggedModel:
 
     @contextmanager
     def _interruptible(self) -> Iterator[None]:
-        """Let Ctrl-C raise KeyboardInterrupt, and collect the log of the handler."""
+        """Raise KeyboardInterrupt on Ctrl-C, and collect the log of the handler."""
         with self._handler_log.collected():
             signal.signal(signal.SIGINT, signal.default_int_handler)
             try:
@@ -276,7 +273,7 @@ def _finished(
 
 
 def _folders(load: Load) -> tuple[Path, ...]:
-    """Return the directories of the author's files: of the model and of the handler."""
+    """Return the directories of the model and of the handler."""
     model_dir = Path(load.model_dir).resolve()
     handler = Path(model_dir, load.handler.partition(":")[0]).resolve()
     return tuple(dict.fromkeys((model_dir, handler.parent)))
@@ -284,7 +281,7 @@ def _folders(load: Load) -> tuple[Path, ...]:
 
 @functools.cache
 def _is_own(file: str, folders: tuple[Path, ...]) -> bool:
-    """Whether a module's file is a source in these directories, and not in an installed package."""
+    """Whether a module's file is a source in these directories, not of an installed package."""
     path = Path(file)
     if path.suffix != ".py" or not path.is_absolute():  # that of torch.ops is "_ops.py"
         return False

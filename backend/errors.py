@@ -137,7 +137,7 @@ def batch_status(code: Any) -> int:
 def load_status(error: Exception) -> int:
     """Return the status of a failed load: 507 for lack of memory, else 500.
 
-    Causes count as well: SageMaker's handler raises its own exception for those of torch.
+    Causes count: SageMaker's handler raises its own exception for those of torch.
     """
     if poison_of(error):
         return 500

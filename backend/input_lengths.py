@@ -3,10 +3,7 @@
 The frontend forms batches of similar lengths by the bytes of requests, because it can neither
 import a handler nor wait for one. Samples of the lengths that the handler calculates show it how
 they depend on bytes. Only a few rows of some batches are measured, in a small share of the time.
-
-Rows are copies, exceptions are logged, and a call that takes too long is interrupted (C code that
-does not return ends with the response timeout). After a failure the method is not called for a
-while.
+C code that does not return ends with the response timeout.
 """
 
 import logging
@@ -39,12 +36,7 @@ class _TookTooLong(BaseException):
 
 
 class InputLengths:
-    """Calls a handler's ``input_length(row)``.
-
-    Args:
-        hook: Returns that method; None if the handler has none.
-        clock: Returns seconds.
-    """
+    """Calls a handler's ``input_length(row)``; ``hook`` returns that method, if there is one."""
 
     def __init__(
         self,
@@ -84,7 +76,6 @@ class InputLengths:
 
 
 def _checked(length: Any) -> float:
-    """Return a length as a number; raises TypeError or ValueError if it is none."""
     if isinstance(length, bool | str | bytes | bytearray):
         raise TypeError(f"input_length returned {type(length).__name__}, not a number.")
     number = float(length)  # numpy's and torch's, too

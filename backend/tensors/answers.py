@@ -20,12 +20,7 @@ class UnknownOutput(ValueError):
 
 
 class AnswerFormat:
-    """The format of an answer.
-
-    Args:
-        members: The id and the model of the answer, unless the handler returns others.
-        wanted: The outputs that the request asks for.
-    """
+    """The format of an answer; ``members`` are its id and model."""
 
     def __init__(self, members: Json, wanted: WantedOutputs) -> None:
         self._members = members
@@ -36,7 +31,7 @@ class AnswerFormat:
         """Return the format that the frontend asks for; None for requests without tensors.
 
         It is in a header, because with continuous batching the parts of a request are sent only
-        once. If the frontend has not read the document, a part of it is in that of the ``row``.
+        once. If the frontend has not read the document, a part of it is in the ``row``.
         """
         try:
             form: Json = json.loads(request.headers[FORMAT_HEADER])
@@ -60,8 +55,7 @@ class AnswerFormat:
         """Return the answer with a handler's result, and the number of its bytes that are JSON.
 
         Raises:
-            UnknownOutput: The client asks for another output.
-            UnusableTensor: An output cannot be sent.
+            UnknownOutput, UnusableTensor: There is no such output, or it cannot be sent.
         """
         return self.write(*outputs_of(result, self.output_name))
 

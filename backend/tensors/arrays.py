@@ -68,11 +68,7 @@ def on_cpu(array: Any) -> Any:
 
 
 def array_parts(value: Any) -> tuple[str, list[int], bytes | list[Any]]:
-    """Return the datatype, the shape, and the bytes of an array; of BYTES its values as a list.
-
-    Raises:
-        UnusableTensor: The protocol has no such datatype.
-    """
+    """Return the datatype, the shape, and the bytes of an array; of BYTES its values as a list."""
     value = on_cpu(value)
     if is_tensor(value):
         torch = sys.modules["torch"]

@@ -44,11 +44,7 @@ class UnusableTensor(ValueError):
 
 
 def element_count(shape: Sequence[int]) -> int:
-    """Return the number of elements of a tensor of this shape.
-
-    Raises:
-        UnusableTensor: A length is negative, or there are too many elements or dimensions.
-    """
+    """Return the number of elements of a tensor of this shape; raises UnusableTensor."""
     if len(shape) > _MAX_DIMENSIONS:
         raise UnusableTensor(f"has {len(shape)} dimensions; at most {_MAX_DIMENSIONS} are possible")
     count = 1
@@ -72,11 +68,7 @@ def read_numbers(datatype: str, buffer: Buffer) -> list[Any]:
 
 
 def write_numbers(datatype: str, values: Sequence[Any]) -> bytes:
-    """Return the buffer of numbers.
-
-    Raises:
-        UnusableTensor: A value is not a number of this datatype.
-    """
+    """Return the buffer of numbers; raises UnusableTensor."""
     if datatype == BF16:
         return _rounded(write_numbers("FP32", values))
     code, _ = _NUMBERS[datatype]
@@ -87,11 +79,7 @@ def write_numbers(datatype: str, values: Sequence[Any]) -> bytes:
 
 
 def read_elements(buffer: Buffer) -> Iterator[bytes]:
-    """Yield the elements of BYTES.
-
-    Raises:
-        UnusableTensor: The buffer ends within an element.
-    """
+    """Yield the elements of BYTES; raises UnusableTensor if the buffer ends within one."""
     at, end = 0, len(buffer)
     while at < end:
         start = at + _LENGTH.size
@@ -132,11 +120,7 @@ def nested_shape(values: Any) -> list[int]:
 
 
 def flattened(values: Any, shape: Sequence[int]) -> list[Any]:
-    """Return the items of nested lists.
-
-    Raises:
-        UnusableTensor: A list does not have the length in the shape.
-    """
+    """Return the items of nested lists; raises UnusableTensor if they do not have the shape."""
     rows = [values]
     for length in shape:
         for row in rows:

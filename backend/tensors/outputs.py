@@ -25,22 +25,16 @@ from marserve.backend.tensors.datatypes import (
     write_numbers,
 )
 from marserve.backend.tensors.rows import Output
+from marserve.backend.tensors.wire import Json
 
 _DEFAULT_NAME = "output-0"
 _INFERRED = {bool: "BOOL", int: "INT64", float: "FP64", str: BYTES, bytes: BYTES}
-
-Json = dict[str, Any]
 
 
 def outputs_of(result: Any, name: str) -> tuple[Json, list[Output]]:
     """Return the members of the document around the outputs, if there is one, and the outputs.
 
-    Args:
-        result: The handler's.
-        name: Of an output that has none; may be empty.
-
-    Raises:
-        UnusableTensor: An output cannot be sent.
+    ``name`` is that of an output that has none; it may be empty. Raises UnusableTensor.
     """
     document = _document_in(result)
     if document is not None:

@@ -1,26 +1,17 @@
 """Requests with tensors as bytes, as the documents that handlers get.
 
-The document is what a client could have sent as JSON: the values of each tensor are in its
-``data``, as one flat list. For a handler that takes arrays they are an array of numpy in the
-tensor's shape, since 262,144 numbers are a list of 10 MB.
+The values of each tensor are in its ``data``, as one flat list. For a handler that takes arrays
+they are an array of numpy in the tensor's shape, since 262,144 numbers are a list of 10 MB.
 
 An element of BYTES is a str if it is UTF-8, and else bytes, which JSON could not have carried.
 """
 
 import base64
-import struct
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from marserve.backend.protocol import Buffer
 from marserve.backend.tensors.arrays import flat_array
-from marserve.backend.tensors.datatypes import (
-    BYTES,
-    read_elements,
-    read_numbers,
-    text_or_bytes,
-)
+from marserve.backend.tensors.datatypes import BYTES, read_elements, read_numbers, text_or_bytes
 from marserve.backend.tensors.rows import one_row_of
 from marserve.backend.tensors.wire import ARRAYS, BinaryInput, Json, unpack_request
 
@@ -28,43 +19,25 @@ from marserve.backend.tensors.wire import ARRAYS, BinaryInput, Json, unpack_requ
 def document_of(body: Buffer, *, as_lists: bool = False) -> Json:
     """Return the document of a request; ``as_lists`` even for a handler that takes arrays.
 
-    Raises:
-        ValueError: The body is not a request: a client may have sent it with this type.
+    Raises one of `wire.UNREADABLE` for a client's own body of this type.
     """
-    with _unusable_bodies():
-        head, columns = _read(body, as_lists=as_lists)
-        for tensor, values in columns:
-            tensor["data"] = _shaped(values, tensor["shape"])
-        return head
+    head, columns = _read(body, as_lists=as_lists)
+    for tensor, values in columns:
+        tensor["data"] = _shaped(values, tensor["shape"])
+    return head
 
 
 def documents_of(body: Buffer, rows: int, dim: int, *, as_lists: bool = False) -> list[Json]:
-    """Return a document for each row of a block, whose inputs have the length 1 along ``dim``.
-
-    The bytes of a block are row after row.
-
-    Raises:
-        ValueError: The body is not a request.
-    """
-    with _unusable_bodies():
-        head, columns = _read(body, as_lists=as_lists)
-        inputs = []
-        for tensor, values in columns:
-            shape, step = one_row_of(tensor["shape"], dim), len(values) // rows
-            pieces = [values[row * step : (row + 1) * step] for row in range(rows)]
-            inputs.append(
-                [{**tensor, "shape": shape, "data": _shaped(piece, shape)} for piece in pieces]
-            )
-        return [{**head, "inputs": list(row)} for row in zip(*inputs, strict=True)]
-
-
-@contextmanager
-def _unusable_bodies() -> Iterator[None]:
-    """Raise ValueError for a client's own body of this type that is not a request."""
-    try:
-        yield
-    except (KeyError, TypeError, AttributeError, struct.error) as error:
-        raise ValueError(f"no request with tensors: {error!r}") from error
+    """Return a document for each row of a block, whose bytes are row after row."""
+    head, columns = _read(body, as_lists=as_lists)
+    inputs = []
+    for tensor, values in columns:
+        shape, step = one_row_of(tensor["shape"], dim), len(values) // rows
+        pieces = [values[row * step : (row + 1) * step] for row in range(rows)]
+        inputs.append(
+            [{**tensor, "shape": shape, "data": _shaped(piece, shape)} for piece in pieces]
+        )
+    return [{**head, "inputs": list(row)} for row in zip(*inputs, strict=True)]
 
 
 def _read(body: Buffer, *, as_lists: bool) -> tuple[Json, list[tuple[Json, Any]]]:

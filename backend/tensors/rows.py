@@ -28,9 +28,6 @@ class OutputJoiner:
     """Joins the outputs of successive rows of one request.
 
     The bytes of the joined outputs are row after row, whichever dimension counts the rows.
-
-    Args:
-        dim: The dimension that counts the rows.
     """
 
     def __init__(self, dim: int) -> None:
@@ -40,12 +37,7 @@ class OutputJoiner:
         self._buffers: list[list[Buffer]] = []
 
     def add(self, outputs: Sequence[Output], rows: int) -> None:
-        """Add the outputs of the next rows.
-
-        Raises:
-            UnusableTensor: They have another number of rows, or differ from earlier ones in names,
-                datatypes or the shape of a row.
-        """
+        """Add the outputs of the next rows; raises UnusableTensor if they do not fit."""
         if not self._rows:
             self._outputs = list(outputs)
             self._buffers = [[] for _ in outputs]

@@ -27,7 +27,7 @@ from marserve.backend.tensors.arrays import flat_array, is_array, moved, on_cpu,
 from marserve.backend.tensors.datatypes import BF16, BYTES, NUMPY
 from marserve.backend.tensors.outputs import outputs_of
 from marserve.backend.tensors.rows import Output, one_row_of
-from marserve.backend.tensors.wire import Json, unpack_request
+from marserve.backend.tensors.wire import UNREADABLE, Json, unpack_request
 
 NUMPY_ARRAYS, TORCH_TENSORS = "numpy", "torch"
 
@@ -48,11 +48,9 @@ class Unstackable(Exception):
 
 @dataclass(frozen=True)
 class Stack:
-    """Inputs of a batch whose rows can be stacked.
+    """Inputs of a batch, by place, whose rows can be stacked.
 
-    Attributes:
-        places: The places of the inputs in the batch.
-        columns: For each input of the model its datatype, and an array for each of the inputs.
+    ``columns`` has for each input of the model its datatype, and an array for each of the inputs.
     """
 
     stacking: "Stacking"
@@ -100,10 +98,7 @@ class Stacking:
     def read(self, row_of: RowOf, inputs: Sequence[Input], rows: Sequence[int]) -> StackedBatch:
         """Sort the inputs of a batch by the kinds of their rows.
 
-        Args:
-            row_of: Decodes an input that is not a block.
-            inputs: Of the batch.
-            rows: How many rows each input is; empty for one each.
+        ``row_of`` decodes an input that is not a block; ``rows`` as of `Predict`.
         """
         stacks: dict[Any, Stack] = {}
         refused: dict[int, str] = {}
@@ -126,7 +121,7 @@ class Stacking:
         return StackedBatch([*stacks.values()], refused)
 
     def joined(self, datatype: str, arrays: Sequence[Any], run_as: int) -> Any:
-        """Return one array of the arrays of inputs; the model's dimension counts the rows."""
+        """Return one array, with the rows along the model's dimension."""
         array, torch = arrays[0], self._torch
         count = sum(map(len, arrays))
         if len(arrays) > 1 or run_as > count:
@@ -144,7 +139,7 @@ class Stacking:
         if len(parts) == 1 and parts[0].content_type == TENSORS_TYPE:
             try:
                 return self._tensors(parts[0], count)
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
+            except UNREADABLE as error:
                 raise Unstackable(f"The body is no request with tensors: {error!r}") from error
         row = row_of(input_)
         if row.keys() == {_BODY}:
@@ -204,8 +199,7 @@ class StackedResults:
     """The arrays that a handler returned for all rows of a batch.
 
     Args:
-        arrays: By output; the empty name is that of an output without one. Their first dimension
-            counts rows.
+        arrays: By output, or an empty name. Their first dimension counts rows.
         dim: The dimension that counted rows in the handler's arrays.
     """
 
@@ -217,7 +211,7 @@ class StackedResults:
         return len(next(iter(self._arrays.values())))
 
     def plain_row(self, place: int) -> Any:
-        """Return the result of one row as numbers and lists, without a dimension for the batch."""
+        """Return the result of one row as numbers and lists."""
         values = {
             name: array[place : place + 1].tolist()[0] for name, array in self._arrays.items()
         }
@@ -232,7 +226,7 @@ class StackedResults:
         return values.get("", values)
 
     def outputs(self, start: int, count: int, name: str) -> list[Output]:
-        """Return the outputs of rows of one request; ``name`` is that of an output without one."""
+        """Return the outputs of rows of one request."""
         found = []
         for own, array in self._arrays.items():
             _, (output,) = outputs_of(array[start : start + count], own or name)

@@ -8,6 +8,7 @@ with the line, and the buffers. The frontend has checked it.
 """
 
 import json
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,6 +32,9 @@ IN_BODY = "in_body"
 
 Json = dict[str, Any]
 
+#: What reading a request as a part raises if it is none: a client may send a body of this type.
+UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, RecursionError, struct.error)
+
 _ALIGNMENT = 64
 _MAX_NAME = 80  # in a message
 _MAX_NUMBER = 20
@@ -41,7 +45,7 @@ class WantedOutputs:
     """The outputs that a request asks for.
 
     Attributes:
-        names: Each name, and whether it is sent as bytes; empty if all outputs are asked for.
+        names: Each name, and whether it is sent as bytes; empty for all outputs.
         is_binary: Whether outputs that are not named are sent as bytes.
     """
 
@@ -70,10 +74,7 @@ def _flag(members: Json, name: str, *, default: bool) -> bool:
 def buffers_behind(inputs: Sequence[Json], body: Buffer, at: int) -> list[memoryview | None]:
     """Return the bytes of each input in a body; None for an input whose data is in the JSON.
 
-    Args:
-        inputs: As in a request that `checks.check_request` accepts.
-        body: The JSON and the buffers.
-        at: Where the JSON ends.
+    `checks.check_request` has accepted the inputs; ``at`` is where the JSON ends.
 
     Raises:
         UnusableTensor: The sizes are not those of the buffers.
@@ -137,13 +138,9 @@ def binary_inputs(inputs: Sequence[Json], body: Buffer, at: int) -> list[BinaryI
 def unpack_request(body: Buffer) -> tuple[Json, list[BinaryInput]]:
     """Return the JSON of a request by `pack_request`, and its inputs that are bytes.
 
-    Raises:
-        ValueError: It is not such a request: a client may send a body of this type.
+    Raises one of `UNREADABLE` for anything else.
     """
     body = body if isinstance(body, bytes | bytearray) else bytes(body)
-    try:
-        at = body.index(b"\n") + 1
-        head: Json = json.loads(bytes(body[:at]))
-        return head, binary_inputs(head["inputs"], body, at)
-    except (KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(f"no request with tensors: {error!r}") from error
+    at = body.index(b"\n") + 1
+    head: Json = json.loads(bytes(body[:at]))
+    return head, binary_inputs(head["inputs"], body, at)
