@@ -20,7 +20,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -35,15 +35,12 @@ from marserve.backend.protocol import (
     Input,
     Load,
     Loaded,
-    Predict,
     Prediction,
     Profile,
     Profiled,
     Reply,
-    SetThreads,
 )
 from marserve.backend.service import Service
-from marserve.backend.torch_threads import change_threads
 
 logger = logging.getLogger(__name__)
 _handler_logger = logging.getLogger(HANDLER_LOG)
@@ -68,24 +65,14 @@ def take_terminal() -> None:
     sys.stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
 
 
-def serve_debugged(connection: FrontendConnection, load: Load, server: int) -> None:
-    """Answer batches until the frontend closes the connection; ``server`` is its process id."""
+def debug(connection: FrontendConnection, load: Load, server: int) -> "DebuggedModel":
+    """Load a model to debug it; ``server`` is the process id of the server."""
     model = DebuggedModel(load, lambda _number, _frame: os.kill(server, signal.SIGTERM))
     model.refresh()
     # The handler may get an end_sequence later.
     connection.send(Loaded(ends_sequences=bool(load.sequence_headers)))
     print(_instructions(load), file=sys.stderr)  # noqa: T201 - to the author
-    while (message := connection.receive_work()) is not None:
-        model.refresh()
-        send = functools.partial(connection.reply, message.number)
-        if isinstance(message, Profile):
-            send(Profiled(note="a handler that is debugged is not profiled"))
-        elif isinstance(message, EndSequence):
-            send(model.end_sequence(message))
-        elif isinstance(message, SetThreads):
-            send(change_threads(message))
-        else:
-            send(model.predict(message, send))
+    return model
 
 
 class DebuggedModel:
@@ -116,21 +103,28 @@ class DebuggedModel:
         self._load_model()
         self._note_modules()
 
-    def predict(self, batch: Predict, send: Send) -> Reply:
+    def profile_once(self, _profile: Profile) -> Profiled:
+        """Refuse to profile."""
+        return Profiled(note="a handler that is debugged is not profiled")
+
+    def predict(
+        self, inputs: Sequence[Input], send: Send, run_as: int = 0, rows: Sequence[int] = ()
+    ) -> Reply:
         """Run the handler; a failure is an answer with the traceback.
 
         The frontend would split a failed batch, and reach the breakpoint again.
         """
-        service = self._service
+        self.refresh()
+        service, count = self._service, sum(rows) or len(inputs)
         if service is None:
             assert self._refusal is not None
-            return Reply(predictions=[self._refusal] * batch.count)
+            return Reply(predictions=[self._refusal] * count)
         with self._interruptible():
             try:
                 if self._loop is None:
-                    reply = service.predict(batch.inputs, send, batch.run_as, batch.rows)
+                    reply = service.predict(inputs, send, run_as, rows)
                 else:
-                    reply = _finished(self._loop, service, batch.inputs[0], send)
+                    reply = _finished(self._loop, service, inputs[0], send)
             except (KeyboardInterrupt, SystemExit) as error:
                 reply = failure_reply(error, service.context)
         self._note_modules()
@@ -138,13 +132,14 @@ class DebuggedModel:
             return reply
         answer = self._handler_log.answer(reply.code, reply.message)
         return Reply(
-            predictions=[answer] * batch.count,
+            predictions=[answer] * count,
             metrics=reply.metrics,
             poisoned=reply.poisoned,
         )
 
     def end_sequence(self, end: EndSequence) -> Reply:
-        """Call the handler's hook for the end of a sequence."""
+        """Call the handler at the end of a sequence."""
+        self.refresh()
         service = self._service
         if service is None:
             return Reply()

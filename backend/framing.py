@@ -276,11 +276,7 @@ def _decode_call(meta: Any, bodies: _Bodies) -> Call:
 
 def _decode_call_reply(meta: Any, bodies: _Bodies) -> CallReply:
     number, status, type_, message, retry_after, answer = meta
-    prediction = None
-    if answer is not None:
-        length, code, reason, headers = answer
-        body = bytes(bodies.take(length))
-        prediction = Prediction(body, int(code), str(reason), dict(headers))
+    prediction = None if answer is None else _predictions([answer], bodies)[0]
     seconds = None if retry_after is None else int(retry_after)
     return CallReply(int(number), prediction, int(status), str(type_), str(message), seconds)
 
@@ -421,18 +417,6 @@ class Decoder:
         self._store = bytearray(_SCRATCH_BYTES)
         self._filled = 0
         return [decode(memoryview(store)[LENGTH_BYTES:], store)]
-
-    def feed(self, data: Buffer) -> list[Message]:
-        """Copy ``data`` in and return the messages that are complete."""
-        messages = []
-        remaining = memoryview(data)
-        while remaining:
-            free = self.buffer
-            count = min(len(free), len(remaining))
-            free[:count] = remaining[:count]
-            remaining = remaining[count:]
-            messages += self.received(count)
-        return messages
 
     def _end_of_frame(self, view: memoryview, start: int) -> int | None:
         if self._filled - start < LENGTH_BYTES:

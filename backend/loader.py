@@ -26,7 +26,7 @@ from marserve.backend.manifest import Manifest
 from marserve.backend.metrics import MetricsStore
 from marserve.backend.profiling.samples import warm_up
 from marserve.backend.protocol import Load
-from marserve.backend.service import EntryPoint, Service, Stages, concurrent_inferences
+from marserve.backend.service import EntryPoint, Service, Stages
 from marserve.backend.tensors.checks import DECLARATION, is_declaration
 from marserve.backend.tensors.stacking import Stacking
 
@@ -91,7 +91,7 @@ def load_service(load: Load, run: Run | None = None) -> Service:
     )
     warm_up(load, service)
     may_overlap = hasattr(handler.instance, "overlap_obstacle")
-    if service.stages is None and may_overlap and concurrent_inferences(handler.instance) > 1:
+    if service.stages is None and may_overlap and handler.instance.concurrent_inferences() > 1:
         logger.info(
             "Each batch has all devices to itself: with overlapStages: true in model-config.yaml "
             "the next one would follow it."

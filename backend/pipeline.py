@@ -4,9 +4,9 @@
     main thread   inference: CUDA contexts and the thread pools of torch belong to one thread
     thread        postprocess, encode the answers, reply
 
-A model on several devices takes `concurrent_inferences` batches at a time: ``inference`` then runs
-in that many threads and one more, so that the first device does not wait while a result travels
-back (1.03 to 1.11 times the throughput). Replies leave in the order of the batches.
+A model on several devices processes several batches at a time: ``inference`` then runs in one more
+thread than that, so that the first device does not wait while a result travels back (1.03 to 1.11
+times the throughput). Replies leave in the order of the batches.
 
 At most one batch waits between two stages. The worker asks for each batch when it is needed
 (`_Pace`), because requests in the queue of the frontend can still be joined, overtaken or refused.
@@ -29,7 +29,7 @@ from typing import Any
 from marserve.backend.batch_run import BatchRun, failure_reply, without_padding
 from marserve.backend.connection import FrontendConnection
 from marserve.backend.protocol import NextBatch, Piece, Predict, ProtocolError, Reply
-from marserve.backend.service import Service, Stages, concurrent_inferences
+from marserve.backend.service import Service, Stages
 
 _ROUND_TRIP_SECONDS = 0.002  # to the frontend and back; a tenth of that on an idle machine
 _SAFETY = 1.2
@@ -149,7 +149,7 @@ class _Loop:
         self._connection = connection
         self._service = service
         self._stages = stages
-        inferences = concurrent_inferences(stages)
+        inferences = stages.concurrent_inferences()
         #: Threads that call the model; with one, it is the main thread.
         self._threads = inferences + 1 if inferences > 1 else 1
         #: Batches in the model and the last stage, in order.

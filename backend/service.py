@@ -39,11 +39,8 @@ class Stages(Protocol):
     def leave_stages(self, steps: Any) -> Any:
         """Return the answers of a batch after the steps of all `protocol.STAGES`."""
 
-
-def concurrent_inferences(stages: Any) -> int:
-    """Return how many batches the second stage processes at a time."""
-    method = getattr(stages, "concurrent_inferences", None)
-    return int(method()) if method is not None else 1
+    def concurrent_inferences(self) -> int:
+        """Return how many batches the second stage processes at a time."""
 
 
 def _discard(_piece: Piece) -> None:

@@ -16,10 +16,10 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import NoReturn, Self, TextIO
+from typing import TYPE_CHECKING, NoReturn, Self, TextIO
 
 from marserve.backend.connection import FrontendConnection
 from marserve.backend.errors import HandlerUnusable, load_status, sentence_of
@@ -32,11 +32,15 @@ from marserve.backend.protocol import (
     LoadFailure,
     LoadStarted,
     Profile,
+    Profiled,
     ProtocolError,
     SetThreads,
 )
-from marserve.backend.service import Service, concurrent_inferences
+from marserve.backend.service import Service
 from marserve.backend.torch_threads import change_threads, set_threads
+
+if TYPE_CHECKING:
+    from marserve.backend.debugging import DebuggedModel
 
 logger = logging.getLogger(__name__)
 
@@ -131,15 +135,16 @@ def _serve(connection: FrontendConnection, terminal_of: int = 0) -> int:
             logger.error("%s came before a model was loaded.", type(load).__name__)
             return 1
         elif terminal_of:
-            from marserve.backend.debugging import serve_debugged
+            from marserve.backend.debugging import debug
 
-            serve_debugged(connection, load, terminal_of)
+            model = debug(connection, load, terminal_of)
+            _predict(connection, model, model.profile_once)
         elif load.asynchronous:
             return _serve_concurrently(connection, load)
         elif (service := _load(connection, load)) is None:
             return 1
         elif service.stages is None:
-            _predict(connection, service, load)
+            _predict(connection, service, Measurements(load, service).profile_once)
         else:
             from marserve.backend.pipeline import serve_in_stages  # other workers need no threads
 
@@ -155,18 +160,21 @@ def _serve(connection: FrontendConnection, terminal_of: int = 0) -> int:
     return 0
 
 
-def _predict(connection: FrontendConnection, service: Service, load: Load) -> None:
-    measurements = Measurements(load, service)
+def _predict(
+    connection: FrontendConnection,
+    model: "Service | DebuggedModel",
+    profile: Callable[[Profile], Profiled],
+) -> None:
     while (message := connection.receive_work()) is not None:
         send = functools.partial(connection.reply, message.number)
         if isinstance(message, EndSequence):
-            send(service.end_sequence(message))
+            send(model.end_sequence(message))
         elif isinstance(message, Profile):
-            send(measurements.profile_once(message))
+            send(profile(message))
         elif isinstance(message, SetThreads):
             send(change_threads(message))
         else:
-            send(service.predict(message.inputs, send, message.run_as, message.rows))
+            send(model.predict(message.inputs, send, message.run_as, message.rows))
 
 
 def _serve_concurrently(connection: FrontendConnection, load: Load) -> int:
@@ -221,7 +229,7 @@ def _load(connection: FrontendConnection, load: Load, run: Run | None = None) ->
         return None
     loaded.metrics = service.take_metrics()
     if service.stages is not None:
-        loaded.overlaps = concurrent_inferences(service.stages)
+        loaded.overlaps = service.stages.concurrent_inferences()
     loaded.ends_sequences = bool(load.sequence_headers) and service.ends_sequences
     loaded.tensors = service.tensors
     if service.context.describe_compiled is not None:

@@ -17,7 +17,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from marserve.backend.framing import Decoder, encode
+from fed_decoder import Decoder
+
+from marserve.backend.framing import encode
 from marserve.backend.protocol import (
     CallReply,
     Input,

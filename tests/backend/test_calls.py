@@ -7,11 +7,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from fed_decoder import Decoder
 
 from marserve.backend.async_worker import new_loop, serve_concurrently
 from marserve.backend.calls import headers_and_parts
 from marserve.backend.context import Context
-from marserve.backend.framing import Decoder, encode
+from marserve.backend.framing import encode
 from marserve.backend.model_answers import ModelAnswer, ModelCallFailed
 from marserve.backend.protocol import (
     Call,

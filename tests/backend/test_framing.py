@@ -5,10 +5,11 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
+from fed_decoder import Decoder
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from marserve.backend.framing import VERSION, Decoder, encode
+from marserve.backend.framing import VERSION, encode
 from marserve.backend.protocol import (
     BatchCost,
     Call,

@@ -406,6 +406,8 @@ STAGED = (
     + """
     def overlap_obstacle(self):
         return "" if self.name == "kitten" else "its name is " + self.name
+    def concurrent_inferences(self):
+        return 1
 """
 )
 

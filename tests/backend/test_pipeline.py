@@ -13,11 +13,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from fed_decoder import Decoder
 
 from marserve.backend.connection import FrontendConnection
 from marserve.backend.context import Context
 from marserve.backend.errors import PredictionException
-from marserve.backend.framing import Decoder, encode
+from marserve.backend.framing import encode
 from marserve.backend.metrics import MetricsStore
 from marserve.backend.pipeline import _Pace, serve_in_stages
 from marserve.backend.protocol import (

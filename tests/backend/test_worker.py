@@ -5,12 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fed_decoder import Decoder
 
 from marserve.backend import worker
 from marserve.backend.async_worker import new_loop, serve_concurrently
 from marserve.backend.connection import FrontendConnection
 from marserve.backend.context import Context
-from marserve.backend.framing import Decoder, encode
+from marserve.backend.framing import encode
 from marserve.backend.protocol import (
     Input,
     Load,

@@ -4,9 +4,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fed_decoder import Decoder
 
 from marserve.backend.conversion import Conversion
-from marserve.backend.framing import Decoder, encode
+from marserve.backend.framing import encode
 from marserve.backend.protocol import TENSORS_TYPE, Input, Part, Predict
 from marserve.backend.tensors.stacking import Stacking, stacked_results
 from marserve.backend.tensors.wire import SIZE, pack_request

@@ -2,10 +2,11 @@
 
 from typing import Any
 
+from fed_decoder import Decoder
 from fuzz.choices import Choices
 from fuzz.limits import Limits
 
-from marserve.backend.framing import Decoder, encode
+from marserve.backend.framing import encode
 from marserve.backend.protocol import (
     BatchCost,
     Call,

@@ -2,9 +2,10 @@
 
 from typing import Any
 
+from fed_decoder import Decoder
 from fuzz.limits import Limits
 
-from marserve.backend.framing import Decoder, encode
+from marserve.backend.framing import encode
 from marserve.backend.protocol import Message, ProtocolError
 
 LIMITS = Limits(calls=2_000, calls_per_byte=20)
