@@ -75,8 +75,7 @@ from marserve.frontend.workflows.registrar import WorkflowRegistrar
 from marserve.frontend.workflows.workflow import WorkflowRegistry
 
 if TYPE_CHECKING:
-    from marserve.frontend.grpc.endpoints import GrpcListener
-    from marserve.frontend.grpc.identity import TlsIdentity
+    from marserve.frontend.grpc.endpoints import GrpcListener, TlsIdentity
     from marserve.frontend.http.listeners import BoundListener
 
 logger = logging.getLogger(__name__)
@@ -327,8 +326,7 @@ class Server:
             return ()
         try:
             # Here, because it costs memory and time, and may not be installed.
-            from marserve.frontend.grpc.endpoints import GrpcEndpoints
-            from marserve.frontend.grpc.identity import TlsIdentity
+            from marserve.frontend.grpc.endpoints import GrpcEndpoints, TlsIdentity
         except ImportError as error:
             is_wanted = config.platform.setup.grpc_inference or any(
                 "grpc" in name for name in config.texts

@@ -18,7 +18,7 @@ from marserve.frontend.configuration.model_schema import MAX_WORKERS
 from marserve.frontend.errors import CyclicCall, ServerBusy
 from marserve.frontend.grpc import statuses, tensor_messages
 from marserve.frontend.http import protocol
-from marserve.frontend.rest import model_parameters
+from marserve.frontend.rest import parameters
 from marserve.frontend.serving.model_calls import MAX_DEPTH
 from marserve.frontend.serving.stateful import model_sequences
 from marserve.frontend.workers.calls import MAX_CALLS
@@ -48,7 +48,7 @@ FIXED = {
     "the id of a sequence": [model_sequences._MAX_ID_CHARACTERS, _MAX_REMEMBERED],
     "the request line": [protocol._MAX_HEAD_BYTES],
     "a connection without": [protocol.IDLE_SECONDS],
-    "the JSON": [model_parameters._MAX_JSON_BYTES],
+    "the JSON": [parameters._MAX_JSON_BYTES],
     "the tensors": [tensor_messages._MAX_MEMBERS],
     "the text of a gRPC": [statuses._MAX_TEXT_BYTES],
     "the name of a model": [manifest._MAX_SEGMENT_BYTES],

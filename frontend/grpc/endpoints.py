@@ -21,19 +21,20 @@ grpc has no timeout for a client that is connected but does not read its answer.
 one message in memory until its deadline or the end of its connection.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
+from typing import Any
 
 import grpc
 
 from marserve.frontend.aio.background import BackgroundTasks
-from marserve.frontend.configuration.addresses import Address
+from marserve.frontend.configuration.addresses import Address, TlsFiles
 from marserve.frontend.configuration.config import Config
+from marserve.frontend.configuration.tls import identity_pem
 from marserve.frontend.grpc.call_limits import WINDOW_BYTES, Limits
 from marserve.frontend.grpc.calls import CallRouter, Service
 from marserve.frontend.grpc.health import health_service
-from marserve.frontend.grpc.identity import TlsIdentity
 from marserve.frontend.grpc.inference import inference_service
 from marserve.frontend.grpc.management import management_service
 from marserve.frontend.grpc.open_inference import open_inference_services, repository_service
@@ -54,6 +55,39 @@ _COMPRESSIONS = {
     "deflate": grpc.Compression.Deflate,
     "gzip": grpc.Compression.Gzip,
 }
+
+
+class TlsIdentity:
+    """Key and certificates of the server; making it reads them, or raises ConfigError."""
+
+    def __init__(self, files: TlsFiles) -> None:
+        self._files = files
+        self._current = self._read()
+
+    def reload(self) -> None:
+        """Read the files again, for connections to come; with a ConfigError the old ones stay."""
+        if self._files.are_configured:
+            self._current = self._read()
+
+    def credentials(self) -> grpc.ServerCredentials:
+        """Return the credentials of a listener."""
+        return grpc.dynamic_ssl_server_credentials(self._current, self._news())
+
+    def _news(self) -> Callable[[], Any]:
+        """Return the function that grpc calls at each handshake; it returns new files, or None."""
+        known = self._current
+
+        def fetch() -> Any:
+            nonlocal known
+            if known is self._current:
+                return None
+            known = self._current
+            return known
+
+        return fetch
+
+    def _read(self) -> Any:
+        return grpc.ssl_server_certificate_configuration([identity_pem(self._files)])
 
 
 @dataclass

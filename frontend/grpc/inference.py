@@ -31,9 +31,8 @@ from marserve.frontend.errors import (
 )
 from marserve.frontend.grpc.calls import Call, Service
 from marserve.frontend.grpc.messages import Answers, Message, load_proto
-from marserve.frontend.grpc.request_streams import RequestStream
+from marserve.frontend.grpc.request_streams import StreamSequences, answer_stream
 from marserve.frontend.grpc.statuses import Failure, failure_of, number_of, sendable
-from marserve.frontend.grpc.stream_sequences import StreamSequences
 from marserve.frontend.operations.predictions import predict
 from marserve.frontend.operations.workflows import run_workflow
 from marserve.frontend.serving.predict_request import PredictRequest
@@ -47,9 +46,6 @@ _INFERENCE = load_proto("inference.proto")
 _Response = _INFERENCE.messages.PredictionResponse
 _Health = _INFERENCE.messages.TorchServeHealthResponse
 _ErrorInfo = load_proto("google/rpc/error_details.proto").messages.ErrorInfo
-
-# Requests of one stream that are not answered, or whose answers the client has not read.
-_MAX_UNDER_WAY = 64
 
 
 class ParameterMissing(BadRequest, status=400, wire_type="BadRequestException"):
@@ -106,18 +102,12 @@ class _Inference:
             async for message in messages:
                 yield message
 
-    async def stream_predictions2(self, requests: AsyncIterator[Message], call: Call) -> Answers:
+    def stream_predictions2(self, requests: AsyncIterator[Message], call: Call) -> Answers:
         """Answer each request of a stream by messages, or by a message with an error.
 
-        Requests are submitted in their order, and do not wait for each other. When a client breaks
-        the stream off, the sequences of its requests end.
+        Requests are submitted in their order, and do not wait for each other.
         """
-        async with StreamSequences() as used:
-            answers = partial(self._answers, call=call, used=used)
-            stream = RequestStream(answers, requests, _MAX_UNDER_WAY)
-            async with aclosing(stream.answers()) as messages:
-                async for message in messages:
-                    yield message
+        return answer_stream(partial(self._answers, call=call), requests)
 
     async def _answers(self, request: Message, call: Call, used: StreamSequences) -> Answers:
         """Send the answers to one request of a stream, and add its sequence to those ``used``."""
@@ -147,7 +137,7 @@ class _Inference:
             if name not in self.workflows or request.model_version:
                 raise
             return await run_workflow(self.workflows.find(name), predict_request)
-        return await predict(model, predict_request, self.long_work.run)
+        return await predict(model, predict_request, self.long_work)
 
     def _read(self, request: Message, call: Call) -> PredictRequest:
         if not request.model_name:

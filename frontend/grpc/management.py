@@ -5,7 +5,7 @@ from typing import Any
 
 from marserve.backend.protocol import Input
 from marserve.frontend.documents import json_text
-from marserve.frontend.errors import BadRequest, ServeError
+from marserve.frontend.errors import BadRequest
 from marserve.frontend.grpc.calls import Call, Service
 from marserve.frontend.grpc.messages import Message, load_proto
 from marserve.frontend.operations.management import MAX_LISTED, ModelManagement, Outcome
@@ -18,10 +18,6 @@ _NUMBERS = (
     *("batch_size", "initial_workers", "max_batch_delay", "response_timeout", "startup_timeout"),
 )
 _TEXTS = ("handler", "model_name", "runtime", "url")
-
-
-class _ModelApiDisabled(ServeError, status=403, wire_type="ModelException"):
-    pass
 
 
 def management_service(operations: ModelManagement) -> Service:
@@ -47,7 +43,7 @@ class _Management:
 
     async def register_model(self, request: Message, _call: Call) -> Message:
         """Unlike POST /models, it is asynchronous by default."""
-        self._check_model_api()
+        self.operations.check_model_api()
         given: dict[str, Any] = {
             "synchronous": request.synchronous,
             "s3_sse_kms": request.s3_sse_kms,
@@ -76,15 +72,11 @@ class _Management:
         return _sentence(await changed)
 
     async def unregister_model(self, request: Message, _call: Call) -> Message:
-        self._check_model_api()
+        self.operations.check_model_api()
         if not request.model_name:
             raise BadRequest("Parameter url is required.")  # TorchServe's message
         version = request.model_version or None
         return _sentence(await self.operations.unregister(request.model_name, version))
-
-    def _check_model_api(self) -> None:
-        if not self.operations.model_api:
-            raise _ModelApiDisabled("Model API disabled")
 
 
 def _document(document: object) -> Message:

@@ -27,9 +27,8 @@ from marserve.frontend.errors import ServeError
 from marserve.frontend.grpc.calls import Call, Service
 from marserve.frontend.grpc.inference import ParameterMissing, failure_of_prediction
 from marserve.frontend.grpc.messages import Answers, Message, load_proto
-from marserve.frontend.grpc.request_streams import RequestStream
+from marserve.frontend.grpc.request_streams import StreamSequences, answer_stream
 from marserve.frontend.grpc.statuses import Failure, failure_of, sendable
-from marserve.frontend.grpc.stream_sequences import StreamSequences
 from marserve.frontend.grpc.tensor_messages import parameters_of, read_request, write_answer
 from marserve.frontend.operations.open_inference import InferRequest, asked_model, input_of
 from marserve.frontend.operations.open_inference_answers import (
@@ -42,6 +41,7 @@ from marserve.frontend.operations.open_inference_models import OpenInferenceMode
 from marserve.frontend.operations.tensor_rows import TensorRows
 from marserve.frontend.serving.model_version import ModelVersion
 from marserve.frontend.serving.predict_request import PredictRequest, Ticket
+from marserve.frontend.serving.readiness import is_ready, is_server_ready
 from marserve.frontend.serving.registry import ModelRegistry
 from marserve.frontend.serving.request_ids import new_request_id
 from marserve.frontend.serving.stateful.model_sequences import SequenceHeaders
@@ -49,8 +49,6 @@ from marserve.frontend.serving.stateful.model_sequences import SequenceHeaders
 _FILE = "open_inference.proto"
 _SERVICE = "GRPCInferenceService"
 _TORCHSERVES = "org.pytorch.serve.grpc.openinference"
-# Requests of one stream that are not answered, or whose answers the client has not read.
-_MAX_UNDER_WAY = 64
 _FINAL = "triton_final_response"
 _WANTS_FINAL = "triton_enable_empty_final_response"
 
@@ -108,7 +106,7 @@ class _Health:
 
     async def server_ready(self, _request: Message, _call: Call) -> Message:
         """Always true in TorchServe."""
-        return self.messages.ServerReadyResponse(ready=self.models.is_server_ready())
+        return self.messages.ServerReadyResponse(ready=is_server_ready(self.models.registry))
 
     async def server_metadata(self, _request: Message, _call: Call) -> Message:
         return ParseDict(self.models.server_metadata(), self.messages.ServerMetadataResponse())
@@ -118,40 +116,25 @@ class _Health:
         return ParseDict({"models": index}, self.messages.RepositoryIndexResponse())
 
     async def repository_model_load(self, request: Message, _call: Call) -> Message:
-        self._check_model_api()
         await self.models.load(request.model_name, parameters_of(request.parameters))
         return self.messages.RepositoryModelLoadResponse()
 
     async def repository_model_unload(self, request: Message, _call: Call) -> Message:
-        self._check_model_api()
         await self.models.unload(request.model_name)
         return self.messages.RepositoryModelUnloadResponse()
-
-    def _check_model_api(self) -> None:
-        management = self.models.management
-        if management is not None and not management.model_api:
-            raise ServeError("Model API disabled", status=403)
 
 
 class _Repository(_Health):
     async def _refuse(self, _request: Message, _call: Call) -> Message:
-        raise _NotHere
+        raise ServeError(
+            "This address loads and unloads models; use the inference address.", status=501
+        )
 
     model_ready = model_metadata = model_infer = model_config = model_statistics = _refuse
 
     async def model_stream_infer(self, requests: AsyncIterator[Message], call: Call) -> Answers:
         async for request in requests:
             yield await self._refuse(request, call)
-
-
-class _NotHere(ServeError, status=501):
-    def __init__(self) -> None:
-        super().__init__("This address loads and unloads models; use the inference address.")
-
-
-class _Decoupled(ServeError, status=501):
-    def __init__(self, name: str) -> None:
-        super().__init__(f"Model {name} answers with a stream; use ModelStreamInfer.")
 
 
 class _Asked(NamedTuple):
@@ -177,8 +160,9 @@ class _OpenInference(_Health):
 
     async def model_ready(self, request: Message, _call: Call) -> Message:
         _require(request.name, "name")
-        ready = self.models.is_model_ready(request.name, request.version or None)
-        return self.messages.ModelReadyResponse(ready=ready)
+        registry = self.models.registry
+        model = registry.find(request.name, request.version or None)
+        return self.messages.ModelReadyResponse(ready=is_ready(registry, model))
 
     async def model_metadata(self, request: Message, _call: Call) -> Message:
         _require(request.name, "model_name")
@@ -202,18 +186,13 @@ class _OpenInference(_Health):
                 raise _InferenceFailed(error) from error
             raise
 
-    async def model_stream_infer(self, requests: AsyncIterator[Message], call: Call) -> Answers:
+    def model_stream_infer(self, requests: AsyncIterator[Message], call: Call) -> Answers:
         """Answer each request of a stream: a message for each piece of the answer, or an error.
 
-        Requests are submitted in their order, and do not wait for each other. When a client breaks
-        the stream off, the sequences of its requests end.
+        Requests are submitted in their order, and do not wait for each other.
         """
-        async with StreamSequences() as used:
-            answers = partial(self._answers, call=call, order=asyncio.Lock(), used=used)
-            stream = RequestStream(answers, requests, _MAX_UNDER_WAY)
-            async with aclosing(stream.answers()) as messages:
-                async for message in messages:
-                    yield message
+        answers = partial(self._answers, call=call, order=asyncio.Lock())
+        return answer_stream(answers, requests)
 
     async def _infer(self, message: Message, call: Call) -> Message:
         asked = await self._read(message, call)
@@ -221,7 +200,9 @@ class _OpenInference(_Health):
         answer = await self._predict(asked)
         if isinstance(answer, Stream):
             answer.close()
-            raise _Decoupled(model.name)
+            raise ServeError(
+                f"Model {model.name} answers with a stream; use ModelStreamInfer.", status=501
+            )
         return await self._written(answer, model, request)
 
     async def _predict(

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from grpc import StatusCode
 
-from marserve.frontend.errors import ServeError
+from marserve.frontend.errors import MethodNotAllowed, ServeError
 
 #: By HTTP status, as TorchServe translates it.
 _CODES = {
@@ -49,8 +49,6 @@ _PACKAGES = {
     "WorkflowNotFoundException": "archive.workflow",
     "WorkerInitializationException": "wlm",
 }
-
-
 # Clients accept 8 KiB of metadata, which contain the text; each byte may be encoded as three.
 _MAX_TEXT_BYTES = 2048
 
@@ -80,8 +78,14 @@ def sendable(text: str) -> str:
     return data[:_MAX_TEXT_BYTES].decode("utf-8", "ignore") + "..."
 
 
+class _ModelApiDisabled(ServeError, status=403, wire_type="ModelException"):
+    pass
+
+
 def failure_of(error: ServeError) -> Failure:
     """Return the status of an error."""
+    if isinstance(error, MethodNotAllowed):  # only of a model API that is disabled
+        error = _ModelApiDisabled("Model API disabled")
     package = _PACKAGES.get(error.wire_type, "http")
     reason = f"org.pytorch.serve.{package}.{error.wire_type}"
     return Failure(code_of(error.status), error.message, reason)

@@ -107,7 +107,7 @@ def _stays(raw: web.BaseRequest, connection: Connection) -> bool:
     """Return whether the connection may stay open although the request asked for an upgrade."""
     if "upgrade" not in raw.headers:
         return True
-    return connection.decline_upgrade(raw.content.total_bytes if raw.body_exists else 0)
+    return connection.heads.decline_upgrade(raw.content.total_bytes if raw.body_exists else 0)
 
 
 class _Written(web.StreamResponse):

@@ -76,7 +76,7 @@ class Connection(ClientConnection):
         self._make_aiohttp_protocol = make_aiohttp_protocol
         if not fast_path:
             self._has_fast_path = False
-        self._heads = Heads()
+        self.heads = Heads()
         #: Since when a head with a deadline is due; None while none is.
         self._head_since: float | None = None
         self._head_timer: asyncio.TimerHandle | None = None
@@ -161,7 +161,7 @@ class Connection(ClientConnection):
     @property
     def is_busy(self) -> bool:
         """Whether a request has arrived that is not answered yet."""
-        return self._request is not None or self._is_handling or self._heads.count > self._answered
+        return self._request is not None or self._is_handling or self.heads.count > self._answered
 
     def end(self) -> None:
         """Close the connection, at once or when the current request is answered."""
@@ -196,7 +196,7 @@ class Connection(ClientConnection):
 
         aiohttp's answer to garbage depends on the pieces in which they arrived.
         """
-        self._heads.start()
+        self.heads.start()
         self._aiohttp = self._make_aiohttp_protocol()
         self._aiohttp.connection_made(cast("asyncio.Transport", _AiohttpTransport(self)))
         for piece in pieces:
@@ -205,7 +205,7 @@ class Connection(ClientConnection):
     def _pass_on(self, data: bytes) -> None:
         if self._aiohttp is None:  # the connection is closed
             return
-        heads = self._heads
+        heads = self.heads
         heads.feed(data)
         if heads.is_in_head or not heads.is_readable:
             self._expect_head()
@@ -222,12 +222,8 @@ class Connection(ClientConnection):
         self.release()
         self._is_handling = False
         self._answered += 1
-        if not self._heads.is_readable:
+        if not self.heads.is_readable:
             self._head_since = self._loop.time()
-
-    def decline_upgrade(self, body_bytes: int) -> bool:
-        """Continue after a request that asked for an upgrade; return whether that is possible."""
-        return self._heads.decline_upgrade(body_bytes)
 
     def refuse_unreadable(self) -> None:
         """Answer a request that aiohttp could not parse, and close the connection."""

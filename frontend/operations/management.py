@@ -21,8 +21,7 @@ from marserve.frontend.operations.model_parameters import (
     read_registration,
     read_worker_limits,
     refuse_unintended_scaling,
-    unread_in_change,
-    unread_in_registration,
+    unread_parameters,
 )
 from marserve.frontend.operations.parameters import Parameters
 from marserve.frontend.registration.model_changes import ModelChanges, Registration
@@ -107,7 +106,8 @@ class ModelManagement:
         """Register a version of a model; parameters have TorchServe's names."""
         self.check_model_api()
         registration = read_registration(parameters)
-        unread = _logged(unread_in_registration(parameters), f"Registration of {registration.url}")
+        found = unread_parameters(parameters, is_registration=True)
+        unread = _logged(found, f"Registration of {registration.url}")
         model = await self.manager.register(registration)
         outcome = _registered(model, registration)
         warnings = [*unread, *model.settings.warnings]
@@ -122,7 +122,8 @@ class ModelManagement:
 
         A ``synchronous`` client waits for the workers.
         """
-        unread = _logged(unread_in_change(parameters), f"Change of {name}")
+        found = unread_parameters(parameters, is_registration=False)
+        unread = _logged(found, f"Change of {name}")
         outcome = await self._change(name, version, parameters, synchronous=synchronous)
         return outcome._replace(warnings=unread)
 

@@ -112,19 +112,9 @@ def refuse_unintended_scaling(parameters: Parameters) -> None:
             raise BadRequest(f"{name} counts when a model is registered, and not later.")
 
 
-def unread_in_registration(parameters: Parameters) -> Sequence[str]:
-    """Return a sentence for each parameter of a registration that is not read."""
-    return _unread(parameters, REGISTERED, _OF_REGISTRATIONS)
-
-
-def unread_in_change(parameters: Parameters) -> Sequence[str]:
-    """Return a sentence for each parameter of a change that is not read."""
-    return _unread(parameters, LIVE, _OF_CHANGES)
-
-
-def _unread(
-    parameters: Parameters, rows: Sequence[Setting], others: Sequence[str]
-) -> Sequence[str]:
+def unread_parameters(parameters: Parameters, *, is_registration: bool) -> Sequence[str]:
+    """Return a sentence for each parameter of a registration, or of a change, that is not read."""
+    rows, others = (REGISTERED, _OF_REGISTRATIONS) if is_registration else (LIVE, _OF_CHANGES)
     known = [*others, *(name for row in rows for name in row.parameters)]
     read = {*known, *(name for row in rows for name in _names(row))}
     unread = sorted(parameters.names - read)[:_MAX_TOLD]

@@ -24,7 +24,7 @@ from marserve.frontend.errors import BadRequest, ModelNotFound
 from marserve.frontend.operations.management import ModelManagement
 from marserve.frontend.operations.parameters import Parameters
 from marserve.frontend.serving.model_version import ModelVersion
-from marserve.frontend.serving.readiness import is_ready, is_server_ready
+from marserve.frontend.serving.readiness import is_ready
 from marserve.frontend.serving.registry import ModelRegistry
 from marserve.frontend.version import __version__
 
@@ -52,14 +52,6 @@ class OpenInferenceModels:
     def server_metadata(self) -> Json:
         """Return the name, version and extensions of the server."""
         return {"name": NAME, "version": __version__, "extensions": list(_EXTENSIONS)}
-
-    def is_server_ready(self) -> bool:
-        """Return whether every model can answer now."""
-        return is_server_ready(self.registry)
-
-    def is_model_ready(self, name: str, version: str | None) -> bool:
-        """Return whether a model can answer now."""
-        return is_ready(self.registry, self.registry.find(name, version))
 
     def metadata(self, name: str, version: str | None) -> Json:
         """Return the versions of a model, and the tensors that it declares."""

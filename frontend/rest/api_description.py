@@ -2,7 +2,7 @@
 
 The operations are in openapi/*.yaml, one file per listener. References to shared parameters,
 answers and bodies are resolved, because clients are generated from documents of that form.
-``$settings`` is replaced by the settings of models (`model_parameters`), and ``$parameters`` by the
+``$settings`` is replaced by the settings of models, and ``$parameters`` by the
 parameters of a query as members of an object. Documents share their parts, so they must not be
 changed.
 """
@@ -18,15 +18,16 @@ from urllib.parse import quote
 
 import yaml
 
+from marserve.frontend.configuration.model_schema import BATCHING, LIVE, REGISTERED
+from marserve.frontend.configuration.other_servers import FOREIGN_SETTINGS
 from marserve.frontend.configuration.saved_models import SAVED
+from marserve.frontend.configuration.setting import Setting
+from marserve.frontend.configuration.setting_kinds import Json, whole
 from marserve.frontend.errors import MethodNotAllowed, RouteNotFound
 from marserve.frontend.http.requests import HttpRequest
 from marserve.frontend.http.responses import HttpResponse, json_response, text_response
 from marserve.frontend.http.router import Route
-from marserve.frontend.rest.model_parameters import described_schemas, setting_parameters
 from marserve.frontend.version import __version__
-
-Json = dict[str, Any]
 
 _FOLDER = Path(__file__).with_name("openapi")
 _SCHEMAS = "#/components/schemas/"
@@ -39,6 +40,12 @@ _LINKS = {
 }
 # Further files while the Open Inference Protocol is enabled.
 _OPEN_INFERENCE = {"Management": "repository", "Inference": "open_inference"}
+# By their names in the files of openapi/.
+_GROUPS = {
+    "batching": tuple(row for row in REGISTERED if row in (*BATCHING, *FOREIGN_SETTINGS)),
+    "others": tuple(row for row in REGISTERED if row not in (*BATCHING, *FOREIGN_SETTINGS)),
+    "live": LIVE,
+}
 _PAGE = """<!DOCTYPE html>
 <html lang="en">
 <meta charset="utf-8">
@@ -180,7 +187,7 @@ def _resolved(node: Any) -> Any:
     if "$settings" in node.get("properties", ()):
         properties = {key: of for key, of in node["properties"].items() if key != "$settings"}
         required = [*node["required"], *(row.key for row in SAVED if not row.may_be_none)]
-        node = {**node, "required": required, "properties": {**properties, **described_schemas()}}
+        node = {**node, "required": required, "properties": {**properties, **_described_schemas()}}
     reference = node.get("$ref", _SCHEMAS)
     if reference.startswith(_SCHEMAS):
         return {key: _resolved(value) for key, value in node.items()}
@@ -190,8 +197,33 @@ def _resolved(node: Any) -> Any:
 
 def _resolved_items(item: Any) -> list[Any]:
     if isinstance(item, dict) and "$settings" in item:
-        return setting_parameters(item["$settings"])
+        return _setting_parameters(item["$settings"])
     return [_resolved(item)]
+
+
+def _setting_parameters(group: str) -> list[Json]:
+    rows, is_registration = _GROUPS[group], group != "live"
+    parameters = [_parameter(row, is_registration=is_registration) for row in rows]
+    for row in rows:
+        for name in row.parameters[1:]:
+            same = f"The same as `{row.parameter}`."
+            parameters.append({**_parameter(row), "name": name, "description": same})
+    return [{**each, "required": False} for each in parameters] if is_registration else parameters
+
+
+def _described_schemas() -> dict[str, Json]:
+    return {row.key: {"description": row.help, **row.kind.schema} for row in SAVED}
+
+
+def _parameter(row: Setting, *, is_registration: bool = False) -> Json:
+    text, schema = row.help, row.kind.query_schema or row.kind.schema
+    if is_registration and row.as_configured:
+        # Numbers below the smallest useful value mean "as configured" in TorchServe.
+        numbers = ", ".join(map(str, row.as_configured))
+        text = f"{text.removesuffix('.')}; {numbers}: as configured."
+        lowest = row.as_configured[-1]
+        schema = {**whole(lowest).schema, "default": lowest}
+    return {"name": row.parameter, "in": "query", "description": text, "schema": schema}
 
 
 def _with_model(paths: Json, name: str) -> Json:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from functools import partial
+from urllib.parse import parse_qs
 
 from marserve.frontend.aio.background import BackgroundTasks
 from marserve.frontend.configuration.addresses import Address
@@ -22,7 +23,8 @@ from marserve.frontend.http.listeners import (
     TlsHandshake,
     bind_listener,
 )
-from marserve.frontend.http.responses import common_headers
+from marserve.frontend.http.requests import HttpRequest
+from marserve.frontend.http.responses import HttpResponse, common_headers, text_response
 from marserve.frontend.http.router import ANY_OTHER, Route, Router
 from marserve.frontend.operations.services import Services
 from marserve.frontend.rest.api_description import description_routes
@@ -30,14 +32,14 @@ from marserve.frontend.rest.inference import inference_routes
 from marserve.frontend.rest.kserve import kserve_platform_routes, kserve_routes
 from marserve.frontend.rest.loggers import logger_routes
 from marserve.frontend.rest.management import management_routes
-from marserve.frontend.rest.metrics import metrics_routes
 from marserve.frontend.rest.open_inference import repository_routes
 from marserve.frontend.rest.shared_routes import shared_routes
 from marserve.frontend.rest.vertex import vertex_routes
 from marserve.frontend.rest.workflows import workflow_inference_routes, workflow_management_routes
 from marserve.frontend.security.guard import Guard
 from marserve.frontend.security.usage import Usage
-from marserve.frontend.telemetry.metrics import Metrics
+from marserve.frontend.telemetry.exposition import CONTENT_TYPE, render
+from marserve.frontend.telemetry.metrics import REQUEST_COUNTERS, Metrics
 from marserve.frontend.telemetry.series import WatchedGauge
 
 # For connections that still write when every request has been answered.
@@ -172,6 +174,20 @@ class HttpEndpoints:
             listeners=listeners,
             has_grpc=config.enable_grpc,
         )
+
+
+def metrics_routes(metrics: Metrics, *, legacy: bool = False) -> Mapping[str, Route]:
+    """Return the route of the metrics listener; ``legacy`` omits the metrics of the log."""
+
+    def is_on_page(name: str) -> bool:
+        return not legacy or name in REQUEST_COUNTERS or name.startswith("marserve_")
+
+    async def show(request: HttpRequest) -> HttpResponse:
+        query = parse_qs(request.target.partition("?")[2])
+        page = render(metrics.registry, query.get("name[]", ()), is_on_page)
+        return text_response(page, CONTENT_TYPE)
+
+    return {"metrics": Route(show)}
 
 
 def watch_bytes(metrics: Metrics, usages: Mapping[str, Usage]) -> None:

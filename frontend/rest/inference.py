@@ -90,16 +90,16 @@ class Predictor:
             model.check(PredictRequest(unread, request.arrived, by_version, options))
             limit = self.max_request_bytes
             input_ = await read_input(request, limit, extra, with_query=with_query)
-        run = request.connection.long_work.run
+        long_work = request.connection.long_work
         predict_request = PredictRequest(input_, request.arrived, by_version, options)
         predict_request.holding = request.connection.holding
         if convert is not None:
-            converted = await run(convert(input_, model))
+            converted = await long_work.run(convert(input_, model))
             if isinstance(converted, TensorRows):
-                joined = await predict_rows(model, predict_request, converted, run)
+                joined = await predict_rows(model, predict_request, converted, long_work)
                 return prediction_response(joined)
             predict_request.input = converted
-        return prediction_response(await predict(model, predict_request, run))
+        return prediction_response(await predict(model, predict_request, long_work))
 
     def accept(
         self, request: PlainRequest, name: str, version: str | None, extra: Extra

@@ -23,7 +23,6 @@ and, on the management listener:
 Where all of the protocol is offered, failures have its member ``error`` beside TorchServe's.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -39,7 +38,9 @@ from marserve.frontend.operations.open_inference import asked_model, input_of_bo
 from marserve.frontend.operations.open_inference_models import OpenInferenceModels
 from marserve.frontend.operations.tensor_rows import TensorRows
 from marserve.frontend.rest.inference import Predictor
+from marserve.frontend.rest.parameters import json_object
 from marserve.frontend.serving.model_version import ModelVersion
+from marserve.frontend.serving.readiness import is_ready, is_server_ready
 from marserve.frontend.serving.registry import ModelRegistry
 
 # The headers that the server adds for the handler, by verb.
@@ -85,7 +86,7 @@ class _OpenInference(Predictor):
             case [_, "health", "live"]:
                 return json_response({"live": True})
             case [_, "health", "ready"]:
-                return readiness_response({}, ready=self.models.is_server_ready())
+                return readiness_response({}, ready=is_server_ready(self.registry))
             case [_, "repository", *_]:
                 return await _repository(self.models, request)
             case [_, "models", "stats"]:
@@ -103,7 +104,7 @@ class _OpenInference(Predictor):
             case []:
                 return json_response(self.models.metadata(name, version))
             case ["ready"]:
-                ready = self.models.is_model_ready(name, version)
+                ready = is_ready(self.registry, self.registry.find(name, version))
                 return readiness_response({"name": name}, ready=ready)
             case ["config"]:
                 return json_response(self.models.config(name, version))
@@ -155,13 +156,7 @@ async def _read_document(request: HttpRequest) -> dict[str, Any]:
     body = await read_body(request, _MAX_BODY)
     if not body.strip():
         return {}
-    try:
-        document = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise BadRequest(f"The body is not JSON: {error}") from error
-    if not isinstance(document, dict):
-        raise BadRequest("The body must be a JSON object.")
-    return document
+    return json_object(body)
 
 
 def refusal(error: ServeError) -> HttpResponse:

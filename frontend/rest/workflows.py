@@ -30,8 +30,7 @@ from marserve.frontend.rest.api_description import (
     describe_workflow_inference,
     describe_workflow_management,
 )
-from marserve.frontend.rest.model_parameters import read_parameters
-from marserve.frontend.rest.parameters import query_parameters
+from marserve.frontend.rest.parameters import query_parameters, read_parameters
 from marserve.frontend.serving.predict_request import PredictRequest, Ticket
 from marserve.frontend.workflows.workflow import WorkflowRegistry
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from marserve.frontend.grpc.stream_sequences import StreamSequences
+from marserve.frontend.grpc.request_streams import StreamSequences
 
 
 class Model:

@@ -24,11 +24,11 @@ from marserve.frontend.rest.api_description import (
     describe_workflow_management,
     description_routes,
 )
+from marserve.frontend.rest.endpoints import metrics_routes
 from marserve.frontend.rest.inference import inference_routes
 from marserve.frontend.rest.kserve import kserve_routes
 from marserve.frontend.rest.loggers import logger_routes
 from marserve.frontend.rest.management import management_routes
-from marserve.frontend.rest.metrics import metrics_routes
 from marserve.frontend.rest.open_inference import repository_routes
 from marserve.frontend.rest.workflows import (
     workflow_inference_routes,
