@@ -133,11 +133,8 @@ class BaseHandler:
     def preprocess(self, data: Any) -> Any:
         """Return the requests as one tensor of shape ``(requests, …)``.
 
-        A request is a number or nested lists of numbers, itself or under ``data`` or ``body``.
-        With ``stackInputs`` the data are stacked arrays; several inputs give a dict of tensors.
-
-        Raises:
-            RefusedInputs: Requests contain something else.
+        A request is a number or nested lists of numbers; others are `RefusedInputs`. With
+        ``stackInputs`` the data are stacked arrays; several inputs give a dict of tensors.
         """
         if isinstance(data, dict):
             tensors = {
@@ -154,10 +151,7 @@ class BaseHandler:
 
     @timed
     def inference(self, data: Any, *args: Any, **kwargs: Any) -> Any:
-        """Run the model over a tensor of shape ``(requests, …)``, or over a dict of arguments.
-
-        No gradients are recorded.
-        """
+        """Run the model over a tensor of shape ``(requests, …)``, or over a dict of arguments."""
         with torch.inference_mode():
             if isinstance(data, dict):
                 return self.model(*args, **data, **kwargs)
@@ -224,10 +218,7 @@ class BaseHandler:
         BatchContext.separate(self)
 
     def enter_stages(self, data: Any, context: Context) -> Steps | None:
-        """Return the steps of a batch, one per stage; ``context`` belongs to it alone.
-
-        None if `handle` has to answer the batch while no other runs.
-        """
+        """Return the steps of a batch, one per stage; None if it has to run alone in `handle`."""
         self.context = context
         if self._is_describe() or self._is_explain() or is_profiling():
             return None

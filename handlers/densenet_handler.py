@@ -1,8 +1,4 @@
-"""Requests and answers that are tensors, as ``torch.save`` writes them.
-
-TorchServe's handler answered a batch with one element, so only batches of one worked. Here each
-request gets its row of the output; the answer to a single request keeps the batch dimension.
-"""
+"""Requests and answers that are tensors, as ``torch.save`` writes them."""
 
 import io
 from typing import Any
@@ -25,7 +21,7 @@ class DenseNetHandler(BaseHandler):
 
     @timed
     def postprocess(self, data: Any) -> list[Any]:
-        """Return the rows of the output."""
+        """Return the rows of the output; that of a single request keeps the batch dimension."""
         return [data] if len(data) == 1 else [row.clone() for row in data]
 
 

@@ -35,10 +35,7 @@ class ImageClassifier(VisionHandler):
 
     @timed
     def postprocess(self, data: Any) -> list[dict[str, float]]:
-        """Return ``{class name: probability}`` of each request's best classes.
-
-        ``data`` are logits of shape ``(requests, classes)``.
-        """
+        """Return ``{class name: probability}`` of the best classes, for logits of each request."""
         classes = min(self.topk, data.shape[1])
         best, indices = torch.topk(torch.softmax(data, dim=1), classes, dim=1)
         return map_class_to_label(best.tolist(), self.mapping, indices.tolist())

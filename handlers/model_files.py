@@ -37,11 +37,7 @@ def load_torchscript(path: str, device: Any) -> Any:
 
 
 def load_exported(path: str, device: Any) -> Any:
-    """Load a ``.pt2`` file: a program of torch.export or a package of AOTInductor.
-
-    Raises:
-        RuntimeError: The file is neither, is damaged, or was made for another torch or device.
-    """
+    """Load a ``.pt2`` file, a program of torch.export or a package of AOTInductor."""
     try:
         with zipfile.ZipFile(path) as archive:
             is_compiled = any("data/aotinductor/" in name for name in archive.namelist())
@@ -66,9 +62,6 @@ def load_state_dict(path: str, *, mapped: bool = True) -> Any:
 
     With ``mapped`` the tensors may use the pages of the mapped file, which processes share until
     they write to them. Compressed pickles and those from before torch 1.6 cannot be mapped.
-
-    Raises:
-        RuntimeError: A package that it needs is not installed.
     """
     if Path(path).suffix != ".safetensors":
         return load_pickled(path, "cpu", mapped=mapped and _is_mappable(path))
@@ -90,11 +83,7 @@ def _is_mappable(path: str) -> bool:
 
 
 def load_pickled(path: str, device: Any, *, mapped: bool = False) -> Any:
-    """Load a file of ``torch.save`` as plain data, or in full if it contains other objects.
-
-    Raises:
-        RuntimeError: It contains objects of a package that is not installed.
-    """
+    """Load a file of ``torch.save`` as plain data, or in full if it contains other objects."""
     load = functools.partial(torch.load, path, map_location=device, mmap=mapped)
     try:
         return load(weights_only=True)

@@ -23,11 +23,7 @@ class ObjectDetector(VisionHandler):
 
     @timed
     def preprocess(self, data: Any) -> Any:
-        """Return one tensor if all images have one size, else a list of tensors.
-
-        Raises:
-            RefusedInputs: Requests have no readable image.
-        """
+        """Return one tensor if all images have one size, else a list of tensors."""
         usable = self.each_usable(self._tensor_of, data)
         images = [image.to(self.device) for image in usable]
         has_same_size = len({image.shape for image in images}) == 1
@@ -35,10 +31,8 @@ class ObjectDetector(VisionHandler):
 
     @timed
     def inference(self, data: Any, *args: Any, **kwargs: Any) -> Any:
-        """Run the model over one tensor or a list of tensors.
-
-        A scripted detector accepts only a list, and returns its losses and the objects.
-        """
+        """Run the model over one tensor or a list of tensors."""
+        # A scripted detector accepts only a list, and returns its losses and the objects.
         images = list(data) if _takes_a_list(self.model) else data
         with torch.inference_mode():
             output = self.model(images, *args, **kwargs)

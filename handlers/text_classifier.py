@@ -1,7 +1,6 @@
 """Text classification: words and pairs of words, looked up in a vocabulary.
 
-TorchServe's handler read only the first request of a batch, which then failed for its length. Here
-a model of bags, called as ``model(tokens, offsets)`` with the concatenated texts and their offsets,
+A model of bags, called as ``model(tokens, offsets)`` with the concatenated texts and their offsets,
 takes the batch at once. A model that ignores the offsets returns too few rows and is called once
 per text.
 """
@@ -28,9 +27,6 @@ class TextClassifier(TextHandler):
         """Return a pair of indices, shape ``(terms,)``, and terms; for several requests, a list.
 
         Unknown terms have the index of ``<unk>``, or are omitted if the vocabulary has none.
-
-        Raises:
-            RefusedInputs: Requests are not text.
         """
         pairs = [self._looked_up(text) for text in self.each_usable(self._text_of, data)]
         return pairs[0] if len(pairs) == 1 else pairs

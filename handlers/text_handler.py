@@ -68,10 +68,7 @@ class TextHandler(BaseHandler):
         ]
 
     def summarize_attributions(self, attributions: Any) -> Any:
-        """Sum the attributions per token and scale the result to length 1.
-
-        ``attributions`` has shape ``(tokens, embedding)`` or ``(1, tokens, embedding)``.
-        """
+        """Sum the attributions per token, the first but last dimension, and scale to length 1."""
         per_token = attributions.reshape(-1, attributions.shape[-1]).sum(dim=-1)
         length = torch.linalg.vector_norm(per_token)
         return per_token / length if length > 0 else per_token
@@ -114,11 +111,7 @@ class TextHandler(BaseHandler):
 
 
 def load_vocabulary(path: str | Path) -> Any:
-    """Load a vocabulary that ``torch.save`` wrote; ``result[word]`` is the index of a word.
-
-    Raises:
-        TypeError: It is not a mapping, a list of words, or like torchtext's Vocab.
-    """
+    """Load a vocabulary that ``torch.save`` wrote; ``result[word]`` is the index of a word."""
     loaded = load_pickled(str(path), "cpu")
     if isinstance(loaded, Mapping):
         words = dict(loaded)  # a copy: a defaultdict would grow with every text

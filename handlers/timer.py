@@ -1,8 +1,7 @@
 """`timed`: measures the stages of a handler if model-config.yaml has ``handler: {profile: true}``.
 
 With each batch a stage then reports the gauge ``ts_handler_<function name>`` in milliseconds. On a
-CUDA device, events on the stream measure the time, and reading them waits for the device: profiling
-costs throughput there.
+CUDA device reading the time waits for the device, which costs throughput.
 """
 
 import functools

@@ -40,11 +40,7 @@ class VisionHandler(PixelAttributions, BaseHandler):
 
     @timed
     def preprocess(self, data: Any) -> Any:
-        """Return the images as one tensor ``(requests, channels, height, width)``.
-
-        Raises:
-            RefusedInputs: Requests have no readable image.
-        """
+        """Return the images as one tensor ``(requests, channels, height, width)``."""
         return torch.stack(self.each_usable(self._tensor_of, data)).to(self.device)
 
     @functools.cached_property

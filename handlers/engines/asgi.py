@@ -1,8 +1,4 @@
-"""Calls of an ASGI application in this process, without a network.
-
-For engines whose documented interface is HTTP: routes, statuses and bodies stay the same between
-releases, while their Python classes move.
-"""
+"""Calls of an ASGI application in this process, for engines whose stable interface is HTTP."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -51,10 +47,7 @@ class Answer:
 async def ask(
     application: Application, method: str, path: str, body: bytes, answer: Answer
 ) -> None:
-    """Send a request with a JSON body and wait for the complete answer.
-
-    Cancelling it cancels the application, like a disconnected client.
-    """
+    """Send a request with a JSON body and wait for the complete answer."""
     finished = asyncio.Event()
     pending = [{"type": "http.request", "body": body, "more_body": False}]
 

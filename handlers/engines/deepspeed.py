@@ -32,11 +32,7 @@ class BaseDeepSpeedHandler(BaseHandler):
 
 
 def get_ds_engine(model: Any, ctx: Context) -> Any:
-    """Return a ``deepspeed.InferenceEngine`` of a model.
-
-    Raises:
-        ValueError: The configuration lacks the section ``deepspeed``, or a file that it names.
-    """
+    """Return a ``deepspeed.InferenceEngine`` of a model; ValueError without its configuration."""
     yaml = ctx.model_yaml_config or {}
     settings = yaml.get("deepspeed")
     if not settings:

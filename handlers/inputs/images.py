@@ -23,11 +23,7 @@ class UnreadableImage(UnusableInput):
 
 
 def decode_image(encoded: bytes | bytearray | memoryview | str) -> Image.Image:
-    """Decode an image file, in base64 if it is a str; keep its mode.
-
-    Raises:
-        UnreadableImage: It cannot be decoded, is incomplete, or has too many pixels.
-    """
+    """Decode an image file, in base64 if it is a str, or raise UnreadableImage; keep its mode."""
     try:
         file = io.BytesIO(base64.b64decode(encoded) if isinstance(encoded, str) else encoded)
         image = Image.open(file)
@@ -42,10 +38,9 @@ def decode_image(encoded: bytes | bytearray | memoryview | str) -> Image.Image:
 
 
 def to_rgb(image: Any) -> Any:
-    """Convert a PIL image to RGB; the first step of an ``image_processing``.
+    """Convert a PIL image to RGB; return other objects unchanged.
 
-    Of 16 bits the upper eight are kept; PIL would clip values above 255. Other objects are returned
-    unchanged.
+    Of 16 bits the upper eight are kept; PIL would clip values above 255.
     """
     if not isinstance(image, Image.Image) or image.mode == "RGB":
         return image

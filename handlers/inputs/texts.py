@@ -1,8 +1,7 @@
 """Cleaning and tokenizing of English text, without torch.
 
-The models of `TextHandler` were trained on text that is cleaned in its order. Copies of
-TorchServe's text classifier import `get_tokenizer` and `ngrams_iterator` (torchtext's) as
-``ts.handler_utils.text_utils``, and `CONTRACTION_MAP`.
+Copies of TorchServe's text classifier import `get_tokenizer`, `ngrams_iterator` and
+`CONTRACTION_MAP`.
 """
 
 import re

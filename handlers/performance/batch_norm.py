@@ -1,9 +1,8 @@
 """Folds batch norms into the convolutions before them, which saves a pass over memory for each.
 
-``w' = w * g / sqrt(v + eps)`` and ``b' = (b - m) * g / sqrt(v + eps) + beta`` (Jacob et al., arXiv
-1712.05877, section 3.2; `torch.nn.utils.fusion` does the arithmetic). torch.fx finds the pairs, in
-the submodules if it cannot trace the whole model. The model keeps its class and ``forward``; batch
-norms become ``nn.Identity``.
+`torch.nn.utils.fusion` does the arithmetic (Jacob et al., arXiv 1712.05877, section 3.2). torch.fx
+finds the pairs, in the submodules if it cannot trace the whole model. The model keeps its class and
+``forward``; batch norms become ``nn.Identity``.
 
 `torch.fx.experimental.optimization.fuse` (torch 2.15) returns a GraphModule without the model's
 methods and hooks, cannot trace submodules separately, and is wrong if a convolution runs twice.
@@ -29,10 +28,7 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 
 
 def fold_batch_norms(model: nn.Module) -> int:
-    """Fold batch norms that are the only users of a convolution's result; return their number.
-
-    The model must be in evaluation mode and is changed in place.
-    """
+    """Fold batch norms that are the only users of a convolution's result; return their number."""
     count = 0
     for part, graph in _traceable_parts(model):
         for conv_name, norm_name in _pairs(part, graph):

@@ -11,39 +11,10 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from marserve.handlers.performance.trees import tensors_of
-
 logger = logging.getLogger(__name__)
 
 _MAX_REASONS = 10
 _MAX_REASON = 200  # characters: the first line of torch's reason
-_MAX_SHAPES = 20
-
-
-class UnforeseenShapes:
-    """Counts batches whose shapes did not occur in the warm-up; ``batches`` is by shape."""
-
-    def __init__(self) -> None:
-        self.batches: Counter[str] = Counter()
-        self._foreseen: set[tuple[Any, ...]] = set()
-        self._is_warming_up = True
-
-    def end_warm_up(self) -> None:
-        """Count new shapes from now on."""
-        self._is_warming_up = False
-
-    def add(self, call: tuple[Any, Any]) -> None:
-        """Add the arguments of a call."""
-        key = tuple((tensor.shape, tensor.dtype) for tensor in tensors_of(call))
-        if self._is_warming_up:
-            self._foreseen.add(key)
-        elif key not in self._foreseen:
-            text = ", ".join(str(list(shape)) for shape, _ in key)
-            if text not in self.batches and len(self.batches) < _MAX_SHAPES:
-                logger.warning("A batch of shape %s runs uncompiled: nothing was prepared.", text)
-                self.batches[text] = 0
-            if text in self.batches:
-                self.batches[text] += 1
 
 
 class Compilation:
@@ -52,7 +23,7 @@ class Compilation:
     def __init__(self, by: Mapping[str, Any], count: Callable[[], int]) -> None:
         self.other_sizes = ""  # how batches of other sizes run
         self.fallback: str | None = None  # why the model is not compiled as configured
-        self.unforeseen = UnforeseenShapes()
+        self.unforeseen: Counter[str] = Counter()  # batches that run uncompiled, by shape
         self._by = dict(by)
         self._count = count
         self._counted = count()
@@ -75,7 +46,7 @@ class Compilation:
             "graphBreaks": {reason.strip()[:_MAX_REASON]: count for reason, count in breaks},
             "otherSizes": self.other_sizes,
             "fallback": self.fallback,
-            "unforeseen": dict(self.unforeseen.batches),
+            "unforeseen": dict(self.unforeseen),
         }
 
 

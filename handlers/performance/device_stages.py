@@ -43,11 +43,7 @@ def stages_of(model: nn.Module) -> list[nn.Module]:
 
 
 def partition_stages(stages: Sequence[nn.Module], parts: int) -> list[nn.Sequential]:
-    """Split stages in order into ``parts``, so that the largest number of parameters is minimal.
-
-    Raises:
-        OptionRefused: There are fewer stages than parts.
-    """
+    """Split stages in order into ``parts``, so that the largest number of parameters is minimal."""
     if len(stages) < parts:
         raise OptionRefused(f"{_KEY}: {len(stages)} stages cannot be on {parts} devices.")
     weights = [sum(weight.numel() for weight in stage.parameters()) for stage in stages]

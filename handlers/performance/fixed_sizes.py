@@ -32,10 +32,8 @@ class BatchSizes:
         return cls(compiled, int(properties.get("batch_size") or 1))
 
     def to_compile(self) -> tuple[int, ...]:
-        """Return the sizes to run so that torch.compile compiles for all sizes.
-
-        It specialises for size 1, and generalises at the second of the others.
-        """
+        """Return the sizes to run so that torch.compile compiles for all sizes."""
+        # It specialises for size 1, and generalises at the second of the others.
         return self.compiled or tuple(sorted({1, min(2, self.max_size), self.max_size}))
 
     def to_record(self) -> tuple[int, ...]:

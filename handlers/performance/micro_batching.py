@@ -5,8 +5,7 @@ In a handler's `initialize`:
     self.handle = MicroBatching(self, micro_batch_size=4)
     self.handle.parallelism = {"preprocess": 2, "inference": 1, "postprocess": 1}
 
-A failure is raised when no stage works on the batch any more. (In TorchServe a stage's exception
-ended its thread, and the batch hung until its timeout.)
+A failure is raised when no stage works on the batch any more.
 """
 
 import threading
@@ -34,9 +33,6 @@ class MicroBatching:
 
     The stages run in different threads. The context is the batch's: the requests of a micro-batch
     begin at ``get_micro_batch_idx() * micro_batch_size``.
-
-    Raises:
-        AssertionError: ``micro_batch_size`` is not positive.
     """
 
     def __init__(self, parent_handler: BaseHandler, micro_batch_size: int = 1) -> None:

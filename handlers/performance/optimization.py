@@ -70,11 +70,7 @@ class Optimization:
 
 
 def read_optimization(config: Mapping[str, Any]) -> Optimization | None:
-    """Read the section of a parsed model-config.yaml; None if it is missing.
-
-    Raises:
-        OptionRefused: A key or value is not supported, or two options exclude each other.
-    """
+    """Read the section of a parsed model-config.yaml, or raise OptionRefused; None without it."""
     section = config.get(SECTION)
     if section is None:
         return None

@@ -79,11 +79,7 @@ class OptimizedModel:
         return {SECTION: description}
 
     def warm_up(self, run: RunSamples) -> None:
-        """Run samples through the model; one of `Context.warm_ups`.
-
-        Raises:
-            OptionRefused: Graphs cannot be recorded, or the accuracy is too low.
-        """
+        """Run samples through the model, one of `Context.warm_ups`; raises OptionRefused."""
         if self.compilation is not None and self.compilation.fallback is None:
             self._run_sizes(run, self.compilation)
         if self.options.check_accuracy is not None:
@@ -94,7 +90,7 @@ class OptimizedModel:
         compiled, graphs = self.compiled, self.graphs
         sizes = self.sizes.to_compile() if graphs is None else self.sizes.to_record()
         if compiled is not None and self.fixed is not None:
-            compiled.shapes = compilation.unforeseen
+            compiled.foreseen = set()
         try:
             for size in sizes:
                 started = time.perf_counter()
@@ -133,7 +129,7 @@ class OptimizedModel:
 
 def _serve_anyway(run: RunSamples, compiled: CompiledForward, error: WarmUpFailed) -> str:
     """Give up compiling if the sample runs without it, else compile later; return the fallback."""
-    compiled.shapes = None
+    compiled.foreseen = None
     compiled.is_on = False
     try:
         run()
@@ -157,7 +153,7 @@ def refuse_optimization(config: Mapping[str, Any]) -> None:
 def made_in(options: Optimization | None, make: Callable[[], Any]) -> Callable[[], Any]:
     """Return a constructor of the model in its final precision, if nothing needs fp32 before.
 
-    Weights that were cast when they were packed are then used without a copy.
+    Weights that were cast when they were packed are then mapped, not copied.
     """
     if options is None or not options.is_low or options.matmul_only:
         return make
@@ -202,7 +198,9 @@ def _compile_lazily(optimized: OptimizedModel, arguments: dict[str, Any]) -> Non
     if compiled is None:
         compilation.fallback = "served uncompiled: torch.compile refused, see the model's log"
         return
-    compiled.forward = optimized.compiled = CompiledForward(model, compiled.forward)
+    compiled.forward = optimized.compiled = CompiledForward(
+        model, compiled.forward, compilation.unforeseen
+    )
     optimized.model = compiled
 
 

@@ -41,11 +41,8 @@ class Pipeline:
     def run(self, values: Sequence[Any]) -> list[Any]:
         """Return the last stage's results, in the order of the values.
 
-        After a failure no further stage starts with these values. A deadline is not needed: the
-        frontend ends a worker that hangs.
-
-        Raises:
-            BaseException: The first exception of a stage, after the work on all values ended.
+        After a failure no further stage starts with these values; it is raised when all work on
+        them ended. A deadline is not needed: the frontend ends a worker that hangs.
         """
         run = _Run(list(values))
         for index in range(len(run.values)):

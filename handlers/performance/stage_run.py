@@ -37,14 +37,11 @@ def stage_label() -> Callable[[str], AbstractContextManager[Any]]:
 def run_stages(
     handler: Any, stages: Sequence[str], data: Any, context: Context, *, overlaps: bool = False
 ) -> Steps:
-    """Run a stage per step, a method of the handler or `EXPLAIN`; return the answers.
+    """Run a stage per step, and yield the seconds in stages so far; return the answers.
 
     If a stage refuses requests, it and the stages before it run again without them, while the
     context counts only the remaining requests. With ``overlaps`` only the first stage can refuse
     requests, since another may be in the wrong thread for the stages before it.
-
-    Yields:
-        Seconds in stages so far.
     """
     rows = value = data
     usable: list[int] | None = None

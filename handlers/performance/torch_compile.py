@@ -9,23 +9,23 @@ A model that cannot be compiled is served uncompiled, with a warning.
 """
 
 import logging
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from marserve.handlers.performance.compilation import Compilation, UnforeseenShapes, compiled_graphs
+from marserve.handlers.performance.compilation import Compilation, compiled_graphs
+from marserve.handlers.performance.trees import tensors_of
 from marserve.handlers.utils import check_valid_pt2_backend
 
 logger = logging.getLogger(__name__)
 
+_MAX_SHAPES = 20
+
 
 def compile_arguments(pt2: Any) -> dict[str, Any] | None:
-    """Return torch.compile's arguments from a ``pt2`` section; None if it is not to be used.
-
-    Raises:
-        ValueError: The section is neither a string nor a mapping.
-    """
+    """Return torch.compile's arguments from a ``pt2`` section; None if it is not to be used."""
     if not pt2:
         return None
     if isinstance(pt2, str):
@@ -69,18 +69,29 @@ def try_to_compile(model: Any, arguments: dict[str, Any]) -> Any:
 
 
 class CompiledForward:
-    """A compiled function, or the original while it is not ``is_on``."""
+    """A compiled function, or the original while it is not ``is_on``.
 
-    def __init__(self, plain: Callable[..., Any], compiled: Callable[..., Any]) -> None:
+    ``unforeseen`` counts calls after the warm-up, by shape, if the shape is not among `foreseen`.
+    """
+
+    def __init__(
+        self, plain: Callable[..., Any], compiled: Callable[..., Any], unforeseen: Counter[str]
+    ) -> None:
         self.is_on = True
-        self.shapes: UnforeseenShapes | None = None  # collects calls
+        self.foreseen: set[Any] | None = None  # shapes of the warm-up; None: not collected
+        self._is_warming_up = True
         self._plain = plain
         self._compiled = compiled
+        self._unforeseen = unforeseen
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function."""
-        if self.shapes is not None:
-            self.shapes.add((args, kwargs))
+        if self.foreseen is not None:
+            shapes = tuple((each.shape, each.dtype) for each in tensors_of((args, kwargs)))
+            if self._is_warming_up:
+                self.foreseen.add(shapes)
+            elif shapes not in self.foreseen:
+                self._count(", ".join(str(list(shape)) for shape, _ in shapes))
         return (self._compiled if self.is_on else self._plain)(*args, **kwargs)
 
     def end_warm_up(self) -> None:
@@ -88,13 +99,18 @@ class CompiledForward:
 
         torch before 2.6 has no such switch.
         """
+        self._is_warming_up = False
         set_stance = getattr(torch.compiler, "set_stance", None)
         if set_stance is None:
-            self.shapes = None
-            return
-        set_stance("eager_on_recompile")
-        if self.shapes is not None:
-            self.shapes.end_warm_up()
+            self.foreseen = None
+        else:
+            set_stance("eager_on_recompile")
+
+    def _count(self, shapes: str) -> None:
+        if shapes in self._unforeseen or len(self._unforeseen) < _MAX_SHAPES:
+            if shapes not in self._unforeseen:
+                logger.warning("A batch of shape %s runs uncompiled: nothing was prepared.", shapes)
+            self._unforeseen[shapes] += 1
 
 
 def compile_model(model: Any, pt2: Any) -> Any:

@@ -11,10 +11,7 @@ import torch
 
 
 def map_tensors(function: Callable[[torch.Tensor], Any], tree: Any) -> Any:
-    """Copy a structure with every tensor replaced; other leaves are kept.
-
-    Dicts, lists and tuples keep their types, as do named tuples and transformers' ``ModelOutput``.
-    """
+    """Copy a structure with every tensor replaced; containers keep their types."""
     if isinstance(tree, torch.Tensor):
         return function(tree)
     if isinstance(tree, dict):

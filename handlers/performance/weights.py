@@ -31,11 +31,7 @@ logger = logging.getLogger(__name__)
 def make_with_weights(
     make: Callable[[], Any], read_state_dict: Callable[[], Mapping[str, Any]]
 ) -> Any:
-    """Return a model on the CPU with its weights.
-
-    ``make`` is called again if it fails on the meta device. Exceptions of the arguments and of the
-    model's ``load_state_dict`` are raised unchanged.
-    """
+    """Return a model on the CPU with its weights; ``make`` may be called several times."""
     state_dict = read_state_dict()
     try:
         # A copy, since a model may remove entries that it has loaded.
@@ -52,8 +48,6 @@ def make_with_weights(
 
 
 class _Form(NamedTuple):
-    """A tensor of the model before the weights are loaded."""
-
     identity: int
     shape: torch.Size
     strides: tuple[int, ...]
@@ -61,7 +55,6 @@ class _Form(NamedTuple):
 
 
 def _assign(make: Callable[[], Any], state_dict: Mapping[str, Any]) -> Any:
-    """Return a model, made on the meta device, with the tensors of a state dict."""
     with torch.device("meta"), torch.random.fork_rng(devices=[]):
         model = make()
     forms = {

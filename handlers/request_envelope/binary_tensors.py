@@ -53,11 +53,7 @@ class TensorRequest:
         )
 
     def outputs_of(self, results: Any) -> list[tuple[str, Any, bool]]:
-        """Return the outputs asked for: name, result, and whether it is sent as bytes.
-
-        Raises:
-            IndexError: No outputs are asked for, and there are more results than inputs.
-        """
+        """Return the outputs asked for: name, result, and whether it is sent as bytes."""
         wanted = self.wanted
         if not wanted.names:
             return [(self.inputs[i], result, wanted.is_binary) for i, result in enumerate(results)]
@@ -76,9 +72,6 @@ def read_request(body: Any, headers: Mapping[str, Any]) -> Any:
     """Return the JSON of a request, with the tensors behind it put into it.
 
     Nothing follows the JSON if the body is parsed, or the headers lack `LENGTH_HEADER`.
-
-    Raises:
-        UnusableInput: The body is not in the format, or compressed.
     """
     behind = memoryview(b"")
     if isinstance(body, str):

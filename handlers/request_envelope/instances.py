@@ -93,11 +93,7 @@ class InstancesEnvelope(BaseEnvelope):
         return [instance for rows in self._instances for instance in rows]
 
     def format_output(self, data: Any) -> list[Any]:
-        """Return one answer per request.
-
-        Raises:
-            ValueError: A batch of several requests does not have one result per instance.
-        """
+        """Return one answer per request."""
         if len(self._instances) == 1:
             return [self.answer(data, 0)]
         expected = sum(map(len, self._instances))

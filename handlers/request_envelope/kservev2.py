@@ -7,7 +7,7 @@ back as FP64), and name and version of the model are the manifest's.
 
 Not in TorchServe, and needed by the protocol's clients:
 
-* Tensors may be bytes behind the JSON, also in answers if a request asks for it (`binary_tensors`).
+* Tensors may be bytes behind the JSON, also in answers if a request asks for it.
 * ``outputs`` of a request selects inputs' names; other names are those of the results, in order.
 * An answer with an error status has the member ``error``.
 """
@@ -65,12 +65,7 @@ class KServev2Envelope(InstancesEnvelope):
         return inputs
 
     def answer(self, results: Any, index: int) -> dict[str, Any] | bytes:
-        """Return the response to one request, as bytes if tensors follow the JSON.
-
-        Raises:
-            IndexError: There are more results than inputs.
-            KeyError: The protocol has no datatype for a result.
-        """
+        """Return the response to one request, as bytes if tensors follow the JSON."""
         request = self._requests[index]
         error = self._error_of(results, index)
         buffers: list[bytes] = []
