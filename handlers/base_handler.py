@@ -27,7 +27,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity, profile, tensorboard_trace_handler
+from torch.profiler import profile, tensorboard_trace_handler
 
 from marserve.backend.context import Context
 from marserve.backend.errors import PredictionException
@@ -160,7 +160,8 @@ class BaseHandler:
     @timed
     def postprocess(self, data: Any) -> Any:
         """Return the output tensor as nested lists; with ``stackInputs``, as it is."""
-        return data if self.__is_stacking() else data.tolist()
+        config = getattr(self, "model_yaml_config", None) or {}  # a subclass may not set it
+        return data if config.get("stackInputs") else data.tolist()
 
     def explain_handle(self, data_preprocess: Any, raw_data: Any) -> Any:
         """Return explanations of the class that the first request's ``target`` names."""
@@ -224,9 +225,7 @@ class BaseHandler:
             return None
         return run_stages(self, self.__stages(), data, context, overlaps=True)
 
-    def leave_stages(self, steps: Steps) -> Any:
-        """Return the answers of a batch after the steps of all stages."""
-        return finish(steps)
+    leave_stages = staticmethod(finish)  # returns the answers, after the steps of all stages
 
     def each_usable(self, prepare: Callable[[Any], Any], data: Iterable[Any]) -> list[Any]:
         """Return ``prepare(request)`` for each request; for `preprocess`.
@@ -256,23 +255,13 @@ class BaseHandler:
     def _infer_with_profiler(self, data: Any) -> tuple[Any, Any]:
         name = self.__manifest_entry("modelName") or getattr(self.context, "model_name", "")
         directory = Path(tempfile.gettempdir(), "pytorch_profiler", name)
-        defaults = {
-            "activities": [
-                ProfilerActivity.CPU,
-                *[ProfilerActivity.CUDA] * torch.cuda.is_available(),
-            ],
-            "record_shapes": True,
-            "on_trace_ready": tensorboard_trace_handler(str(directory)),
-        }
+        on_ready = tensorboard_trace_handler(str(directory))
+        defaults = {"record_shapes": True, "on_trace_ready": on_ready}
         with profile(**{**defaults, **self.profiler_args}) as profiler:
             output = self.__predict(data)
         table = profiler.key_averages().table(sort_by="cpu_time_total", row_limit=10)
         logger.info("%s", table)
         return output, profiler
-
-    def __is_stacking(self) -> bool:
-        # The `initialize` of a subclass may not set it.
-        return bool((getattr(self, "model_yaml_config", None) or {}).get("stackInputs"))
 
     def _is_explain(self) -> bool:
         self.explain = self.__has_flag("explain")
@@ -349,18 +338,19 @@ class BaseHandler:
         return importlib.import_module("torch._export").aot_load(model_so_path, str(self.device))
 
     def __optimized(self, model: Any) -> Any:
-        if not self.__manifest_entry("modelFile"):
+        if self.__manifest_entry("modelFile"):
+            optimized = optimize(model, self.context, self.device)
+            if optimized is not None:
+                self.__optimized_model = optimized
+                # Copies of MockContext have no warm_ups.
+                getattr(self.context, "warm_ups", []).append(optimized.warm_up)
+                return optimized.model
+        else:
             refuse_optimization(self.model_yaml_config)
             compiled = compile_model(model, self.model_yaml_config.get("pt2"))
-            return optimize_with_ipex(model) if compiled is None else compiled
-        optimized = optimize(model, self.context, self.device)
-        if optimized is None:
-            return optimize_with_ipex(model)
-        self.__optimized_model = optimized
-        warm_ups = getattr(self.context, "warm_ups", None)  # MockContext copies have none
-        if warm_ups is not None:
-            warm_ups.append(optimized.warm_up)
-        return optimized.model
+            if compiled is not None:
+                return compiled
+        return optimize_with_ipex(model)
 
 
 def __getattr__(name: str) -> bool:

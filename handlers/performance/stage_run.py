@@ -20,6 +20,7 @@ from marserve.handlers.refusals import RefusedInputs
 logger = logging.getLogger(__name__)
 
 EXPLAIN = "explain"
+_BY_THREAD = "_context_by_thread"
 
 Steps = Generator[float, None, Any]
 
@@ -114,32 +115,26 @@ def _refusal(context: Context, index: int, reason: str) -> dict[str, Any]:
 class BatchContext:
     """A handler's attribute ``context``: a plain attribute, or after `separate` one per thread.
 
-    A thread that has not set it, because the handler started it, reads what was set last. The
-    instance's ``__dict__`` has that under the name of the attribute.
+    A thread that has not set it, because the handler started it, reads what was set last.
     """
 
-    _NAME = "context"
-    _BY_THREAD = "_context_by_thread"
-
-    @classmethod
-    def separate(cls, handler: Any) -> None:
+    @staticmethod
+    def separate(handler: Any) -> None:
         """Keep a context per thread from now on."""
-        handler.__dict__.setdefault(cls._BY_THREAD, threading.local())
+        vars(handler).setdefault(_BY_THREAD, threading.local())
 
     def __get__(self, handler: Any, _owner: type) -> Any:
         if handler is None:
             return self
-        values = handler.__dict__
-        if self._BY_THREAD in values:
-            return getattr(values[self._BY_THREAD], self._NAME, values.get(self._NAME))
-        try:
-            return values[self._NAME]
-        except KeyError:
-            message = f"{type(handler).__name__!r} object has no attribute {self._NAME!r}"
-            raise AttributeError(message) from None
+        values = vars(handler)
+        if _BY_THREAD in values:
+            return getattr(values[_BY_THREAD], "context", values.get("context"))
+        if "context" in values:
+            return values["context"]
+        raise AttributeError(f"{type(handler).__name__!r} object has no attribute 'context'")
 
     def __set__(self, handler: Any, value: Any) -> None:
-        values = handler.__dict__
-        values[self._NAME] = value
-        if self._BY_THREAD in values:
-            setattr(values[self._BY_THREAD], self._NAME, value)
+        values = vars(handler)
+        values["context"] = value
+        if _BY_THREAD in values:
+            values[_BY_THREAD].context = value

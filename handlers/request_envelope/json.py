@@ -28,25 +28,20 @@ class JSONEnvelope(InstancesEnvelope):
 
 
 def _decoded(instance: Any) -> Any:
-    if not isinstance(instance, dict):
-        return instance
-    if _is_binary(instance):
-        return _bytes_of(instance["b64"])
-    return {
-        name: _bytes_of(value["b64"]) if _is_binary(value) else value
-        for name, value in instance.items()
-    }
+    value = _value(instance)
+    if isinstance(value, dict):
+        return {name: _value(column) for name, column in value.items()}
+    return value
 
 
-def _bytes_of(text: object) -> bytes:
-    """Decode base64, which may be broken into lines."""
+def _value(value: Any) -> Any:
+    """Decode base64, which may be broken into lines; return others unchanged."""
+    if not isinstance(value, dict) or [*value] != ["b64"]:
+        return value
+    text = value["b64"]
     if not isinstance(text, str):
         raise UnusableInput("b64 must be a text.")
     try:
         return b64decode("".join(text.split()), validate=True)
     except ValueError as error:
         raise UnusableInput(f"b64 is not base64: {error}") from error
-
-
-def _is_binary(value: Any) -> bool:
-    return isinstance(value, dict) and [*value] == ["b64"]
