@@ -34,23 +34,30 @@ def _log(error: Exception) -> None:
     logger.error("A background task failed: %s", error, exc_info=error)
 
 
+def _report(on_failure: Callable[[Exception], None], task: "asyncio.Task[Any]") -> None:
+    if not task.cancelled() and isinstance(error := task.exception(), Exception):
+        on_failure(error)
+
+
+def _retrieve(outcome: "asyncio.Future[Any]") -> None:
+    if not outcome.cancelled():
+        outcome.exception()  # asyncio logs it otherwise
+
+
 class BackgroundTasks:
     """Tasks that are cancelled and awaited when the ``async with`` block ends."""
 
     def __init__(self) -> None:
-        self._group = asyncio.TaskGroup()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._is_over = False
 
     async def __aenter__(self) -> Self:
-        await self._group.__aenter__()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        # Without the block's exception, which the group would wrap.
         self._is_over = True
         self.cancel()
-        await self._group.__aexit__(None, None, None)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def cancel(self) -> None:
         """Cancel all running tasks."""
@@ -70,33 +77,18 @@ class BackgroundTasks:
         if self._is_over:
             work.close()
             raise ServerStopping
-        outcome: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-
-        async def run() -> None:
-            try:
-                result = await work
-            except Exception as error:  # noqa: BLE001 - it is the outcome
-                on_failure(error)
-                if not outcome.done():
-                    outcome.set_exception(error)
-                    outcome.exception()  # marks it as retrieved: asyncio logs it otherwise
-            else:
-                if not outcome.done():
-                    outcome.set_result(result)
-
-        def end(_: "asyncio.Task[None]") -> None:
-            work.close()  # where it was cancelled before it began
-            outcome.cancel()
-
-        self._add(run()).add_done_callback(end)
+        task = self._add(work)
+        task.add_done_callback(partial(_report, on_failure))
+        outcome = asyncio.shield(task)
+        outcome.add_done_callback(_retrieve)
         return outcome
 
     def keep_running(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Run ``work()``, and again after each exception; ``name`` is for the log."""
         self._add(_keep_running(name, work))
 
-    def _add(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
-        task = self._group.create_task(work)
+    def _add(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
+        task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
@@ -241,16 +233,18 @@ class DaemonThreads:
             call = self._calls.get()
 
 
-async def in_abandonable_thread(function: Callable[..., T], *arguments: Any) -> T:
-    """Call a function that may hang in a new daemon thread."""
-    return await asyncio.wrap_future(_in_thread(function, *arguments))
-
-
-async def start_in_thread(
-    start: Callable[..., T], *arguments: Any, discard: Callable[[T], object]
+async def in_abandonable_thread(
+    function: Callable[..., T],
+    *arguments: Any,
+    discard: Callable[[T], object] = lambda _: None,
 ) -> T:
-    """Call ``start`` in a daemon thread; after a cancellation ``discard`` its result."""
-    outcome = _in_thread(start, *arguments)
+    """Call a function that may hang in a new daemon thread.
+
+    After a cancellation ``discard`` is called with its result.
+    """
+    outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
+    call = partial(_call_into, outcome, function, *arguments)
+    threading.Thread(target=call, name=function.__name__, daemon=True).start()
     try:
         return await asyncio.wrap_future(outcome)
     except asyncio.CancelledError:
@@ -261,13 +255,6 @@ async def start_in_thread(
 def _discard(discard: Callable[[T], object], outcome: concurrent.futures.Future[T]) -> None:
     if not outcome.cancelled() and outcome.exception() is None:
         discard(outcome.result())
-
-
-def _in_thread(function: Callable[..., T], *arguments: Any) -> concurrent.futures.Future[T]:
-    outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
-    call = partial(_call_into, outcome, function, *arguments)
-    threading.Thread(target=call, name=function.__name__, daemon=True).start()
-    return outcome
 
 
 def _call_into(

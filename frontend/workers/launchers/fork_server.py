@@ -25,7 +25,7 @@ from functools import partial
 
 from marserve.backend.processes.fork_server import command
 from marserve.backend.worker import WorkerPlace
-from marserve.frontend.aio.background import in_abandonable_thread, start_in_thread
+from marserve.frontend.aio.background import in_abandonable_thread
 from marserve.frontend.workers.launchers.local_process import Started, our_ends
 from marserve.frontend.workers.launchers.worker_spec import WorkerSpec
 
@@ -108,13 +108,13 @@ class ForkServer:
         if self._starting is None:
             raise ForkServerLost("the server is stopping")
         process = await asyncio.shield(self._starting)  # `_start` has deadlines
-        return await start_in_thread(process.fork, spec, discard=Started.discard)
+        return await in_abandonable_thread(process.fork, spec, discard=Started.discard)
 
     async def _start(self) -> "_Process":
         reason = ""
         for attempt in range(_TRIES):
             modules = self._modules if attempt < _TRIES - 1 else ()
-            process = await start_in_thread(
+            process = await in_abandonable_thread(
                 _Process, modules, self._environment, discard=_Process.discard
             )
             ended = process.watch()

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from marserve.backend.processes.fork_server import NO_WORKER, WORKER
-from marserve.frontend.aio.background import start_in_thread
+from marserve.frontend.aio.background import in_abandonable_thread
 from marserve.frontend.lifecycle.started_processes import StartedProcesses
 from marserve.frontend.workers.launchers.command import check_interpreter, start_command
 from marserve.frontend.workers.launchers.fork_server import ForkServer
@@ -63,7 +63,7 @@ class LocalLauncher:
             self._fork_server(self._environment).warm_up()
 
     async def start(self, spec: WorkerSpec) -> LocalProcess:
-        """Start a worker that waits for a `Load` on its socket, without a deadline.
+        """Start a worker that waits for a `Load` on its socket; a cancelled start leaves no process.
 
         Raises:
             OSError: It could not be started.
@@ -72,7 +72,9 @@ class LocalLauncher:
         spec = replace(spec, environment={**spec.environment, WORKER: uuid.uuid4().hex})
         if not self._forks or spec.python:
             async with self._commands:
-                started = await start_in_thread(self._start_command, spec, discard=Started.discard)
+                started = await in_abandonable_thread(
+                    self._start_command, spec, discard=Started.discard
+                )
         else:
             started = await self._fork_server(spec.environment).start(spec)
         try:

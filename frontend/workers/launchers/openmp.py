@@ -42,11 +42,6 @@ def with_wait_policy(environment: Mapping[str, str], policy: str) -> dict[str, s
     return {**others, **_ENVIRONMENTS[policy]}
 
 
-def says_how_to_wait(environment: Mapping[str, str]) -> bool:
-    """Return whether an environment sets the wait policy."""
-    return any(name in environment for name in VARIABLES)
-
-
 def variables_of(environment: Mapping[str, str]) -> Mapping[str, str]:
     """Return the variables of an environment that OpenMP reads when it is loaded."""
     return {name: environment[name] for name in VARIABLES if name in environment}
