@@ -14,7 +14,6 @@ from marserve.frontend.workers.launchers.command import CPU_LAUNCHER
 from marserve.frontend.workers.launchers.openmp import (
     PASSIVE,
     TorchOptions,
-    says_how_to_wait,
     variables_of,
     with_wait_policy,
 )
@@ -52,7 +51,7 @@ def torch_options(
 def wait_environment(wait_policy: str, environment: Mapping[str, str]) -> Mapping[str, str]:
     """Return the environment of workers without a setting of their model."""
     if wait_policy == AUTOMATIC:
-        if says_how_to_wait(environment):
+        if variables_of(environment):
             return environment
         wait_policy = PASSIVE
     return with_wait_policy(environment, wait_policy)
@@ -63,7 +62,7 @@ def _wait_policy(
 ) -> tuple[str, str]:
     if settings.torch_wait_policy != AUTOMATIC:
         return settings.torch_wait_policy, _chosen("torchWaitPolicy", "torch_wait_policy", settings)
-    if says_how_to_wait(environment):
+    if variables_of(environment):
         texts = (f"{name}={value}" for name, value in variables_of(environment).items())
         return "", f"{', '.join(texts)} in the server's environment"
     if runner is not None and runner.module == CPU_LAUNCHER:

@@ -27,20 +27,13 @@ async def start_in_time(launcher: LocalLauncher, spec: WorkerSpec, timeout: floa
         StartTimedOut: It took more than ``timeout`` seconds; the start is cancelled.
         OSError: It could not be started.
     """
-    # Not asyncio.wait_for: before Python 3.12 it loses a cancellation in the turn in which the
-    # process arrives, and a worker that is to stop would begin to serve.
-    starting = asyncio.ensure_future(launcher.start(spec))
     try:
-        await asyncio.wait({starting}, timeout=timeout)
-    except asyncio.CancelledError:
-        if starting.done() and not starting.cancelled() and starting.exception() is None:
-            process = starting.result()
-            await process.stop(0, process.sock.close)
-        starting.cancel()
-        raise
-    if starting.cancel():
-        raise StartTimedOut(timeout)
-    return starting.result()
+        async with asyncio.timeout(timeout) as limit:
+            return await launcher.start(spec)
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        raise StartTimedOut(timeout) from None
 
 
 def fail_later(connection: WorkerConnection) -> None:

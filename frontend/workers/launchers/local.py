@@ -63,7 +63,7 @@ class LocalLauncher:
             self._fork_server(self._environment).warm_up()
 
     async def start(self, spec: WorkerSpec) -> LocalProcess:
-        """Start a worker that waits for a `Load` on its socket; a cancelled start leaves no process.
+        """Start a worker that waits for a `Load`; a cancelled start leaves no process.
 
         Raises:
             OSError: It could not be started.

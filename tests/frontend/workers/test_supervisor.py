@@ -858,7 +858,11 @@ def test_a_worker_stopped_in_the_turn_its_process_arrives_stops(
             arrival = asyncio.get_running_loop().create_future()
 
             async def start(_spec: Any) -> Any:
-                return await arrival
+                try:
+                    return await arrival
+                except asyncio.CancelledError:  # a cancelled start leaves no process
+                    await arrival.result().stop(0)
+                    raise
 
             setup.launcher.start = start
             setup.start()
