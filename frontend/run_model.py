@@ -34,8 +34,9 @@ from marserve.frontend.documents import json_text
 from marserve.frontend.errors import PredictionFailed, ServeError
 from marserve.frontend.http.responses import check_prediction
 from marserve.frontend.lifecycle.workdir import own_workdir
+from marserve.frontend.registration.debugging import handler_path
+from marserve.frontend.registration.model_builder import registered_manifest, registered_settings
 from marserve.frontend.registration.model_changes import Registration
-from marserve.frontend.registration.resolver import Resolver, handler_path
 from marserve.frontend.serving.host import ServedModel, WorkerHost, load_message, worker_spec
 from marserve.frontend.telemetry.gpu import count_gpus
 from marserve.frontend.telemetry.metrics_config import load_metrics_config
@@ -148,9 +149,8 @@ def _prepare(options: argparse.Namespace, workdir: Path) -> "_Run":
     # The launcher is not used.
     host = WorkerHost(config, LocalLauncher("spawn"), DeviceAllocator(count_gpus()))
     registration = Registration(url=str(path), handler=handler_path(options.handler), at_start=True)
-    resolver = Resolver(host)
-    manifest = resolver.manifest(archive, registration)
-    settings = resolver.settings(archive, manifest, registration)
+    manifest = registered_manifest(archive, registration, config)
+    settings = registered_settings(archive, manifest, registration, host)
     model = ServedModel(manifest, archive.directory, settings)
     if settings.has_ranks:
         raise ServeError("A model of several processes (parallelType) can be run by a server only.")

@@ -1,4 +1,4 @@
-"""Where listeners are bound, and the files of those that speak https."""
+"""The addresses of listeners, and the files of those with TLS."""
 
 import ipaddress
 import os
@@ -18,7 +18,7 @@ _MAX_SOCKET_PATH = 107  # bytes; the kernel has room for no more
 
 @dataclass(frozen=True)
 class Address:
-    """Where a listener is bound on the network."""
+    """A listener on the network."""
 
     host: str  # name or IP address
     port: int  # 0 lets the system choose one
@@ -26,7 +26,7 @@ class Address:
 
     @property
     def is_private(self) -> bool:
-        """Whether only this machine can connect; a host name we cannot judge counts as no."""
+        """Whether only this machine can connect; False for an unknown host name."""
         if self.host.lower() == "localhost":
             return True
         try:
@@ -41,14 +41,14 @@ class Address:
 
     @property
     def url(self) -> str:
-        """The address as an operator would type it."""
+        """The address as in config.properties."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{self.scheme}://{host}:{self.port}"
 
 
 @dataclass(frozen=True)
 class UnixAddress:
-    """A socket in the file system, where a listener is bound for programs of this machine."""
+    """A listener in the file system, for programs of this machine."""
 
     path: Path
 
@@ -57,13 +57,13 @@ class UnixAddress:
 
     @property
     def url(self) -> str:
-        """The address as an operator would type it."""
+        """The address as in config.properties."""
         return f"unix:{self.path}"
 
 
 @dataclass(frozen=True)
 class TlsFiles:
-    """What https listeners prove their identity with; none of it means: make something up."""
+    """The identity of listeners with TLS; without any file one is generated."""
 
     keystore: Path | None  # PKCS #12; goes before the other two
     keystore_pass: str  # opens it, and the key in it
@@ -72,12 +72,12 @@ class TlsFiles:
 
     @property
     def are_configured(self) -> bool:
-        """Whether nothing has to be made up."""
+        """Whether no identity has to be generated."""
         return bool(self.keystore or (self.private_key_file and self.certificate_file))
 
 
 def listener_address(http_port: int, https_port: int) -> Callable[[str], Address | UnixAddress]:
-    """Makes a parser of addresses; the ports are those of addresses that name none."""
+    """Return a parser of addresses, with the ports of addresses that name none."""
     implied = {"http": http_port, "https": https_port}
 
     def parse(text: str) -> Address | UnixAddress:
@@ -98,7 +98,7 @@ def listener_address(http_port: int, https_port: int) -> Callable[[str], Address
 
 
 def host(text: str) -> str:
-    """Reads a name or an IP address; one of version 6 perhaps in brackets."""
+    """Return a name or an IP address; one of version 6 may be in brackets."""
     if text.startswith("[") and text.endswith("]"):
         return _ipv6(text[1:-1])
     if ":" in text:
@@ -118,7 +118,7 @@ def _unix_address(text: str) -> UnixAddress:
 
 
 def keystore_type(text: str) -> str:
-    """Reads the type of a key store; JKS, too, for keytool writes PKCS #12 under that name."""
+    """Return the type of a key store; JKS, too: keytool writes PKCS #12 under that name."""
     if text.upper() not in ("PKCS12", "JKS"):
         raise ValueError("PKCS12")
     return text.upper()
@@ -132,14 +132,14 @@ def _ipv6(text: str) -> str:
 
 
 def port_number(text: str) -> int:
-    """Reads the number of a port; 0 lets the system choose one."""
+    """Return the number of a port; 0 lets the system choose one."""
     if not re.fullmatch(r"[0-9]{1,5}", text) or int(text) > 65535:
         raise ValueError("a port from 0 to 65535")
     return int(text)
 
 
 def check_schemes(addresses: Sequence[Address | UnixAddress]) -> None:
-    """Raise ValueError where a port is to speak http and https."""
+    """Raise ValueError if a port has both http and https."""
     on_network = [each for each in addresses if isinstance(each, Address) and each.is_fixed]
     for left, right in combinations(on_network, 2):
         is_same_place = (left.host, left.port) == (right.host, right.port)

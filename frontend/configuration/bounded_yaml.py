@@ -2,8 +2,7 @@
 
 A short document can expand beyond any memory: an alias repeats the nodes of its anchor, a merge
 (``<<``) copies them, a number in base 60 (``1:1:1``) is computed digit by digit. So the events of a
-document are counted first, each alias with all the nodes that it repeats. Time and memory for the
-values are proportional to that count.
+document are counted first, each alias with all the nodes that it repeats.
 """
 
 import re
@@ -96,7 +95,7 @@ def _check_number(text: str) -> None:
 
 
 class _Nodes:
-    """Counts nodes while they come, those that an alias repeats again each time."""
+    """The number of nodes so far; an alias counts as all that it repeats."""
 
     def __init__(self) -> None:
         self._anchored: dict[str, int] = {}  # anchor → the number of nodes that it names

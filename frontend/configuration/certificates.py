@@ -20,7 +20,7 @@ _SELF_SIGNED_DAYS = 3650  # it never outlives the server
 
 
 def keystore_pem(content: bytes, password: str) -> bytes:
-    """The first private key of a PKCS #12 store and its certificates, as PEM.
+    """Return the first private key of a PKCS #12 store and its certificates, as PEM.
 
     Raises:
         ValueError: The password is wrong, the store is damaged, or holds no key with a certificate.
@@ -32,7 +32,7 @@ def keystore_pem(content: bytes, password: str) -> bytes:
 
 
 def self_signed_pem() -> bytes:
-    """A new key and a self-signed certificate for this machine, as PEM."""
+    """Return a new key and a self-signed certificate for this machine, as PEM."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
     now = dt.datetime.now(dt.UTC)

@@ -24,8 +24,8 @@ from marserve.frontend.configuration.addresses import (
 )
 from marserve.frontend.configuration.model_schema import (
     BATCH_POLICIES,
-    MAX_THREADS,
     MAX_WORKERS,
+    THREADS,
     WAIT_POLICIES,
 )
 from marserve.frontend.configuration.models_key import ModelNumbers, model_numbers
@@ -74,11 +74,7 @@ class Debugged:
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """The configuration of a server. Each field is a key of the properties file.
-
-    The two security switches ``enable_model_api`` and ``disable_token_authorization`` are None
-    when they are not set; `model_api` and `token_authorization` are the resulting values.
-    """
+    """The configuration of a server. Each field is a key of the properties file."""
 
     # Listeners
     inference_address: Address | UnixAddress = _key(
@@ -135,13 +131,12 @@ class Config:
     grpc_keepalive_timeout: float = _key(values.positive, "20")
     grpc_compression: str = _key(values.one_of("none", "deflate", "gzip"), "none")
 
-    # Access
+    # Access; None if not set, see `model_api` and `token_authorization`
     enable_model_api: bool | None = _optional(values.boolean, instead="false")
     disable_token_authorization: bool | None = _optional(values.boolean, instead="false")
     token_expiration_min: float = _key(values.positive, "60", instead="60")  # minutes
-    token_directory: Path | None = _optional(
-        values.absolute_path
-    )  # None: the server generates keys
+    # None: the server generates keys
+    token_directory: Path | None = _optional(values.absolute_path)
 
     # Models
     model_store: Path = field(metadata={"parse": values.absolute_path})
@@ -186,7 +181,7 @@ class Config:
     python: Path | None = _optional(values.program, instead="")  # None: the server's
     worker_start_method: str = _key(values.one_of("forkserver", "spawn"), "forkserver")
     preload_modules: tuple[str, ...] = _key(values.modules, "torch,torchvision")
-    torch_threads: int = _key(values.whole_or("auto", 0, 1, MAX_THREADS), "auto")
+    torch_threads: int = _key(THREADS.from_text, "auto")
     torch_wait_policy: str = _key(values.one_of(*WAIT_POLICIES), WAIT_POLICIES[0])
     blacklist_env_vars: re.Pattern[str] | None = _optional(values.pattern)
     cpu_launcher_enable: bool = _flag("false")
@@ -213,9 +208,7 @@ class Config:
     use_env_allowed_urls: bool = _flag("false")
 
     # Not keys of a file
-    texts: Mapping[str, str] = field(
-        default_factory=dict
-    )  # the values that were set, for snapshots
+    texts: Mapping[str, str] = field(default_factory=dict)  # those that were set, for snapshots
     debugged: Debugged | None = None  # only by the command line
     notes: tuple[str, ...] = ()  # sentences for the operator at start
     warnings: tuple[str, ...] = ()
@@ -253,11 +246,6 @@ class Config:
     def has_tls(self) -> bool:
         """Whether any listener, gRPC included, uses TLS."""
         return self.has_https or (self.enable_grpc and self.enable_grpc_ssl)
-
-    @property
-    def has_unix(self) -> bool:
-        """Whether any listener is a socket in the file system."""
-        return any(isinstance(each, UnixAddress) for each in self.listeners)
 
     @property
     def tls_files(self) -> TlsFiles:

@@ -8,9 +8,8 @@ An incomplete snapshot, which a crash or a full disk leaves, is ignored with a w
 newest complete one is used: an empty file would start a server without models. A complete snapshot
 with errors stops the start.
 
-Settings with a missing line break between them are split, and a file that is not UTF-8 is read in
-Latin-1, as Java does; both with a warning. TorchServe's snapshots set ``python=`` to its own
-interpreter, in which our workers cannot run: that key is ignored with a warning.
+A file that is not UTF-8 is read in Latin-1, as Java does. TorchServe's snapshots set ``python=`` to
+its own interpreter, in which our workers cannot run. Both cause a warning.
 """
 
 import functools
@@ -28,7 +27,7 @@ from marserve.frontend.configuration.properties import (
     parse_properties,
     read_entries,
 )
-from marserve.frontend.configuration.unread_keys import UNREAD
+from marserve.frontend.configuration.unread_keys import WITHOUT_EFFECT
 
 #: The folder of snapshots, in the directory of the logs.
 SNAPSHOT_FOLDER = "config"
@@ -74,12 +73,8 @@ def find_config_file(
 ) -> ConfigFile:
     """Choose and read the file.
 
-    Args:
-        ts_config: The file named by ``--ts-config``; ``TS_CONFIG_FILE`` beats it.
-        environ: The environment.
-        snapshots: Directory whose newest whole snapshot beats ``config.properties`` in the working
-            directory; None for no snapshots.
-        names_models: Whether the command line says what to load; then no snapshot is read.
+    ``ts_config`` is the file of ``--ts-config``, ``snapshots`` the directory of snapshots, if they
+    are read. If the command line ``names_models``, no snapshot is read.
 
     Raises:
         ConfigError: A file that was named is missing, or the chosen one cannot be read.
@@ -119,7 +114,6 @@ def newest_snapshot(directory: Path) -> tuple[Path | None, list[str]]:
 
 
 def _damage_of(snapshot: Path) -> str:
-    """Return how a snapshot is incomplete; an empty text for a complete one."""
     text, _ = _decoded(snapshot)
     if not text.strip("\0"):  # zeros only, after a loss of power
         return "it is empty"
@@ -200,7 +194,9 @@ def _split_glued(entry: Entry) -> Iterator[Entry]:
 
 @functools.cache
 def _glued() -> re.Pattern[str]:
-    keys = "|".join(sorted(map(re.escape, KEYS.keys() | UNREAD), key=len, reverse=True))
+    keys = "|".join(
+        sorted(map(re.escape, KEYS.keys() | WITHOUT_EFFECT.keys()), key=len, reverse=True)
+    )
     return re.compile(rf"((?i:true|false)|[0-9]+)({keys})[ \t]*[=:][ \t]*(.*)", re.DOTALL)
 
 

@@ -11,16 +11,8 @@ def nested_groups(
 ) -> Iterator[tuple[int, Path]]:
     """Yield the control group of this process and each group around it, with their version.
 
-    Directories may be missing: in a container the group may have the host's name, and be mounted at
-    the top, which is always among them.
-
-    Args:
-        controller: Its name in version 1, e.g. ``memory``.
-        proc: Where ``/proc`` is mounted.
-        mounts: Where control groups are mounted.
-
-    Yields:
-        The version, 1 or 2, and the directory.
+    ``controller`` is a name of version 1, as ``memory``. Directories may be missing: in a container
+    the group may have the host's name, and be mounted at the top, which is always among them.
     """
     try:
         lines = (proc / "self/cgroup").read_text().splitlines()

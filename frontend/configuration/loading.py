@@ -26,14 +26,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from marserve.frontend.configuration.addresses import check_schemes
+from marserve.frontend.configuration.addresses import UnixAddress, check_schemes
 from marserve.frontend.configuration.config import KEYS, LOG4J_FILE, Config, Key
 from marserve.frontend.configuration.config_file import Assignment, ConfigFile, find_config_file
 from marserve.frontend.configuration.models_key import unread_model_settings
 from marserve.frontend.configuration.platforms.choice import choose_platform
 from marserve.frontend.configuration.platforms.platform import Surroundings
 from marserve.frontend.configuration.properties import ConfigError
-from marserve.frontend.configuration.unread_keys import HARMLESS, RECORDS, UNREAD, unread_key
+from marserve.frontend.configuration.unread_keys import (
+    HARMLESS,
+    RECORDS,
+    WITHOUT_EFFECT,
+    unread_key,
+)
 from marserve.frontend.configuration.values import without_secrets
 
 _WITHOUT_ENV_NAME = {
@@ -55,12 +60,7 @@ def load_config(
 ) -> Config:
     """Resolve file, environment and flags.
 
-    Args:
-        flags: The flags of the command line, as keys and texts of the properties file.
-        ts_config: The file of ``--ts-config`` (`find_config_file`).
-        environ: The environment.
-        snapshots: The directory of snapshots (`find_config_file`).
-        platform: The name of the platform (`choose_platform`).
+    ``flags`` are those of the command line, as keys and texts of the properties file.
 
     Raises:
         ConfigError: A file or directory is missing, or a value cannot be used.
@@ -136,7 +136,8 @@ def _from_environment(
 def environment_variables() -> dict[str, str]:
     """Return the variables that override the file if ``enable_envvars_config`` is true, by key."""
     return {
-        name: _variable_name(name) for name in sorted((KEYS.keys() | UNREAD) - _WITHOUT_ENV_NAME)
+        name: _variable_name(name)
+        for name in sorted((KEYS.keys() | WITHOUT_EFFECT.keys()) - _WITHOUT_ENV_NAME)
     }
 
 
@@ -147,7 +148,7 @@ def _variable_name(key: str) -> str:
 
 
 def _value(key: Key, setting: Assignment, tolerated: list[str]) -> object:
-    """Return the value of a text, or its replacement, with an entry in ``tolerated``."""
+    """Return the value of a text, or its replacement with an entry in ``tolerated``."""
     if not setting.text and key.default is None:
         return None
     try:
@@ -175,7 +176,6 @@ def _check_model_store(store: Path | None, file: ConfigFile) -> None:
 
 
 def _check_catalog(config: Config, settings: Mapping[str, Assignment]) -> None:
-    """Refuse other lists of models beside a catalog."""
     if config.model_catalog is None:
         return
     for name in ("load_models", "model_snapshot"):
@@ -253,7 +253,6 @@ def _unread_tls_keys(config: Config, settings: Mapping[str, Assignment]) -> Iter
 
 
 def _notes(config: Config, settings: Mapping[str, Assignment], file: ConfigFile) -> Iterator[str]:
-    """Yield notes for the operator about an ordinary configuration."""
     yield f"Configuration file: {file.path.absolute() if file.path else 'none'}."
     if config.platform.note:
         yield config.platform.note
@@ -287,5 +286,6 @@ def _switch(what: str, is_on: bool, key: str, chosen: bool | None, config: Confi
     if chosen is not None:
         return f"{state}: {key}={str(chosen).lower()}."
     reached = "every listener is" if config.is_private else "not every listener is"
-    where = "loopback or a unix socket" if config.has_unix else "loopback"
+    has_unix = any(isinstance(each, UnixAddress) for each in config.listeners)
+    where = "loopback or a unix socket" if has_unix else "loopback"
     return f"{state}: {key} is not set and {reached} bound to {where}. Set it to decide yourself."

@@ -60,8 +60,7 @@ BUCKETS = UNSORTED, BY_LENGTH, BY_LENGTH_IF_WORTH = ("none", "length", AUTOMATIC
 PARALLEL_TYPES = ("pp", "tp", "pptp", "custom")
 #: The maximum number of workers of a model; more would be a typing error.
 MAX_WORKERS = 1000
-#: The maximum number of torch's threads; each needs memory.
-MAX_THREADS = 1024
+_MAX_THREADS = 1024  # of torch; each needs memory
 #: How the threads of torch wait for each other (`workers.launchers.openmp`).
 WAIT_POLICIES = (AUTOMATIC, "active", "passive")
 # More than keeps a device busy, and few enough to run again when a worker dies.
@@ -76,9 +75,9 @@ _TIMEOUT = ("yaml", "models", "request", "server")
 _ARCHIVE = ("yaml", "models")
 _ASKED = ("request", *_ARCHIVE)
 _STRICT = {"is_strict": True}
-# 0 means that the number is measured.
-_THREADS = replace(
-    automatic_or(whole(1, MAX_THREADS)),
+#: The number of torch's threads; 0 means that it is measured.
+THREADS = replace(
+    automatic_or(whole(1, _MAX_THREADS)),
     read=lambda value: 0 if value == AUTOMATIC else value,
     write=lambda threads: threads or AUTOMATIC,
 )
@@ -397,7 +396,7 @@ class ModelValues:
     )
     torch_threads: int = setting(  # 0: the worker's share of the cores, or fewer if that is as fast
         "torchThreads",
-        _THREADS,
+        THREADS,
         0,
         "Threads that torch computes with in a worker; `auto`: its share of the cores.",
         _BATCHING,

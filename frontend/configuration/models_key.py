@@ -14,7 +14,7 @@ from marserve.frontend.configuration.setting_kinds import (
 from marserve.frontend.configuration.unread_keys import advice_for_model
 from marserve.frontend.configuration.values import plain_number
 
-#: Name, version, member; members as they stand in the JSON, those that can be used.
+#: By name, version and member, as in the JSON; without members that are ignored.
 ModelNumbers = Mapping[str, Mapping[str, Mapping[str, object]]]
 
 #: TorchServe's members, here and in snapshots: numbers.
@@ -28,12 +28,12 @@ OURS = frozenset(
 )
 _USUAL = [key for key, row in BY_KEY.items() if "models" in row.sources]
 BYSTANDERS = ("defaultVersion", "marName")  # of snapshots; TorchServe never read them here
-RUNTIME = "runtimeType"  # decides over the manifest's
+RUNTIME = "runtimeType"  # it replaces the manifest's
 _EXPECTED = 'JSON like {"name": {"version": {"batchSize": 4}}}'
 
 
 def model_numbers(text: str) -> ModelNumbers:
-    """Reads the settings per name and version; of TorchServe's members only numbers above 0 count.
+    """Return the settings by name and version; of TorchServe's, only numbers above 0 count.
 
     Raises:
         ValueError: It is not such JSON, or one of our members is wrong.
@@ -50,7 +50,7 @@ def model_numbers(text: str) -> ModelNumbers:
 
 
 def unread_model_settings(text: str) -> Iterator[str]:
-    """Yields a sentence for each member that `model_numbers` passes over."""
+    """Yield a sentence for each member that `model_numbers` ignores."""
     for name, version, key, value in _members(text):
         if not _is_read(key, value) and key not in BYSTANDERS:
             ignored = f"models: {key}={json.dumps(value)} of {name} {version} is ignored"

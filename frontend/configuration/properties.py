@@ -26,14 +26,10 @@ class Entry(NamedTuple):
 
 
 def read_entries(text: str) -> list[Entry]:
-    r"""Reads Java properties: ``key=value``, ``key: value`` or ``key value``; stripped, in order.
-
-    Comments start with ``#`` or ``!``; a backslash at the end of a line continues it; ``\n``,
-    ``\t`` and ``\uXXXX`` are escapes, and any other character behind a backslash stands for
-    itself.
+    """Return the stripped entries of Java properties, in order.
 
     Raises:
-        ConfigError: An escape that is no character.
+        ConfigError: An escape is no character.
     """
     entries = []
     for number, line in _logical_lines(text):
@@ -45,12 +41,12 @@ def read_entries(text: str) -> list[Entry]:
 
 
 def parse_properties(text: str) -> dict[str, str]:
-    """Reads Java properties as `read_entries`; of a repeated key the last one counts."""
+    """Return the values of Java properties by key; of a repeated key the last one."""
     return {entry.key: entry.value for entry in read_entries(text)}
 
 
 def format_properties(entries: Mapping[str, str], comments: Iterable[str] = ()) -> str:
-    """Writes Java properties as Java does: one line each, anything but plain ASCII escaped."""
+    """Return Java properties as Java writes them: anything but plain ASCII is escaped."""
     lines = [f"#{comment}\n" for comment in comments]
     for key, value in entries.items():
         escaped = _escape(key).replace(" ", "\\ ")
@@ -59,7 +55,7 @@ def format_properties(entries: Mapping[str, str], comments: Iterable[str] = ()) 
 
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Yields lines without comments and blanks, continued ones joined; and where they begin."""
+    """Yield lines without comments and blanks, continued ones joined, and their numbers."""
     pending, first = "", 0
     # Not splitlines(): it also splits at characters that Java reads as ordinary ones.
     for number, line in enumerate(re.split(r"\r\n|\r|\n", text), start=1):

@@ -135,7 +135,7 @@ def _number(above: int, read: Callable[[float], float], write: Callable[[float],
 
 
 def _plain(number: float) -> float:
-    """Return a whole number if possible, because TorchServe accepts no others."""
+    # TorchServe accepts whole numbers only.
     rounded = round(float(number), 6)
     return int(rounded) if rounded.is_integer() else rounded
 

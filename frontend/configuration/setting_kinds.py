@@ -28,14 +28,12 @@ _WHOLE = re.compile(r"[+-]?[0-9]{1,12}")
 
 
 class _ShortRepr(reprlib.Repr):
-    """Limits the nesting of values, because aliases of a yaml can expand to gigabytes."""
-
     def __init__(self) -> None:
         super().__init__()
-        self.maxlevel = 2
+        self.maxlevel = 2  # aliases of a yaml can expand to gigabytes
 
     def repr_int(self, x: int, level: int) -> str:
-        """Return a number; Python refuses to write thousands of digits."""
+        # Python refuses to write thousands of digits.
         if x.bit_length() > _MAX_BITS:
             return f"<a number of {x.bit_length()} bits>"
         return super().repr_int(x, level)
@@ -73,6 +71,13 @@ class Kind:
     parse: Callable[[str], Any] = _number
     query_schema: Json | None = None  # of a query, if it differs from `schema`
     yaml_rule: str = ""  # `rule` for a warning about model-config.yaml, if it differs
+
+    def from_text(self, text: str) -> Any:
+        """Return the value of a text of config.properties; ValueError has the rule."""
+        value = self.parse(text.lower())
+        if not self.accepts(value):
+            raise ValueError(self.rule)
+        return self.read(value)
 
 
 def is_whole(value: object, minimum: int, maximum: int = MAX_NUMBER) -> bool:
@@ -175,7 +180,6 @@ BATCH_SIZE = automatic_or(whole(1))
 
 
 def _list_of(rule: str, minimum: int, maximum: int = MAX_NUMBER) -> Kind:
-    """Return the kind of lists of whole numbers, used as tuples."""
 
     def accepts(value: Any) -> bool:
         return isinstance(value, list) and all(is_whole(each, minimum, maximum) for each in value)

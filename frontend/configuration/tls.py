@@ -1,8 +1,7 @@
-"""The identity of https listeners: key and certificates to an `ssl.SSLContext`; TLS 1.2 and newer.
+"""The identity of listeners with TLS, 1.2 or newer: a key and certificates.
 
-From a PKCS #12 key store, else from two PEM files, else made up: a key and a self-signed
-certificate that live as long as the server does. All but PEM needs the package ``cryptography``
-(``pip install marserve[tls]``).
+They are from a PKCS #12 key store, else from two PEM files, else generated for the life of the
+server. All but PEM needs the package ``cryptography`` (``pip install marserve[tls]``).
 """
 
 import os
@@ -13,10 +12,10 @@ from types import ModuleType
 from marserve.frontend.configuration.addresses import TlsFiles
 from marserve.frontend.configuration.properties import ConfigError
 
-# First bytes of Java's own formats, which only Java reads.
+# The first bytes of Java's formats.
 _JAVA_KEYSTORES = (b"\xfe\xed\xfe\xed", b"\xce\xce\xce\xce")
 
-# What OpenSSL says of pairs that were good enough for Java.
+# OpenSSL's reasons to refuse keys that Java accepts.
 _TOO_WEAK = {
     "EE_KEY_TOO_SMALL": "the key has fewer bits than",
     "CA_KEY_TOO_SMALL": "the key of an authority in the chain has fewer bits than",
@@ -33,7 +32,7 @@ _NEW_KEYSTORE = (
 
 
 def server_context(files: TlsFiles) -> ssl.SSLContext:
-    """Builds what a listener needs to speak TLS.
+    """Return the context of a listener.
 
     Raises:
         ConfigError: The files cannot be used, or a package is missing.
@@ -46,12 +45,12 @@ def server_context(files: TlsFiles) -> ssl.SSLContext:
 
 
 def identity_pem(files: TlsFiles) -> tuple[bytes, bytes]:
-    """The private key, and the certificates, as PEM.
+    """Return the private key, and the certificates, as PEM.
 
     Raises:
         ConfigError: The files cannot be used, or a package is missing.
     """
-    server_context(files)  # says best what is wrong
+    server_context(files)  # its errors are the best
     if files.keystore is not None:
         certificates = _certificates(f"keystore={files.keystore}")
         pem: bytes = certificates.keystore_pem(_read(files.keystore), files.keystore_pass)
@@ -63,12 +62,12 @@ def identity_pem(files: TlsFiles) -> tuple[bytes, bytes]:
 
 
 def load_identity(context: ssl.SSLContext, files: TlsFiles) -> None:
-    """Reads key and certificates again, for connections to come.
+    """Load key and certificates again, for new connections.
 
     Raises:
         ConfigError: They cannot be used; the context keeps what it has.
     """
-    server_context(files)  # what fails half-way fails there
+    server_context(files)  # a failure half-way is in this context
     _load(context, files)
 
 
@@ -115,7 +114,7 @@ def _load_keystore(context: ssl.SSLContext, path: Path, password: str) -> None:
 
 
 def _too_weak(error: Exception, command: str) -> str:
-    """A sentence about a key or signature that is too weak for the library; else empty."""
+    """Return a sentence about a key or signature that is too weak; else an empty text."""
     reason = error.reason if isinstance(error, ssl.SSLError) else None
     if reason not in _TOO_WEAK:
         return ""
@@ -124,7 +123,7 @@ def _too_weak(error: Exception, command: str) -> str:
 
 
 def _load_bytes(context: ssl.SSLContext, pem: bytes) -> None:
-    """Loads key and certificates, which ``ssl`` takes from files only, by one in memory."""
+    """Load key and certificates, which ``ssl`` reads from files only, from one in memory."""
     with open(os.memfd_create("tls"), "wb") as file:  # noqa: PTH123 - a descriptor is no path
         file.write(pem)
         file.flush()

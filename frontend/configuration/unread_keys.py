@@ -1,4 +1,4 @@
-"""Keys that are not read, and a sentence about each: TorchServe's own, and those nearly right."""
+"""Sentences about keys that are not read: TorchServe's, and those similar to a known one."""
 
 import difflib
 import re
@@ -10,11 +10,9 @@ from marserve.frontend.configuration.setting import camel_case, snake_case
 
 _JVM = "there is no Java virtual machine to set up"
 _NETTY = "one event loop serves all connections"
-_KSERVES = "TorchServe did not read it, though KServe's examples have it"
-_SOCKETPAIR = "workers are always reached over socket pairs"
-#: Keys of TorchServe's that have no meaning here, and why.
+#: Keys of TorchServe without a meaning here, and the reasons.
 WITHOUT_EFFECT = {
-    "NUM_WORKERS": _KSERVES,
+    "NUM_WORKERS": "TorchServe did not read it, though KServe's examples have it",
     "cpp_log_config": "there is no C++ backend",
     "debug": "workers cannot be attached by hand, see --debug-handler",
     "io_ratio": _NETTY,
@@ -23,18 +21,16 @@ WITHOUT_EFFECT = {
     "number_of_netty_threads": _NETTY,
     "plugins_path": "Java plugins cannot be loaded",
     "prefer_direct_buffer": _JVM,
-    "use_native_io": _SOCKETPAIR,
+    "use_native_io": "workers are always reached over socket pairs",
 }
 #: Those of them that only tuned the Java server.
 HARMLESS = WITHOUT_EFFECT.keys() - {"debug", "plugins_path"}
-#: Every key of TorchServe's that is not read.
-UNREAD = WITHOUT_EFFECT.keys()
-#: What a server writes into its snapshots and never reads.
+#: Keys of snapshots that are never read.
 RECORDS = frozenset({"tsConfigFile", "version"})
 
 #: Every key of model-config.yaml that the server reads.
 YAML_KEYS = tuple(BY_SPELLING)
-# Names that people try for something that is called otherwise.
+# Similar in meaning, not in letters.
 _TRIED = {
     "default_workers_per_model": (
         "workers numworkers numberofworkers initialworkers defaultworkers workerspermodel "
@@ -65,16 +61,16 @@ _MAX_NAME = 40  # longer ones are not meant for one of ours
 
 
 def unread_key(name: str, place: str, known: Iterable[str]) -> str:
-    """A sentence about a key that is not read, beside the ``known`` ones, which are."""
+    """Return a sentence about a key that is not among the ``known`` ones."""
     if name in WITHOUT_EFFECT:
         return f"{name} ({place}) has no effect: {WITHOUT_EFFECT[name]}."
     return f"{name} ({place}) is an unknown key, ignored{_advice(name, known)}"
 
 
 def unread_yaml_key(name: object, known: Iterable[str] = YAML_KEYS) -> str:
-    """A sentence about a key of model-config.yaml that was probably meant for the server.
+    """Return a sentence about a key of model-config.yaml that was probably meant for the server.
 
-    Empty for those ``known`` at its place, which are read, and those that are the handler's.
+    It is empty for ``known`` keys, and for others, which are the handler's.
     """
     if not isinstance(name, str) or name in known or len(name) > _MAX_NAME:
         return ""
@@ -89,7 +85,7 @@ def unread_yaml_key(name: object, known: Iterable[str] = YAML_KEYS) -> str:
 
 
 def unread_parameter(name: str, known: Iterable[str]) -> str:
-    """A sentence about a parameter of a request that is not read, beside the known ones."""
+    """Return a sentence about a parameter of a request that is not among the known ones."""
     shown = name if name.isprintable() and len(name) <= _MAX_NAME else ascii(name[:_MAX_NAME])
     row = BY_SPELLING.get(name) or BY_SPELLING.get(camel_case(name))
     advice = advice_for_model(name, known)
@@ -99,7 +95,7 @@ def unread_parameter(name: str, known: Iterable[str]) -> str:
 
 
 def advice_for_model(name: str, known: Iterable[str]) -> str:
-    """How a setting of a model is called that has another name here; else only a full stop."""
+    """Return the end of a sentence: the name of a similar setting, else only a full stop."""
     if len(name) > _MAX_NAME:
         return "."
     if other := foreign_name_hint(name):
@@ -109,18 +105,16 @@ def advice_for_model(name: str, known: Iterable[str]) -> str:
 
 
 def foreign_name_hint(name: str) -> str:
-    """What a name of another server's is called here; empty where it is none of those."""
+    """Return the meaning here of a setting of another server; empty for other names."""
     sentence = FOREIGN_NAMES.get(snake_case(name), "")
     return sentence and f"{sentence}."
 
 
 def _plain(name: str) -> str:
-    """A name without what people get wrong: case, dashes, dots, underscores."""
     return re.sub(r"[\W_]", "", name).lower()
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:
-    """The known name that a name is nearly; empty for none."""
     names = {_plain(key): key for key in known}
     alike = difflib.get_close_matches(_plain(name), names, n=1, cutoff=_MIN_RATIO)
     return names[alike[0]] if alike else ""

@@ -1,4 +1,4 @@
-"""Text of a properties file to value; a ValueError completes the sentence "expected ..."."""
+"""Parsers of texts of a properties file; a ValueError completes the sentence "expected ..."."""
 
 import math
 import re
@@ -13,14 +13,14 @@ _DECIMAL = re.compile(r"[0-9]{1,12}(\.[0-9]{1,12})?")
 
 
 def boolean(text: str) -> bool:
-    """Reads true or false, in any case of letters."""
+    """Return whether it is true, not false, in any case of letters."""
     if text.lower() not in ("true", "false"):
         raise ValueError("true or false")
     return text.lower() == "true"
 
 
 def whole(minimum: int, maximum: float = math.inf) -> Callable[[str], int]:
-    """Makes a parser of decimal whole numbers from ``minimum`` on, or up to ``maximum``."""
+    """Return a parser of decimal whole numbers."""
     allowed = f"{minimum} or more" if maximum == math.inf else f"from {minimum} to {maximum}"
 
     def parse(text: str) -> int:
@@ -31,37 +31,22 @@ def whole(minimum: int, maximum: float = math.inf) -> Callable[[str], int]:
     return parse
 
 
-def whole_or(word: str, number: int, minimum: int, maximum: int) -> Callable[[str], int]:
-    """Makes a parser of whole numbers, and of a word that stands for another number."""
-    parse_number = whole(minimum, maximum)
-
-    def parse(text: str) -> int:
-        if text.lower() == word:
-            return number
-        try:
-            return parse_number(text)
-        except ValueError as error:
-            raise ValueError(f"{word}, or {error}") from None
-
-    return parse
-
-
 def not_negative(text: str) -> float:
-    """Reads a plain decimal number."""
+    """Return a plain decimal number."""
     if not _DECIMAL.fullmatch(text):
         raise ValueError("a number, 0 or more")
     return float(text)
 
 
 def positive(text: str) -> float:
-    """Reads a plain decimal number above 0."""
+    """Return a plain decimal number above 0."""
     if not _DECIMAL.fullmatch(text) or float(text) == 0:
         raise ValueError("a number above 0")
     return float(text)
 
 
 def one_of(*words: str) -> Callable[[str], str]:
-    """Makes a parser that accepts these words, in any case of letters."""
+    """Return a parser of these words, in any case of letters."""
 
     def parse(text: str) -> str:
         if text.lower() not in words:
@@ -72,7 +57,7 @@ def one_of(*words: str) -> Callable[[str], str]:
 
 
 def pattern(text: str, flags: int = 0) -> re.Pattern[str]:
-    """Compiles a regular expression."""
+    """Return a regular expression."""
     try:
         return re.compile(text, flags)
     except (re.error, OverflowError, RecursionError) as error:
@@ -80,12 +65,12 @@ def pattern(text: str, flags: int = 0) -> re.Pattern[str]:
 
 
 def url_patterns(text: str) -> tuple[re.Pattern[str], ...]:
-    """Compiles a comma list of expressions that do not mind the case of letters."""
+    """Return the expressions of a comma list, for any case of letters."""
     return tuple(pattern(item, re.IGNORECASE) for item in _items(text))
 
 
 def modules(text: str) -> tuple[str, ...]:
-    """Reads a comma list of import names."""
+    """Return the import names of a comma list."""
     names = _items(text)
     if not all(part.isidentifier() for name in names for part in name.split(".")):
         raise ValueError("import names of modules, separated by commas")
@@ -93,21 +78,21 @@ def modules(text: str) -> tuple[str, ...]:
 
 
 def identifier(text: str) -> str:
-    """Reads the name of a module."""
+    """Return the name of a module."""
     if not text.isidentifier():
         raise ValueError("the name of a module")
     return text
 
 
 def header_name(text: str) -> str:
-    """Reads the name of a header."""
+    """Return the name of a header."""
     if not re.fullmatch(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+", text):
         raise ValueError("the name of a header")
     return text
 
 
 def arguments(text: str) -> tuple[str, ...]:
-    """Reads arguments as a shell would split them, nothing replaced."""
+    """Return arguments, split as in a shell."""
     try:
         return tuple(shlex.split(text))
     except ValueError as error:
@@ -115,7 +100,7 @@ def arguments(text: str) -> tuple[str, ...]:
 
 
 def models_to_load(text: str) -> tuple[str, ...]:
-    """Reads a comma list of ``url`` and ``name=url``; ``("all",)`` means the whole model store."""
+    """Return a comma list of ``url`` and ``name=url``; ``("all",)`` is the whole model store."""
     return ("all",) if text.lower() == "all" else _items(text)
 
 
@@ -124,7 +109,7 @@ def _items(text: str) -> tuple[str, ...]:
 
 
 def program(text: str) -> Path:
-    """Finds a program by its path, or by its name in PATH."""
+    """Return the path of a program; a name is looked up in PATH."""
     found = shutil.which(text)
     if found is None:
         raise ValueError("a program that can be run")
@@ -132,7 +117,7 @@ def program(text: str) -> Path:
 
 
 def absolute_path(text: str) -> Path:
-    """Reads a path, absolute for workers elsewhere; without ``..``, to compare it as text."""
+    """Return an absolute path; without ``..``, to compare it as text."""
     if "\0" in text:
         raise ValueError("a path, without a zero byte")
     path = Path(text).absolute()
@@ -140,7 +125,7 @@ def absolute_path(text: str) -> Path:
 
 
 def path_or_url(*schemes: str) -> Callable[[str], str]:
-    """A reader of paths, which become absolute, and of URLs of some schemes."""
+    """Return a parser of paths, which become absolute, and of URLs of some schemes."""
 
     def parse(text: str) -> str:
         scheme, separator, rest = text.partition("://")
@@ -159,9 +144,9 @@ def without_secrets(text: str) -> str:
 
 
 def plain_number(value: object) -> object:
-    """The number that a JSON text or fraction stands for, as in TorchServe; else the value."""
+    """Return the number that a JSON text or fraction stands for; else the value."""
     if isinstance(value, str) and _WHOLE.fullmatch(text := value.strip()):
-        return int(text)  # which itself takes fewer characters for blanks
+        return int(text)
     if isinstance(value, float) and value.is_integer():
         return int(value)
     return value

@@ -95,15 +95,11 @@ class ScalingDecision:
 
 @dataclass(eq=False)
 class Autoscaler:
-    """Changes the workers of models by their demand.
-
-    ``set_workers`` sets the number of workers of a model, or raises `ServeError`; the clock is that
-    of the jobs in a queue.
-    """
+    """Changes the workers of models by their demand; ``set_workers`` may raise `ServeError`."""
 
     models: Iterable[ModelVersion]
     set_workers: Callable[[ModelVersion, int], Awaitable[None]]
-    clock: Callable[[], float] = time.monotonic
+    clock: Callable[[], float] = time.monotonic  # that of the jobs in a queue
 
     def __post_init__(self) -> None:
         self._decisions: WeakKeyDictionary[ModelVersion, ScalingDecision] = WeakKeyDictionary()

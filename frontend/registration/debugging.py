@@ -1,10 +1,7 @@
 """The server's part of ``--debug-handler``: a worker of one model has the terminal.
 
-The worker's part is `marserve.backend.debugging`. Answers contain tracebacks, and with them code.
-So only programs of this machine can reach the server, and no web page in its browsers.
-
-The terminal sends Ctrl-C to the server and the worker. The server ignores it while the worker
-handles it, perhaps at a debugger's prompt.
+Answers contain tracebacks, and with them code. So only programs of this machine can reach the
+server, and no web page in its browsers.
 """
 
 import logging
@@ -13,7 +10,6 @@ from pathlib import Path
 
 from marserve.frontend.configuration.config import Config, Debugged
 from marserve.frontend.configuration.properties import ConfigError
-from marserve.frontend.registration.resolver import handler_path
 from marserve.frontend.serving.registry import ModelRegistry
 from marserve.frontend.workers.terminal import Terminal
 
@@ -55,6 +51,12 @@ def for_debugging(config: Config, model: str, *, foreground: bool) -> Config:
     )
 
 
+def handler_path(text: str) -> str:
+    """Return a handler of a command line; an existing file by its absolute path."""
+    file, colon, function = text.partition(":")
+    return f"{Path(file).absolute()}{colon}{function}" if Path(file).is_file() else text
+
+
 def warn_if_unknown(debugged: Debugged, registry: ModelRegistry) -> None:
     """Log that the model is not registered yet: its name may be mistyped."""
     names = sorted({model.name for model in registry})
@@ -66,5 +68,5 @@ def warn_if_unknown(debugged: Debugged, registry: ModelRegistry) -> None:
 
 
 def leaves_interrupts(registry: ModelRegistry) -> bool:
-    """Return whether a worker handles Ctrl-C, because its handler is debugged."""
+    """Return whether a debugged worker handles Ctrl-C, which the server gets, too."""
     return any(worker.takes_interrupts for model in registry for worker in model.workers)

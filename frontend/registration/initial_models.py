@@ -37,16 +37,13 @@ async def register_initial_models(manager: ModelManager, config: Config) -> None
 
 
 async def _load(manager: ModelManager, config: Config) -> None:
-    """Register the models of ``load_models``.
-
-    With ``all``, a directory in the store may not be a model: its failure is not recorded.
-    """
     is_named = not _is_everything(config.load_models)
     for name, url in _expand(config):
         registration = Registration(url=url, model_name=name, synchronous=False, at_start=True)
         error = await _try_to_register(manager, registration)
         if error is None or isinstance(error, VersionConflict):  # an earlier item is served
             continue
+        # Of ``all``, a directory may not be a model.
         if is_named or not (config.model_store / url).is_dir():
             implied = name or implied_model_name(url)
             manager.add_failed(FailedLoad(implied, url, one_line(error), is_name_implied=not name))
@@ -81,7 +78,6 @@ async def _restore(manager: ModelManager, config: Config) -> None:
 
 
 async def _try_to_register(manager: ModelManager, registration: Registration) -> Exception | None:
-    """Register a model; return the error, if any."""
     try:
         await manager.register(registration)
     except Exception as error:  # archives are untrusted; the other models are served
@@ -97,7 +93,7 @@ def _is_everything(items: Sequence[str]) -> bool:
 
 
 def _expand(config: Config) -> Iterator[tuple[str, str]]:
-    """Yield the items of ``load_models``: a name, which may be empty, and a URL."""
+    """Yield a name, which may be empty, and a URL for each item of ``load_models``."""
     if _is_everything(config.load_models):
         if (config.model_store / MANIFEST_PATH).is_file():  # the store is a model, as on SageMaker
             yield "", str(config.model_store)
@@ -112,7 +108,6 @@ def _expand(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _may_be_model(path: Path, config: Config) -> bool:
-    """Return whether an entry of the store is an archive, or a directory with a handler."""
     if not path.is_dir():
         return path.name.endswith(_ARCHIVE_ENDINGS)
     if config.default_service_handler or has_manifest(path):

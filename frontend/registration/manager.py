@@ -62,8 +62,7 @@ def _shielded(
 class ModelManager(ModelChanges):
     """Changes which models are served, and by how many workers.
 
-    Archives are unpacked in ``workdir``, which the caller removes. ``snapshots`` must be begun when
-    the server has started; without a writer nothing is written.
+    `snapshots` are written from `Snapshots.begin` on, and not without a writer.
     """
 
     def __init__(
@@ -79,7 +78,6 @@ class ModelManager(ModelChanges):
         self._host = host
         self._timeout = config.unregister_model_timeout
         self._builder = ModelBuilder(host, metrics, workdir)
-        #: Opens the archives of models, and those of workflows.
         self.archives = self._builder.archives
         self.snapshots = Snapshots(snapshots, lambda: served_models(registry, config.model_store))
         self._background = BackgroundTasks()
@@ -97,10 +95,8 @@ class ModelManager(ModelChanges):
     ) -> AsyncIterator[None]:
         """Make changes within the block; after it finish the accepted requests and end the workers.
 
-        Args:
-            drain: Seconds that the requests may take.
-            skip_drain: Ends that time early.
-            drained: Waits for callers that send further requests on behalf of accepted ones.
+        The requests may take ``drain`` seconds, unless ``skip_drain`` is set. ``drained`` waits for
+        callers that send further requests on behalf of accepted ones.
         """
         try:
             async with self._background:
@@ -233,11 +229,8 @@ class ModelManager(ModelChanges):
     ) -> None:
         """Record how far a model is as a catalog wants it.
 
-        Args:
-            name: Of the model.
-            failed: Its versions that could not be loaded; they replace those recorded before.
-            trouble: What is not as the catalog wants it, of all models; a sentence or empty.
-            is_served: Whether all of its versions are registered, or none is wanted.
+        ``failed`` replaces the failed versions recorded before. ``trouble`` is a sentence about all
+        models, or empty. ``is_served``: all wanted versions are registered, or none is wanted.
         """
         progress = self._registry.catalog_progress
         if is_served:
@@ -270,11 +263,7 @@ class ModelManager(ModelChanges):
     def _memory_for(
         self, model: ModelVersion, registration: Registration
     ) -> contextlib.AbstractAsyncContextManager[None]:
-        """Return a context that claims the memory for the workers of a model while they load.
-
-        Raises:
-            NotEnoughMemory: When it is entered.
-        """
+        """Return a context that claims the memory for the workers of a model while they load."""
         copies = model.settings.min_workers
         if self._host.devices.count:
             copies = min(copies, 1)
@@ -283,7 +272,7 @@ class ModelManager(ModelChanges):
         return self._memory.claim(model.name, model.archive.directory, copies)
 
     def _remove(self, model: ModelVersion) -> None:
-        """Undo that a model was added, even if versions of its name have changed meanwhile."""
+        """Undo ``add``, even if versions of the name have changed meanwhile."""
         versions = [other for other in self._registry if other.name == model.name]
         if model in versions and len(versions) > 1 and model in self._registry.defaults():
             successor = next(other for other in versions if other is not model)
@@ -327,7 +316,6 @@ def changed_settings(model: ModelVersion, changes: Fields) -> ModelSettings:
 
 
 def _check_goal(model: ModelVersion, settings: ModelSettings) -> None:
-    """Raise BadRequest for a latency goal that not even a batch of one request can meet."""
     try:
         settings.batching.checked_against(model.batcher.costs)
     except ValueError as error:
@@ -335,7 +323,6 @@ def _check_goal(model: ModelVersion, settings: ModelSettings) -> None:
 
 
 async def _warn_of_goal(model: ModelVersion, started: Sequence[WorkerSupervisor]) -> None:
-    """Log a latency goal that cannot be met, for a registration that waited for no workers."""
     for worker in started:
         await worker.first_outcome()
     try:

@@ -24,15 +24,9 @@ _MEBIBYTE = 1 << 20
 
 @dataclass(eq=False)
 class MemoryCheck:
-    """Checks the free memory before models load.
+    """Checks the free memory before models load."""
 
-    Attributes:
-        kept_percent: Share of the usable memory that a load must leave; 0: no check.
-        usable: Returns the usable memory in bytes.
-        free: Returns the free memory in bytes.
-    """
-
-    kept_percent: int
+    kept_percent: int  # of the usable memory, that a load must leave; 0: no check
     usable: Callable[[], int] = usable_memory
     free: Callable[[], int] = free_memory
     _claimed: int = field(default=0, init=False)
@@ -64,10 +58,7 @@ class MemoryCheck:
 
 
 def bytes_in(directory: Path) -> int:
-    """Return the size of all files in a directory; files with several names count once.
-
-    Copies of Hugging Face's cache contain links to each of their files.
-    """
+    """Return the size of all files in a directory; those with several links count once."""
     sizes = {}
     for folder, _, names in os.walk(directory):
         for name in names:

@@ -1,18 +1,26 @@
-"""Make the model version of a registration: archive, settings, required packages."""
+"""Makes the model version of a registration: archive, manifest, settings, required packages."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 
-from marserve.backend.manifest import Manifest
+from marserve.backend.manifest import Manifest, ManifestError
 from marserve.frontend.aio.background import in_abandonable_thread
-from marserve.frontend.archives.archive import ArchiveOpener, make_helpers
-from marserve.frontend.archives.requirements import DependencyStore
+from marserve.frontend.archives.archive import (
+    Archive,
+    ArchiveOpener,
+    implied_model_name,
+    make_helpers,
+)
+from marserve.frontend.archives.requirements import DependencyStore, Requirements
+from marserve.frontend.configuration.config import Config
+from marserve.frontend.errors import ArchiveRefused, ModelNotFound
 from marserve.frontend.registration.model_changes import Registration
-from marserve.frontend.registration.resolver import Resolver
 from marserve.frontend.serving.host import WorkerHost
 from marserve.frontend.serving.model_version import ModelVersion
 from marserve.frontend.serving.stateful.stateful_version import StatefulModelVersion
+from marserve.frontend.settings.model_settings import ModelSettings, resolve_settings
 from marserve.frontend.telemetry.metrics import Metrics
 
 
@@ -24,11 +32,9 @@ class ModelBuilder:
         helpers = make_helpers(config)
         self._host = host
         self._metrics = metrics
-        self._resolver = Resolver(host)
         self._dependencies = DependencyStore(
             config.dependency_cache, host.python, host.environment(), helpers
         )
-        #: Opens the archives of models, and those of workflows.
         self.archives = ArchiveOpener(config, workdir, helpers)
 
     async def build(
@@ -47,25 +53,100 @@ class ModelBuilder:
         Raises:
             ServeError: The archive cannot be opened, or the model cannot be served.
         """
+        host, config = self._host, self._host.config
         archive = await self.archives.open(
             registration.url,
             s3_sse_kms=registration.s3_sse_kms,
             is_private=registration.is_private,
         )
         undo.push_async_callback(self.archives.remove, archive)
-        manifest = self._resolver.manifest(archive, registration)
+        manifest = registered_manifest(archive, registration, config)
         # In a thread: hundreds of unknown keys are compared with the known ones, letter by letter.
         settings = await in_abandonable_thread(
-            self._resolver.settings, archive, manifest, registration
+            registered_settings, archive, manifest, registration, host
         )
+        file = manifest.requirements_file if config.install_py_dep_per_model else ""
         environment = await self._dependencies.install(
-            self._resolver.requirements(archive, manifest, venv=settings.use_venv)
+            Requirements(manifest.model_name, archive.directory, file, settings.use_venv)
         )
         await until_free(manifest)
         make = StatefulModelVersion if settings.stateful else ModelVersion
-        host, origin = self._host, registration.origin
+        origin = registration.origin
         model = make(archive, manifest, settings, host, self._metrics, environment, origin)
         undo.push_async_callback(model.close, 0)
         if registration.saved and registration.saved.batch_costs:
             model.batcher.seed(point[:2] for point in registration.saved.batch_costs)
         return model
+
+
+def registered_manifest(archive: Archive, registration: Registration, config: Config) -> Manifest:
+    """Return the manifest with the name, version and handler under which it is registered.
+
+    Raises:
+        ArchiveRefused: It cannot be used.
+        ModelNotFound: It has another version than the registration or the snapshot.
+    """
+    implied_name = implied_model_name(archive.source.name)
+    try:
+        manifest = archive.contents.manifest or Manifest.implied(implied_name, "")
+        registered = manifest.registered_as(
+            name=registration.model_name,
+            runtime=registration.runtime,
+            handler=registration.handler,
+            fallback_name=implied_name if registration.at_start else "",
+            fallback_handler=config.default_service_handler or "",
+            envelope=config.service_envelope or "",
+        )
+    except ManifestError as error:
+        raise ArchiveRefused(str(error)) from error
+    wanted = registration.saved.version if registration.saved else registration.version
+    if wanted and wanted != registered.model_version:
+        raise ModelNotFound(f"{registration.url} holds version {registered.model_version}")
+    debugged = config.debugged
+    if debugged and debugged.handler and debugged.model == registered.model_name:
+        registered = replace(registered, handler=debugged.handler)
+    runtime = registration.runtime or _configured(registered, config).get("runtimeType")
+    if (runtime or registered.runtime) == "LSP":
+        raise ArchiveRefused("Runtime LSP is TorchServe's C++ backend; there is only Python here.")
+    return replace(registered, runtime=str(runtime)) if runtime else registered
+
+
+def registered_settings(
+    archive: Archive, manifest: Manifest, registration: Registration, host: WorkerHost
+) -> ModelSettings:
+    """Return the settings of a model, resolved from all sources.
+
+    Raises:
+        ArchiveRefused, BadRequest: It cannot be served with them.
+    """
+    config, gpus = host.config, host.devices.count
+    workers = registration.initial_workers
+    is_loaded = registration.at_start or registration.catalog is not None
+    if workers is None:
+        workers = config.default_workers_per_model
+        if is_loaded:
+            workers = workers or gpus or host.cores
+    settings = resolve_settings(
+        registration.settings,
+        archive.contents.model_yaml,
+        _configured(manifest, config),
+        config,
+        gpus=gpus,
+        default_workers=workers,
+        at_start=is_loaded,
+        catalog=registration.catalog,
+    )
+    if settings.sample_inputs and not archive.contents.has_samples:
+        names = ", ".join(settings.sample_inputs)
+        raise ArchiveRefused(
+            f"model-config.yaml: sampleInput={names[:80]}: no such file in the archive."
+        )
+    if registration.saved:
+        settings = settings.restored(registration.saved)
+    if config.debugged and config.debugged.model == manifest.model_name:
+        return settings.for_debugging()
+    return settings
+
+
+def _configured(manifest: Manifest, config: Config) -> Mapping[str, object]:
+    return config.models.get(manifest.model_name, {}).get(manifest.model_version, {})

@@ -34,10 +34,9 @@ class RestoreFailed(Exception):
 
 
 def served_models(registry: ModelRegistry, model_store: Path) -> list[SavedModel]:
-    """Return the models for a snapshot.
+    """Return the registered models, and those of an earlier snapshot that could not be loaded.
 
-    They are the registered ones without nodes of workflows, and then those of an earlier snapshot
-    that could not be loaded: if one was the default, it becomes so again when it can be loaded.
+    If one of these was the default, it becomes so again when it can be loaded.
     """
     defaults = set(registry.defaults())
     models = [model for model in registry if not model.origin.workflow]
@@ -71,7 +70,6 @@ def _saved(model: ModelVersion, is_default: bool, model_store: Path) -> SavedMod
 
 
 def _chosen_settings(settings: ModelSettings) -> dict[str, object]:
-    """Return the settings that were set for this model, without the numbers of TorchServe."""
     values = settings.values
     return {
         row.key: row.write(values)
@@ -81,14 +79,7 @@ def _chosen_settings(settings: ModelSettings) -> dict[str, object]:
 
 
 class SnapshotWriter:
-    """Writes snapshots; blocks.
-
-    Args:
-        directory: For the files; created if it does not exist.
-        properties: Configured keys, for each snapshot.
-        kept: Number of snapshots of each kind that are kept.
-        clock: Seconds since the epoch.
-    """
+    """Writes snapshots with these properties, and keeps the newest of each kind; blocks."""
 
     def __init__(
         self,
@@ -146,10 +137,10 @@ def _stamp(epoch_ms: int) -> str:
 
 
 class Snapshots:
-    """Writes snapshots in a thread, one after the other.
+    """Writes snapshots in a thread, one after the other; none without a writer.
 
     Nothing is written before `begin`, so that a failed start does not replace the snapshots of the
-    last successful one. Without a writer nothing is written; ``models`` returns the served models.
+    last successful one.
     """
 
     def __init__(

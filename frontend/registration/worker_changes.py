@@ -22,16 +22,12 @@ _WITH_CODE = (ConnectionLost, LoadFailed)
 
 @dataclass(eq=False)
 class WorkerChanges:
-    """Changes the workers of models, which may be unregistered meanwhile.
-
-    Workers stop in the background, even if the caller is cancelled, and have ``timeout`` seconds
-    to finish their requests.
-    """
+    """Changes the workers of models, which may be unregistered meanwhile."""
 
     registry: ModelRegistry
     background: BackgroundTasks
     snapshots: Snapshots
-    timeout: float
+    timeout: float  # seconds in which workers finish their requests before they stop
 
     async def scale(self, model: ModelVersion, version: str | None, low: int, high: int) -> None:
         """Set the minimum and maximum of workers; ``version`` is the one that the client named.

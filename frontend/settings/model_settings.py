@@ -121,7 +121,16 @@ class ModelSettings(ModelValues):
         return {**vars(self), **vars(self.batching)}
 
     def for_debugging(self) -> "ModelSettings":
-        """Return settings for a single worker that may wait at a breakpoint for any time."""
+        """Return settings for a single worker that may wait at a breakpoint for any time.
+
+        Raises:
+            ArchiveRefused: The worker is several processes, and there is one terminal.
+        """
+        if self.parallel and self.parallel.has_ranks:
+            raise ArchiveRefused(
+                f"parallelType={self.parallel.type}: its worker is several processes, which cannot "
+                "be debugged in one terminal."
+            )
         return replace(
             self, min_workers=1, max_workers=1, autoscale=None, client_timeout=0.0, debugged=True
         )

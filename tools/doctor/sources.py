@@ -18,7 +18,7 @@ from marserve.backend.manifest import MANIFEST_PATH, WORKFLOW_MANIFEST_PATH
 from marserve.frontend.configuration.config import KEYS
 from marserve.frontend.configuration.model_schema import BY_KEY
 from marserve.frontend.configuration.properties import ConfigError, parse_properties
-from marserve.frontend.configuration.unread_keys import UNREAD
+from marserve.frontend.configuration.unread_keys import WITHOUT_EFFECT
 from marserve.frontend.errors import ServeError
 from marserve.tools.doctor.contents import open_zip
 from marserve.tools.files import MAX_BYTES, open_regular, read_beginning, read_file
@@ -215,7 +215,7 @@ def _kind_of_properties(name: str, text: str) -> Kind | None:
         keys = parse_properties(text).keys()
     except ConfigError:
         return Kind.PROPERTIES if name.startswith("config") else None
-    known = keys & (KEYS.keys() | UNREAD) - {"version", "debug", "python", "models"}
+    known = keys & (KEYS.keys() | WITHOUT_EFFECT.keys()) - {"version", "debug", "python", "models"}
     return Kind.PROPERTIES if known else None
 
 

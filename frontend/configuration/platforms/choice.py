@@ -19,11 +19,7 @@ PLATFORMS: Mapping[str, Platform] = {each.name: each for each in (KSERVE, SAGEMA
 
 
 def choose_platform(name: str | None, surroundings: Surroundings) -> ChosenPlatform:
-    """Choose a platform and compute its changes.
-
-    Args:
-        name: The name of a platform, or ``none``; None to detect it.
-        surroundings: The environment and settings of the server.
+    """Choose the named platform, or if the name is None the detected one, and compute its changes.
 
     Raises:
         ConfigError: There is no such platform.
@@ -43,12 +39,13 @@ def _set_up(platform: Platform, evidence: str, surroundings: Surroundings) -> Ch
     setup = platform.set_up(surroundings)
     settings = surroundings.settings
     stronger = {"default": settings.keys(), "required": surroundings.decided, "forced": ()}
-    changes = {
-        change.key: change
+    changes = [
+        change
         for change in setup.changes
         if settings.get(change.key, KEYS[change.key].default) != change.text
         and change.key not in stronger[change.strength]
-    }
+    ]
+    texts = {change.key: change.text for change in changes}
     sentences = [f"Platform: {platform.title} ({evidence})."]
     places = [each.url for each in (*setup.inference, *setup.grpc_inference)]
     if places:
@@ -58,8 +55,9 @@ def _set_up(platform: Platform, evidence: str, surroundings: Surroundings) -> Ch
     if setup.when_ready:
         sentences.append("Nobody is let in before every model is READY.")
     if changes:
-        told = "; ".join(f"{each.key}={each.text}, {each.reason}" for each in changes.values())
+        reasons = {change.key: change.reason for change in changes}
+        told = "; ".join(f"{key}={text}, {reasons[key]}" for key, text in texts.items())
         sentences.append(f"It sets {told}.")
     if evidence != f"--platform {platform.name}":
         sentences.append(f"--platform {NONE} leaves all as it is configured.")
-    return ChosenPlatform(platform.name, platform.title, setup, changes, " ".join(sentences))
+    return ChosenPlatform(platform.name, platform.title, setup, texts, " ".join(sentences))

@@ -1,8 +1,7 @@
 """KServe: its ports, and no tokens. It takes the place of TorchServe and of KServe's wrapper.
 
-With TorchServe, a wrapper in the same container forwarded the requests of KServe's ports to
-TorchServe at 8085. The wrapper bound its ports when all models were loaded, because a pod gets
-requests as soon as KServe can connect to 8080.
+The ports are bound when all models are loaded, because a pod gets requests as soon as KServe can
+connect to 8080. The wrapper forwarded their requests to TorchServe at 8085.
 
 The management API needs no key, because KServe's clients have none. It is bound to loopback, and so
 is inference if both share an address, as in KServe's examples.
@@ -37,7 +36,7 @@ _MAKE_ROOM = "for KServe's ports are its own"
 
 
 def _evidence(surroundings: Surroundings) -> str:
-    """Return the evidence: KServe's directory and its variables; one alone may be chance."""
+    """Look for KServe's directory and its variables; one alone may be chance."""
     variables = [name for name in _FROM_KSERVE if name in surroundings.environ]
     store = surroundings.settings.get("model_store")
     places = [surroundings.config_file, Path(store) if store else None]
@@ -86,7 +85,6 @@ def _moves(settings: Mapping[str, str], decided: frozenset[str]) -> Iterator[Cha
 def _away(
     text: str | None, parse: Callable[[str], Address | UnixAddress], default: str, port: int
 ) -> Address | UnixAddress:
-    """Return the address of a listener, moved away from KServe's ports."""
     address = parse(text or default)
     if isinstance(address, Address) and address.port in _OWN_PORTS:
         return replace(address, host=_LOOPBACK, port=port)
@@ -94,7 +92,6 @@ def _away(
 
 
 def _inside(address: Address | UnixAddress) -> Address | UnixAddress:
-    """Return the address bound to loopback."""
     if isinstance(address, UnixAddress) or address.is_private:
         return address
     return replace(address, host=_LOOPBACK)

@@ -1,10 +1,7 @@
 """A platform: how it is detected, and its changes of the configuration.
 
-A platform runs servers for its users: it has its own ports, and its probes and clients expect
-TorchServe as the platform configured it. To add one, write a file beside this one with a
-`Platform`, and add that to `choice.PLATFORMS`.
-
-Both functions of a platform are pure: they get the environment and the settings of the user.
+To add one, write a file beside this one with a `Platform`, and add that to `choice.PLATFORMS`.
+Both functions of a platform are pure.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -52,8 +49,7 @@ class Setup:
     #: platform sends requests as soon as it can connect.
     inference: Sequence[Address] = ()
     grpc_inference: Sequence[Address] = ()  # the same for gRPC
-    #: Whether ``inference_address`` is bound only then, too.
-    when_ready: bool = False
+    when_ready: bool = False  # whether ``inference_address`` is bound only then, too
     predict_route: str = ""  # the platform's path of predictions, for any model
     health_route: str = ""  # the same for health
     #: The argument of the command line by which the platform's programs find the server among all
@@ -67,8 +63,7 @@ class Platform:
 
     name: str  # of --platform
     title: str  # for messages
-    #: The evidence of the platform, as a clause; empty without clear evidence.
-    evidence: Callable[[Surroundings], str]
+    evidence: Callable[[Surroundings], str]  # as a clause; empty without clear evidence
     set_up: Callable[[Surroundings], Setup]
 
 
@@ -79,11 +74,5 @@ class ChosenPlatform:
     name: str = NONE
     title: str = ""
     setup: Setup = field(default_factory=Setup)
-    #: The effective changes, by key.
-    changes: Mapping[str, Change] = field(default_factory=dict)
+    texts: Mapping[str, str] = field(default_factory=dict)  # of the keys that it changes
     note: str = ""  # for the operator
-
-    @property
-    def texts(self) -> Mapping[str, str]:
-        """The texts of the keys that it changes."""
-        return {key: change.text for key, change in self.changes.items()}

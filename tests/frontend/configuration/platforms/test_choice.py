@@ -62,10 +62,10 @@ def test_what_a_platform_requires_beats_the_file_and_the_command_line_beats_both
     assert load(asked).token_authorization
     config = load(asked, platform="kserve")
     assert not config.token_authorization
-    assert "disable_token_authorization" in config.platform.changes
+    assert "disable_token_authorization" in config.platform.texts
     config = load(asked, platform="kserve", disable_token_authorization="false")
     assert config.token_authorization
-    assert "disable_token_authorization" not in config.platform.changes
+    assert "disable_token_authorization" not in config.platform.texts
 
 
 def test_the_default_of_a_platform_gives_way_to_the_file() -> None:

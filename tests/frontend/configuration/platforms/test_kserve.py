@@ -96,10 +96,8 @@ def test_an_operator_may_have_management_outside_but_nothing_at_the_ports_of_kse
         "management_address": "http://0.0.0.0:8085",
         "grpc_inference_port": "8081",
     }
-    changes = choose_platform(
-        "kserve", Surroundings({}, settings, decided=frozenset(settings))
-    ).changes
-    assert {key: change.text for key, change in changes.items() if key in settings} == {
+    texts = choose_platform("kserve", Surroundings({}, settings, decided=frozenset(settings))).texts
+    assert {key: text for key, text in texts.items() if key in settings} == {
         "inference_address": "http://0.0.0.0:8085",
         "grpc_inference_port": "7070",
     }

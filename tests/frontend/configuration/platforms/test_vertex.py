@@ -22,7 +22,7 @@ def changes(environ, **settings):
 def test_vertex_is_recognised_by_what_it_tells_containers() -> None:
     found = choose_platform(None, Surroundings(TOLD, {}))
     assert (found.name, found.setup.predict_route) == ("vertex", "/predictions/m")
-    assert found.changes["inference_address"].text == "http://0.0.0.0:7080"
+    assert found.texts["inference_address"] == "http://0.0.0.0:7080"
 
 
 @pytest.mark.parametrize("missing", TOLD)
