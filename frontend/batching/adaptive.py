@@ -1,15 +1,10 @@
 """The adaptive batching policy: forms batches by deadlines and learnt costs.
 
-    admission    jobs that have a chance to be answered in time
-    order        the earliest deadline first
-    refusal      jobs at the front that will probably be late in the next batch, or that cost other
-                 jobs more answers in time than they are worth (`expected_goodput`)
-    size         all queued jobs, up to the largest size
-    moment       at once, or held: with several workers, and for clients that are about to send
-                 their next request
-
-Several workers would each take a small batch, and all be busy when the next request arrives; so a
-batch is held until it has the smallest size that keeps the workers stable.
+The earliest deadline leaves first. Jobs are refused on arrival if they have no chance to be in
+time, and at the front of the queue if they will probably be late in the next batch, or cost other
+jobs more answers in time than they are worth (`expected_goodput`). A batch has all queued jobs, up
+to the largest size. Several workers would each take a small batch, and all be busy when the next
+request arrives; so a batch is held until it has the smallest size that keeps the workers stable.
 
 Rules and constants come from simulation (``benchmarks/batching_sim`` runs this class); early drop
 is from Nexus (SOSP 2019), refusal by the predicted end from Clockwork (OSDI 2020).

@@ -25,11 +25,7 @@ class BatchRunner(Protocol):
 
 @dataclass
 class BatchRunners(WorkerPoolState):
-    """The state of the workers for policies, and the workers.
-
-    Attributes:
-        waiting: Those that wait for a batch; the one that has waited longest is the first.
-    """
+    """The state of the workers for policies, and those ``waiting``, the longest waiting first."""
 
     waiting: deque[BatchRunner] = field(default_factory=deque)
 

@@ -8,7 +8,7 @@ turns of the event loop per batch, and could lose a batch if it were cancelled i
 import asyncio
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from marserve.frontend.batching.batch_runners import BatchRunner, BatchRunners
@@ -20,7 +20,6 @@ from marserve.frontend.batching.job_queue import JobQueue
 from marserve.frontend.batching.jobs import Group, Job
 from marserve.frontend.batching.learning.latency_model import LatencyModel
 from marserve.frontend.batching.learning.learning import Learning
-from marserve.frontend.batching.lengths.length_grouping import LengthGrouping
 from marserve.frontend.batching.options import Batching
 from marserve.frontend.batching.policies import Plan
 from marserve.frontend.errors import Overloaded
@@ -63,11 +62,8 @@ class Batcher:
         self.admission = DeadlineAdmission(queue, self.workers, self.learning, clock)
         self.has_rows = False
         self.validation: Mapping[str, Any] = {}
-        self._loop = loop
         self._clock = clock
-        self._window: asyncio.TimerHandle | None = None
-        self._window_opened = 0.0
-        self._full = 0
+        self._window = _Window(loop, self._dispatch)
         self.reconfigure(batching)
 
     @property
@@ -116,8 +112,8 @@ class Batcher:
         self.admission.add(jobs)
         queue = self.queue
         if self.workers.idle and (
-            self._window is None
-            or queue.sharing >= self._full
+            self._window.timer is None
+            or queue.sharing >= self._window.full
             # The open window may be too long for a job with a deadline, or one that goes first.
             or jobs[0].deadline < math.inf
             or queue.first is jobs[0]
@@ -181,7 +177,7 @@ class Batcher:
         """Remove a worker and the batches that it has. Safe to call twice."""
         self.workers.remove(runner, batches)
         if not self.workers.idle:
-            self._close_window()
+            self._window.close(0.0)
 
     @property
     def quiet_seconds(self) -> float:
@@ -262,8 +258,7 @@ class Batcher:
 
     def _dispatch(self) -> None:
         now, queue, workers = self._now(), self.queue, self.workers
-        held = now - self._window_opened if self._window is not None else 0.0
-        self._close_window()
+        held = self._window.close(now)
         if self._lengths is not None:
             self._lengths.begin()
         while workers.idle and queue:
@@ -277,7 +272,7 @@ class Batcher:
             elif queue.suspected and not plan.shed:  # they need not wait for the window of others
                 self._send(_SUSPECTED, queue.pop_suspected(), now, 0.0)
             elif not plan.shed:
-                self._open_window(plan, now, held)
+                self._window.open(plan, now, held, queue)
                 return
 
     def _plan(self, now: float) -> tuple[Plan, Sequence[Job]]:
@@ -288,7 +283,7 @@ class Batcher:
             is_suspected = first.is_suspected and not first.crashes
             return (_SUSPECTED if is_suspected else _ALONE), ()
         if self._lengths is not None:
-            return self._plan_by_length(now, self._lengths)
+            return self._lengths.plan(now, queue, self._policy, self.workers)
         plan = self._policy.plan(now, queue, self.workers)
         if plan.take:
             if self.learning.exploration.size:
@@ -296,16 +291,6 @@ class Batcher:
             if self._compiled is not None:
                 plan = self._compiled.fit(plan, self.size, now, queue)
         return plan, ()
-
-    def _plan_by_length(self, now: float, lengths: LengthGrouping) -> tuple[Plan, Sequence[Job]]:
-        """Plan the batch with the first job, of jobs of about its length."""
-        chosen = lengths.choose(self.queue, self.size)
-        plan = self._policy.plan(now, self.queue, self.workers)
-        if plan.shed:
-            return plan, ()
-        if 0 < plan.take < len(chosen):
-            chosen = lengths.choose(self.queue, plan.take)
-        return plan, chosen
 
     def _shed(self, count: int) -> None:
         dropped = self.queue.drop(count)
@@ -328,17 +313,32 @@ class Batcher:
             batch.lengths = Lengths.of(jobs)
         self.workers.start(batch)
 
-    def _open_window(self, plan: Plan, now: float, held: float) -> None:
-        self._full = plan.full
-        # The job that it was opened for may be cancelled: the hold of the others began later.
-        self._window_opened = max(now - held, self.queue.oldest_arrival)
-        remaining = max(plan.until - now, _TIMER_SECONDS)
-        self._window = self._loop.call_later(remaining, self._dispatch)
 
-    def _close_window(self) -> None:
-        if self._window is not None:
-            self._window.cancel()
-            self._window = None
+class _Window:
+    """A batch that is held open for further jobs; ``full`` is the number with which that ends."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, on_over: Callable[[], None]) -> None:
+        self.timer: asyncio.TimerHandle | None = None
+        self.full = 0
+        self._opened = 0.0
+        self._loop = loop
+        self._on_over = on_over
+
+    def open(self, plan: Plan, now: float, held: float, queue: JobQueue) -> None:
+        """Open the window of a plan, which was open for ``held`` seconds before."""
+        self.full = plan.full
+        # The job that it was opened for may be cancelled: the hold of the others began later.
+        self._opened = max(now - held, queue.oldest_arrival)
+        remaining = max(plan.until - now, _TIMER_SECONDS)
+        self.timer = self._loop.call_later(remaining, self._on_over)
+
+    def close(self, now: float) -> float:
+        """Close the window; return for how many seconds it was open, 0 if it was not."""
+        if self.timer is None:
+            return 0.0
+        self.timer.cancel()
+        self.timer = None
+        return now - self._opened
 
 
 def _mark_dispatched(jobs: Sequence[Job], now: float) -> None:

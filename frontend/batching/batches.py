@@ -60,7 +60,6 @@ class Batch:
     """Jobs that a worker runs together, in order; at least one.
 
     Attributes:
-        closed: When it was closed, seconds on the monotonic clock.
         run_as: Number of rows that the worker runs; those beyond the jobs are padding.
         predicted: Expected seconds in the worker; 0 if unknown.
         held: Seconds for which it was held although a worker was idle.

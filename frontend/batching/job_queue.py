@@ -1,13 +1,12 @@
 """The bounded queue of one model version.
 
 Jobs are sorted by `Job.order`, which the policy sets: by arrival, or by deadline. A lower priority
-adds a constant to it, so that no priority starves: a job that has waited that much longer is ahead.
-The capacity is per priority: requests of one priority do not use the capacity of others.
+adds a constant to it, so that no priority starves.
 
 Jobs whose worker died are first, and each runs alone, because one of them may have caused the
-crash. Jobs whose content has failed before run alone, too, in the order of their arrival. At most
-every other batch is one of them while others wait, and they have at most half of the capacity: so
-they use at most half of the workers' time.
+crash. Jobs whose content has failed before run alone, too. At most every other batch is one of them
+while others wait, and they have at most half of the capacity: so they use at most half of the
+workers' time.
 """
 
 import contextlib

@@ -28,13 +28,11 @@ class Stream:
 
     Attributes:
         first: The first piece; its status and headers are those of the answer.
-        waiting_bytes: Number of buffered bytes.
         max_waiting_bytes: The most bytes that may be buffered; 0 for no limit.
-        on_behind: Called when the stream is broken off because its reader is too slow. The reader
-            is blocked in a write to the client, and would not notice otherwise.
+        on_behind: Called when the stream is broken off because its reader is too slow, and perhaps
+            blocked in a write to the client.
         on_waiting: Called with each change of the number of buffered bytes.
         on_close: Called once at the end, with whether the reader has taken the last piece.
-        on_end: Called then, too (`Job.notify_end`).
     """
 
     def __init__(self, first: Prediction) -> None:
@@ -149,10 +147,8 @@ class Job:
         arrived: When it was queued.
         on_answer: Called with the answer, once; must not raise. None after that, and after the job
             was cancelled.
-        deadline: When the answer becomes useless.
         order: The key by which the queue is sorted, smallest first.
         dispatched: When it was sent to a worker; None while it is queued.
-        stream: The streamed answer; None until the first piece.
         crashes: How many workers died while they had it.
         is_suspected: Whether the same content has failed alone; then it must not share a batch.
         is_row_of_list: Whether the other jobs of its request are queued with it; then no fixed

@@ -22,13 +22,9 @@ AGING_SECONDS = 1.0
 
 
 class Plan(NamedTuple):
-    """What to do with the queue now.
+    """How many jobs leave the queue now (``take``), and how many are refused before (``shed``).
 
-    Attributes:
-        take: How many jobs leave now; 0 for none.
-        shed: How many jobs at the front are refused first, because they cannot be in time.
-        until: When to decide again, unless ``full`` jobs are queued before.
-        full: Number of queued jobs with which waiting ends.
+    If none are taken, decide again at ``until``, or when ``full`` jobs are queued.
     """
 
     take: int
@@ -42,10 +38,7 @@ class Plan(NamedTuple):
 class WorkerPoolState:
     """The workers of a model version.
 
-    Attributes:
-        idle: Number of workers that wait for a batch.
-        last_idle_at: When a worker last became idle.
-        busy: The expected end of each batch in a worker, and the number of its jobs.
+    ``busy`` has the expected end of each batch in a worker, and the number of its jobs.
     """
 
     idle: int = 0

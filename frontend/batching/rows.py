@@ -1,8 +1,7 @@
 """Rows of one request in tensors: each is a job, and adjacent rows are sent as one block.
 
-The queue, the policies and the splitting of a failed batch treat each row as a job. On the way to a
-worker, adjacent rows of one request become one block. The worker answers a block once
-(`backend.batch_run`): the job of its first row gets the answer, the others `REST_OF_BLOCK`.
+The worker answers a block once (`backend.batch_run`): the job of its first row gets the answer, the
+others `REST_OF_BLOCK`.
 """
 
 from collections.abc import Sequence
@@ -21,10 +20,8 @@ class Rows(Protocol):
 class RowInput(Input):
     """The input of one row. Its parts, the bytes of its tensors, only identify its content.
 
-    Attributes:
-        source: The rows of its request.
-        place: Its index among them.
-        length: The length that the request would have with this row alone (`lengths.input_length`).
+    It is at ``place`` of the rows of ``source``. ``length`` is the one that the request would have
+    with this row alone (`lengths.input_length`).
     """
 
     __slots__ = ("length", "place", "source")

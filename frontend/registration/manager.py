@@ -104,7 +104,7 @@ class ModelManager(ModelChanges):
                     yield
                 finally:
                     for model in self._registry:
-                        model.refuse(ServerStopping())
+                        model.admission.refusal = ServerStopping()
         finally:
             await self._close(drain, skip_drain, drained)
 
@@ -241,7 +241,7 @@ class ModelManager(ModelChanges):
     async def _end(self, model: ModelVersion, successor: ModelVersion | None) -> None:
         """Finish the accepted requests of a version that is not registered any more, and end it."""
         model.workers.order.superseded.set()
-        model.refuse(ModelNotFound(f"Model not found: {model.name}"))
+        model.admission.refusal = ModelNotFound(f"Model not found: {model.name}")
         if successor is not None:
             model.hand_over(successor)
         gone = self._leaving[model] = asyncio.Event()
@@ -365,4 +365,4 @@ async def _drain(
     left = max(0.0, end - loop.time())
     async with asyncio.TaskGroup() as group:
         for model in models:
-            group.create_task(model.drain(left))
+            group.create_task(model.admission.drain(left))

@@ -41,10 +41,10 @@ class WorkerChanges:
             raise ModelNotFound(f"Model not found: {model.name}")
         order = model.workers.begin_order(low, high)
         if not high:  # the queue is finished first
-            model.refuse(model.no_worker())
-            await self._unless_superseded(model, order, model.drain(self.timeout))
+            model.admission.refusal = model.admission.no_worker()
+            await self._unless_superseded(model, order, model.admission.drain(self.timeout))
         started, retired = model.workers.resize(low, high)
-        model.refuse(None)
+        model.admission.refusal = None
         await self.snapshots.save()
 
         async def wait() -> None:

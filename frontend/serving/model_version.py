@@ -13,7 +13,7 @@ from marserve.frontend.archives.requirements import ModelEnvironment
 from marserve.frontend.batching.batcher import Batcher
 from marserve.frontend.batching.job_queue import JobQueue
 from marserve.frontend.batching.jobs import OnAnswer, Priority, Stream
-from marserve.frontend.errors import NoWorker, ServeError
+from marserve.frontend.errors import ServeError
 from marserve.frontend.serving.admission import Admission
 from marserve.frontend.serving.fullness import Fullness, Use
 from marserve.frontend.serving.host import ServedModel, WorkerHost
@@ -78,9 +78,9 @@ class ModelVersion:
         served = ServedModel(manifest, archive.directory, settings, environment)
         self.workers = self._make_workers(served, batcher)
         self._pending = PendingRequests(batcher, self.metrics, host.config.max_stream_backlog)
-        self._admission = self._make_admission()
+        self.admission = self._make_admission()
         #: Its own admission, until a successor takes over.
-        self._entrance: Admission | _HandedOver = self._admission
+        self._entrance: Admission | _HandedOver = self.admission
 
     @property
     def batcher(self) -> Batcher:
@@ -138,7 +138,7 @@ class ModelVersion:
         """
         batching = self.settings.batching
         return self._fullness.reason(
-            Use(self._admission.share_taken, f"Nearly all {self._capacity_phrase}."),
+            Use(self.admission.share_taken, f"Nearly all {self._capacity_phrase}."),
             Use(
                 self.expected_seconds / batching.goal,
                 f"An answer would take about as long as max_latency_ms={batching.goal * 1000:g}.",
@@ -200,12 +200,8 @@ class ModelVersion:
 
     def reconfigure(self, settings: ModelSettings) -> None:
         """Apply new settings, from the next batch on."""
-        self.settings = self._admission.settings = settings
+        self.settings = self.admission.settings = settings
         self.workers.reconfigure(settings)
-
-    def refuse(self, refusal: ServeError | None) -> None:
-        """Refuse all requests with this error from now on; None accepts them again."""
-        self._admission.refusal = refusal
 
     def hand_over(self, successor: "ModelVersion") -> None:
         """Make a successor serve the requests that are submitted to this version from now on.
@@ -213,21 +209,13 @@ class ModelVersion:
         A transport finds a model before it reads a body, and the model may be unregistered
         meanwhile. A request that names this version goes to a successor of the same version only.
         """
-        self._entrance = _HandedOver(self, self._admission, successor)
-
-    def no_worker(self) -> NoWorker:
-        """Return the error for a request to a model without a working worker."""
-        return self._admission.no_worker()
-
-    async def drain(self, timeout: float) -> None:
-        """Wait until every accepted request is answered, at most ``timeout`` seconds."""
-        await self._admission.drain(timeout)
+        self._entrance = _HandedOver(self, self.admission, successor)
 
     async def close(self, drain: float) -> None:
         """Drain, stop the workers, and fail the requests that are still waiting."""
-        await self.drain(drain)
+        await self.admission.drain(drain)
         await self.workers.close(self._stop_seconds)
-        self._admission.fail_queued()
+        self.admission.fail_queued()
         self.metrics.close()
 
     def _make_workers(self, model: ServedModel, batcher: Batcher) -> WorkerPool:
@@ -237,7 +225,7 @@ class ModelVersion:
         return Admission(self.settings, self.workers, self._pending)
 
     def _fail_queued(self) -> None:
-        self._admission.fail_queued()
+        self.admission.fail_queued()
 
 
 @dataclass(frozen=True)

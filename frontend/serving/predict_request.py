@@ -43,7 +43,6 @@ class PredictRequest:
     Attributes:
         input: Parts, and headers as the handler sees them. The header ``explain: True`` requests an
             explanation; a header ``describe`` is removed.
-        arrived: Seconds on the monotonic clock.
         by_version: Whether the client named the version.
         describe: Whether the handler must describe its model. Such requests are not counted.
         continues: Whether it is a part of an accepted request, which is served to its end while the
@@ -201,8 +200,6 @@ class PendingJob(_RequestJob):
 
 
 class _RowJob(_RequestJob):
-    """A job of a request with several jobs."""
-
     __slots__ = ()
     is_row_of_list = True
 

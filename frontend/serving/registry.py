@@ -41,11 +41,14 @@ class FailedLoads:
 
     def __init__(self) -> None:
         self._by_name: defaultdict[str, list[FailedLoad]] = defaultdict(list)
-        #: Names of the models without which the server is not ready.
-        self.awaited: set[str] = set()
 
     def __iter__(self) -> Iterator[FailedLoad]:
         return chain.from_iterable(self._by_name.values())
+
+    @property
+    def awaited(self) -> set[str]:
+        """Names of the models without which the server is not ready."""
+        return {load.name for load in self if load.is_awaited}
 
     def listed(self) -> Iterable[FailedLoad]:
         """Return entries for lists and metrics, at most 1000."""
@@ -54,17 +57,12 @@ class FailedLoads:
     def append(self, load: FailedLoad) -> None:
         """Add an entry."""
         self._by_name[load.name].append(load)
-        if load.is_awaited:
-            self.awaited.add(load.name)
 
     def replace(self, name: str, loads: Iterable[FailedLoad]) -> None:
         """Replace the entries of a name."""
         self._by_name.pop(name, None)
-        self.awaited.discard(name)
         if kept := [*loads]:
             self._by_name[name] = kept
-        if any(load.is_awaited for load in kept):
-            self.awaited.add(name)
 
     def find(self, name: str, version: str | None = None) -> list[FailedLoad]:
         """Return the entries of a name, or of one of its versions."""
@@ -151,11 +149,7 @@ class ModelRegistry:
             )
 
     def remove(self, model: ModelVersion) -> None:
-        """Remove a version, if it is registered.
-
-        Raises:
-            DefaultVersionInUse: It is the default version, and others exist.
-        """
+        """Remove a version, if registered; raises DefaultVersionInUse if others than it exist."""
         versions = self._models.get(model.name)
         if versions is None or versions.by_version.get(model.version) is not model:
             return
@@ -176,11 +170,7 @@ class ModelRegistry:
         self._models[model.name].by_version[model.version] = successor
 
     def set_default(self, name: str, version: str) -> None:
-        """Choose the version that serves requests without one.
-
-        Raises:
-            ModelNotFound, VersionNotFound: It is not registered.
-        """
+        """Choose the version for requests without one; raises as `find` does."""
         versions = self._find(name)
         if version not in versions.by_version:
             raise VersionNotFound(f"Model version {version} does not exist for model {name}")

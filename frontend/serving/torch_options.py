@@ -1,8 +1,8 @@
 """The number of threads of a worker's torch, how they wait for each other, and the reasons.
 
-By precedence: the settings of the model or of config.properties; the variables of OpenMP in the
-server's environment, and programs that divide the cores themselves (torchrun and torch's launcher
-for CPUs); the worker's share of the cores, and passive waiting.
+By precedence: the settings; the variables of OpenMP in the server's environment, and programs that
+divide the cores themselves (torchrun and torch's launcher for CPUs); the worker's share of the
+cores, and passive waiting.
 """
 
 from collections.abc import Mapping

@@ -13,10 +13,9 @@ from marserve.frontend.security.usage import Holding
 async def whole_answer(
     stream: Stream, deadline: float, max_bytes: int, holding: Holding
 ) -> Prediction:
-    """Return a streamed answer as a whole, and close the stream.
+    """Return a streamed answer as a whole, and close the stream and ``holding``.
 
-    The last piece must arrive by the ``deadline``, monotonic seconds. ``holding`` counts the
-    pieces until they are joined; it is closed.
+    The last piece must arrive by the ``deadline``, monotonic seconds.
 
     Raises:
         TooMuchInFlight: Its memory exceeds a limit.

@@ -296,7 +296,6 @@ class WorkerPool:
         return next(filter(None, found), None)
 
     def _make_batcher(self) -> Batcher:
-        """Return the batcher of a new worker."""
         return self._batcher
 
     def _load_message(self, gpu: int | None) -> Load:

@@ -27,8 +27,7 @@ class FailureRate:
     Attributes:
         share: About the last 64 requests, weighted; 0 if it is negligible.
         runs_in_vain: Number of runs that have failed since the last one that succeeded.
-        cost: The cost of a failed run, as a share of one that succeeds: little where the handler
-            checks its rows first.
+        cost: The cost of a failed run, as a share of one that succeeds.
     """
 
     def __init__(self) -> None:
@@ -64,14 +63,7 @@ class FailureRate:
 
 
 class Failures(NamedTuple):
-    """How requests fail.
-
-    Attributes:
-        share: The share of failing requests.
-        hinted: The share of failed runs in which a hint names the failing request.
-        checked: The share of these requests that run alone.
-        cost: The cost of a failed run, as a share of one that succeeds.
-    """
+    """How requests fail (`FailureRate.share` and ``cost``, `Hints.hinted` and ``checked``)."""
 
     share: float
     hinted: float = 0.0

@@ -36,9 +36,8 @@ class Hint(NamedTuple):
 class Part:
     """Jobs of a failed batch that will be run again, and the error of that batch.
 
-    Attributes:
-        twin: The other part, if the failed batch consisted of these two.
-        fails: Whether it is known to fail as a whole.
+    If the failed batch consisted of two parts, each has the other as ``twin``. ``fails`` is whether
+    it is known to fail as a whole.
     """
 
     jobs: Sequence[Job]

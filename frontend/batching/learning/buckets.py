@@ -1,9 +1,12 @@
 """Buckets: the cost of batches of about one size, and the line through the costs of all sizes."""
 
 import statistics
-from collections.abc import Sequence
+from bisect import insort
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import pairwise
+from operator import attrgetter
 from typing import NamedTuple
 
 # How much of the exponentially weighted mean size is the newest sample.
@@ -29,11 +32,8 @@ class Point(NamedTuple):
 class Bucket:
     """Batches of about one size; seconds are without the common factor of the latency model.
 
-    Attributes:
-        size: Their mean size.
-        seconds: Their mean cost.
-        median: The median of the first costs.
-        is_profiled: Whether the cost was measured without traffic.
+    ``median`` is the median of the first costs, and ``is_profiled`` whether the cost was measured
+    without traffic.
     """
 
     size: float
@@ -71,6 +71,50 @@ class Bucket:
         """Move the mean size towards that of a sample, and the cost towards its expected cost."""
         self.size += _STEP * (size - self.size)
         self.seconds += _STEP * (expected - self.seconds)
+
+
+#: The size of a bucket, as a key for `bisect`.
+SIZE_OF: Callable[[Bucket], float] = attrgetter("size")
+
+
+class Buckets:
+    """The buckets of one latency model, ``rising`` by size."""
+
+    def __init__(self) -> None:
+        self.rising: list[Bucket] = []
+        self._by_largest: dict[int, Bucket] = {}
+
+    def find(self, size: int) -> Bucket | None:
+        """Return the bucket of a size, if there is one."""
+        return self._by_largest.get(bucket_of(size))
+
+    def of(self, size: int) -> Bucket:
+        """Return the bucket of a size, a new one if there is none."""
+        bucket = self.find(size)
+        if bucket is None:
+            bucket = self._by_largest[bucket_of(size)] = Bucket(size)
+            insort(self.rising, bucket, key=SIZE_OF)
+        return bucket
+
+    def slope_at(self, bucket: Bucket) -> float:
+        """Return the seconds per item from the bucket below, of the first to the one above."""
+        index = self.rising.index(bucket)
+        left, right = self.rising[max(0, index - 1)], bucket
+        if not index:
+            right = self.rising[min(1, len(self.rising) - 1)]
+        if left is right:
+            return 0.0
+        return max(0.0, (right.seconds - left.seconds) / (right.size - left.size))
+
+    def limit_new(self) -> None:
+        """Limit the cost per item of rarely seen sizes to that of the next smaller bucket.
+
+        Otherwise, if the first batch of a size was slow because code was compiled, policies with
+        deadlines would never run a second one.
+        """
+        for below, bucket in pairwise(self.rising):
+            if bucket.count < BELIEVED_SAMPLES:
+                bucket.seconds = min(bucket.median, below.seconds * bucket.size / below.size)
 
 
 @lru_cache(maxsize=1024)

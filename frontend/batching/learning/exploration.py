@@ -1,7 +1,6 @@
 """Exploration: under backlog, a few batches have other sizes, to learn their costs.
 
-Under backlog all batches have the largest size, so the size of the best throughput stays unknown. A
-model whose cost rises steeply from some size on would stay above it, because its queue stays long.
+Under backlog all batches have the largest size, so the size of the best throughput stays unknown.
 So while enough jobs are queued, some batches have another size:
 
 * Only sizes that may be better are tried. A size costs no less than smaller ones; if it would be
@@ -12,8 +11,7 @@ So while enough jobs are queued, some batches have another size:
 * Sizes near the present one are tried again later, in case costs have changed, or the first batch
   of a size was slow because code was compiled.
 
-Sizes above all that were seen need no exploration: under backlog they occur anyway. (To approach
-them by factors of two or four was worse in simulation: it takes longer than one oversized batch.)
+Sizes above all that were seen need no exploration: under backlog they occur anyway.
 """
 
 import math
@@ -70,12 +68,7 @@ _NEVER = _Tried(0.0, 0, _AGAIN_SECONDS)
 
 
 class Exploration:
-    """Chooses the sizes that are tried, by the learnt costs; pure.
-
-    Attributes:
-        size: The size that is tried under backlog; 0 for none.
-        lost: Seconds of the workers that were lost by trying sizes.
-    """
+    """Chooses the ``size`` that is tried under backlog, 0 for none, by the learnt costs; pure."""
 
     def __init__(self, costs: LatencyModel) -> None:
         self.size = 0

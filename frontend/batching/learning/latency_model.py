@@ -2,25 +2,23 @@
 
 Sizes are grouped in buckets (1, 2, 3, 4, 6, 8, 12, 16, …), each with the mean size and the mean
 time of its batches. Between buckets the cost is interpolated; beyond the largest one it follows the
-line through all of them. The cost is the time of the bucket multiplied by a common factor, the
-present speed of the machine. The factor takes most of each correction, so that a slower machine
-shows for all sizes at once.
+line through all of them. All are multiplied by a common factor, the present speed of the machine,
+which takes most of each correction: so a slower machine shows for all sizes at once.
 
 While there is only one bucket, larger batches are taken to cost the same. That is too low, but the
-next batch under load corrects it, at the loss of one batch per worker. (Costs in proportion to the
-size refused up to 87 of the first 300 requests in simulation, and no batch corrected them.)
+next batch under load corrects it. (No batch corrects costs in proportion to the size.)
 """
 
-from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Sequence
-from operator import attrgetter
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
 
 from marserve.frontend.batching.learning.buckets import (
     BELIEVED_SAMPLES,
     FIRST_SAMPLES,
+    SIZE_OF,
     Bucket,
+    Buckets,
     Point,
-    bucket_of,
     line_through,
 )
 from marserve.frontend.batching.learning.cost_distribution import CostDistribution
@@ -67,8 +65,6 @@ _MIN_LINE_POINTS = 3
 # The mean of a size is drawn towards the line only if noise does so by at least this share.
 _LITTLE_NOISE = 0.5
 
-_size_of: Callable[[Bucket], float] = attrgetter("size")
-
 
 class LatencyModel:
     """The learnt cost of batches of one model version.
@@ -82,8 +78,7 @@ class LatencyModel:
         self.samples = 0
         self.distribution = CostDistribution()
         self.deviation = _FIRST_DEVIATION
-        self._buckets: dict[int, Bucket] = {}
-        self._rising: list[Bucket] = []
+        self._buckets = Buckets()
         self._factor = 1.0
         self._drift = 0.0
         self._compared = 0
@@ -97,11 +92,11 @@ class LatencyModel:
     @property
     def is_known(self) -> bool:
         """Whether any cost was learnt."""
-        return bool(self._buckets)
+        return bool(self._buckets.rising)
 
     def knows(self, size: int) -> bool:
         """Return whether the mean of this size was profiled, or seen often enough for its noise."""
-        bucket = self._buckets.get(bucket_of(size))
+        bucket = self._buckets.find(size)
         if bucket is None:
             return False
         needed = max(BELIEVED_SAMPLES, (self.deviation / _KNOWN_WITHIN) ** 2)
@@ -109,7 +104,7 @@ class LatencyModel:
 
     def batches_of(self, size: int) -> int:
         """Return how many batches of about this size were seen; profiling counts as five."""
-        bucket = self._buckets.get(bucket_of(size))
+        bucket = self._buckets.find(size)
         return bucket.count if bucket else 0
 
     def mean(self, size: float) -> float:
@@ -139,13 +134,17 @@ class LatencyModel:
     def points(self) -> Sequence[Point]:
         """The buckets in the order of their sizes."""
         factor = self._factor
-        return [Point(each.size, factor * each.seconds, each.count) for each in self._rising]
+        return [
+            Point(each.size, factor * each.seconds, each.count) for each in self._buckets.rising
+        ]
 
     @property
     def observed_points(self) -> Sequence[Point]:
         """The same with the costs as they were, also of sizes that were seen once."""
         factor = self._factor
-        return [Point(each.size, factor * each.observed, each.count) for each in self._rising]
+        return [
+            Point(each.size, factor * each.observed, each.count) for each in self._buckets.rising
+        ]
 
     def line(self) -> tuple[float, float]:
         """Fit the costs by a straight line (`line_through`)."""
@@ -157,10 +156,11 @@ class LatencyModel:
         """Learn from a batch."""
         self.samples += 1
         seconds = max(seconds, MIN_SECONDS)
-        bucket = self._bucket(size)
+        bucket = self._buckets.of(size)
         if bucket.count < FIRST_SAMPLES:
             bucket.learn_first(size, seconds / self._factor)
-            self._limit_new_buckets()
+            self._buckets.limit_new()
+            self._slope_until = 0
         else:
             expected = self._expected(bucket, size)
             bucket.move(size, expected)
@@ -177,61 +177,43 @@ class LatencyModel:
     def seed(self, points: Iterable[tuple[float, float]]) -> None:
         """Learn from pairs of size and seconds, except for sizes with enough traffic already."""
         for size, seconds in points:
-            bucket = self._bucket(round(size))
+            bucket = self._buckets.of(round(size))
             if bucket.count <= FIRST_SAMPLES:
                 for _ in range(FIRST_SAMPLES):
                     bucket.learn_first(size, max(seconds, MIN_SECONDS) / self._factor)
                 bucket.is_profiled = True
                 self.samples += _SURE_SAMPLES
-        self._limit_new_buckets()
+        self._buckets.limit_new()
+        self._slope_until = 0
         self._forget_derived()
 
     def relearn(self, points: Iterable[tuple[float, float]]) -> None:
         """Forget all costs and learn from these instead: pairs of size and seconds."""
         points = list(points)
-        profiled = {key for key, bucket in self._buckets.items() if bucket.is_profiled}
-        self._buckets.clear()
-        self._rising.clear()
+        before, self._buckets = self._buckets, Buckets()
         self._outliers.clear()
         self._factor = 1.0
         self.seed(points)
-        for key, bucket in self._buckets.items():
-            bucket.is_profiled = key in profiled
+        for bucket in self._buckets.rising:
+            known = before.find(round(bucket.size))
+            bucket.is_profiled = known is not None and known.is_profiled
 
     def forget(self, size: int, seconds: float) -> None:
         """Forget what batches of a size cost before the last one, which took these seconds."""
-        bucket = self._buckets[bucket_of(size)]
+        bucket = self._buckets.of(size)
         bucket.restart(size, max(seconds, MIN_SECONDS) / self._factor)
         self._slope_until = 0
         self._forget_derived()
-
-    def _bucket(self, size: int) -> Bucket:
-        key = bucket_of(size)
-        bucket = self._buckets.get(key)
-        if bucket is None:
-            bucket = self._buckets[key] = Bucket(size)
-            insort(self._rising, bucket, key=_size_of)
-        return bucket
 
     def _expected(self, bucket: Bucket, size: int) -> float:
         """Return the seconds for a size of this bucket, without the common factor."""
         seconds = bucket.seconds
         if size == bucket.size:
             return seconds
+        is_noisy = self.deviation > _NOISY
+        slope = self._own_slope if is_noisy else self._buckets.slope_at(bucket)
         # At least half of it: a slope that is only noise must not make the cost 0.
-        return max(seconds + self._slope_at(bucket) * (size - bucket.size), seconds / 2)
-
-    def _slope_at(self, bucket: Bucket) -> float:
-        """Return the seconds per item from the bucket below, or to the one above; no factor."""
-        if self.deviation > _NOISY:
-            return self._own_slope
-        index = self._rising.index(bucket)
-        left, right = self._rising[max(0, index - 1)], bucket
-        if not index:
-            right = self._rising[min(1, len(self._rising) - 1)]
-        if left is right:
-            return 0.0
-        return max(0.0, (right.seconds - left.seconds) / (right.size - left.size))
+        return max(seconds + slope * (size - bucket.size), seconds / 2)
 
     def _compare(self, bucket: Bucket, ratio: float) -> None:
         """Learn from a sample that took ``ratio`` times what was expected."""
@@ -284,19 +266,6 @@ class LatencyModel:
             bucket.seconds *= least**own_share
             outliers.clear()
 
-    def _limit_new_buckets(self) -> None:
-        """Limit the cost per item of rarely seen sizes to that of the next smaller bucket.
-
-        Otherwise, if the first batch of a size was slow because code was compiled, policies with
-        deadlines would never run a second one.
-        """
-        below: Bucket | None = None
-        for bucket in self._rising:
-            if below is not None and bucket.count < BELIEVED_SAMPLES:
-                bucket.seconds = min(bucket.median, below.seconds * bucket.size / below.size)
-            below = bucket
-        self._slope_until = 0
-
     def _forget_derived(self) -> None:
         self._means.clear()
         self._bounds.clear()
@@ -305,10 +274,10 @@ class LatencyModel:
 
     def _own_seconds(self, size: float) -> float:
         """Return the mean of a size, without the common factor."""
-        rising = self._rising
+        rising = self._buckets.rising
         if not rising:
             return 0.0
-        index = bisect_left(rising, float(size), key=_size_of)
+        index = bisect_left(rising, float(size), key=SIZE_OF)
         if index == len(rising):
             last = rising[-1]
             return self._believed(last) + self._own_slope * (size - last.size)
@@ -327,7 +296,7 @@ class LatencyModel:
         if self.deviation <= _NOISY:
             return bucket.seconds
         noise = (self.deviation / _CURVED) ** 2
-        if noise < _LITTLE_NOISE * bucket.weight or len(self._rising) < _MIN_LINE_POINTS:
+        if noise < _LITTLE_NOISE * bucket.weight or len(self._buckets.rising) < _MIN_LINE_POINTS:
             return bucket.seconds
         slope = self._own_slope
         by_line = self._start + slope * bucket.size
@@ -345,7 +314,7 @@ class LatencyModel:
 
     def _highest_up_to(self, size: float) -> float:
         highest = self.mean(size)
-        for bucket in self._rising:
+        for bucket in self._buckets.rising:
             if bucket.size >= size:
                 break
             highest = max(highest, self._factor * self._believed(bucket))

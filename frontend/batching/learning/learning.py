@@ -47,8 +47,7 @@ class Learning:
     Attributes:
         lengths: Forms batches by length; None where settings do not ask for it.
         learnt_at: When costs were last learnt from a batch.
-        size: The largest batch that may be formed now.
-        largest: The same without the limits by throughput.
+        largest: The largest batch that may be formed now, without the limits by throughput.
         choice: With automatic sizes, the size that was chosen; None before that.
         why: The reason for the largest size; empty if it is that of the settings.
     """

@@ -57,10 +57,7 @@ def largest_that_pays(sizes: Sequence[float], costs: Costs, tolerance: float) ->
 
 
 class MemoryCap:
-    """The largest batch that fits into memory, as far as known; times are passed in.
-
-    ``grows_at`` is when the cap rises next; infinite without a cap.
-    """
+    """The largest batch that fits into memory, until it grows; times are passed in."""
 
     def __init__(self) -> None:
         self._cap = math.inf

@@ -46,7 +46,6 @@ class LengthCosts:
     """The learnt cost of batches by size and longest item.
 
     Attributes:
-        samples: Number of batches that were learnt from.
         typical: The length of the longest item, averaged over the last batches.
         explained: The share of the cost's variance between batches of one size that lengths
             explain, 0 to 1.

@@ -1,13 +1,10 @@
 """Batches by length (``batch_bucket_by``): which jobs share a batch where inputs differ in length.
 
-The policy decides when a batch leaves and how large it may be; the most urgent job is in it. The
-other jobs follow from costs: the most urgent queued jobs are cut into batches of similar lengths
-that cost the least together (`cheapest_batches`), and the batch with the most urgent job leaves. So
-no job starves: it leaves at the latest when it is the most urgent.
+The policy decides when a batch leaves and how large it may be. The most urgent queued jobs are cut
+into batches of similar lengths that cost the least together, and the batch with the most urgent job
+leaves. So no job starves.
 
-With ``length`` that is always done; until costs are known, a batch is taken to cost as much as what
-it is padded to, and some more (`length_costs`). With ``auto`` it is done while costs show that
-lengths matter.
+With ``length`` that is always done; with ``auto`` while costs show that lengths matter.
 """
 
 import math
@@ -25,6 +22,7 @@ from marserve.frontend.batching.lengths.input_length import length_of
 from marserve.frontend.batching.lengths.length_costs import CostsByLength, LengthCosts, Row
 from marserve.frontend.batching.lengths.length_relation import LengthRelation
 from marserve.frontend.batching.options import Batching
+from marserve.frontend.batching.policies import BatchPolicy, Plan, WorkerPoolState
 from marserve.frontend.configuration.model_schema import BY_LENGTH
 
 # A batch is chosen from the most urgent jobs: as many as this number of full batches has, and at
@@ -52,11 +50,8 @@ _length_of = attrgetter("length")
 class LengthGrouping:
     """Forms the batches of one model version by length, if its settings or its costs require it.
 
-    Attributes:
-        is_active: Whether it does so now.
-        costs: The costs for policies, while it is active.
-        relation: The relation between the lengths that the handler reports and ours.
-        padding: The share of padding in the last batches, 0 to 1.
+    ``costs`` are those for policies while it is active, and ``padding`` is the share of padding in
+    the last batches, 0 to 1.
     """
 
     def __init__(self, costs: LatencyModel) -> None:
@@ -157,6 +152,18 @@ class LengthGrouping:
     def begin(self) -> None:
         """Cut the queue again at the next choice, because it has changed."""
         self._batches = {}
+
+    def plan(
+        self, now: float, queue: JobQueue, policy: BatchPolicy, workers: WorkerPoolState
+    ) -> tuple[Plan, Sequence[Job]]:
+        """Plan the batch with the first job, of jobs of about its length; also return its jobs."""
+        chosen = self.choose(queue, policy.size)
+        plan = policy.plan(now, queue, workers)
+        if plan.shed:
+            return plan, ()
+        if 0 < plan.take < len(chosen):
+            chosen = self.choose(queue, plan.take)
+        return plan, chosen
 
     def choose(self, queue: JobQueue, limit: int) -> Sequence[Job]:
         """Return the jobs, up to ``limit``, that leave with the first of those that share batches.

@@ -1,8 +1,5 @@
 """The sequences of a stateful model: which worker serves each, and the order of its jobs.
 
-A stateful model keeps data between requests (a conversation, a tracked object). So all requests of
-a sequence must reach the same worker, in order::
-
     job ──► sequence (a queue) ──► slot of a worker ──► the worker's batcher ──► batch
 
 Each worker has a number of slots, and its own batcher. The first request of a sequence takes a slot
@@ -42,11 +39,8 @@ _RESTARTABLE = (Reason.END, Reason.IDLE, Reason.CLIENT_GONE)
 class SequenceTable:
     """The sequences of one model version.
 
-    Args:
-        limits: May be replaced.
-        clock: The clock of the jobs, in seconds.
-        wake_at: Called with the moment of the next `expire`; it replaces the previous moment.
-        on_end: Called with the reason when a sequence has ended.
+    ``wake_at`` is called with the moment of the next `expire`; it replaces the previous moment.
+    ``on_end`` is called with the reason when a sequence has ended.
     """
 
     def __init__(

@@ -77,9 +77,7 @@ class SequenceJob(Protocol):
 class Slots(Protocol):
     """The slots of one worker, and its batcher.
 
-    Attributes:
-        open: The sequences that have a slot, in order of arrival.
-        is_closing: Whether the worker stops when they have ended.
+    ``open`` has the sequences with a slot; the worker ``is_closing`` if it stops after their end.
     """
 
     open: "dict[StatefulSequence, None]"

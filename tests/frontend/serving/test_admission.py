@@ -226,7 +226,7 @@ def test_draining_waits_for_those_who_are_in_and_refuses_others(
         async with serve_model(fakes.Life(seconds=1.0)) as model:
             inside = [ask(model, body) for body in (b"a", b"b")]
             await fakes.drain_loop()
-            model.refuse(ServerStopping())
+            model.admission.refusal = ServerStopping()
             with pytest.raises(ServerStopping):
                 await ask(model)
             began = loop.time()
@@ -276,7 +276,7 @@ def test_draining_does_not_outlast_its_time(
         async with serve_model(fakes.Life(seconds=9.0)) as model:
             inside = [ask(model) for _ in range(2)]
             await fakes.drain_loop()
-            model.refuse(ServerStopping())
+            model.admission.refusal = ServerStopping()
             began = loop.time()
             await model.close(2.0)
             assert loop.time() - began == pytest.approx(2.0)
@@ -294,7 +294,7 @@ def test_a_refusal_does_not_gather_what_it_has_refused(
     async def scenario() -> None:
         async with serve_model() as model:
             refusal = ServerStopping()
-            model.refuse(refusal)
+            model.admission.refusal = refusal
             depths = set()
             for _ in range(3):
                 request = PredictRequest(fakes.make_input(), time.monotonic(), by_version=False)
@@ -315,7 +315,7 @@ def test_requests_that_found_a_version_which_has_left_go_to_its_successor(
 
         async with serve_model() as old, serve_model(fakes.Life(predict=[answer])) as new:
             new.version = "2.0"
-            old.refuse(ModelNotFound("Model not found: m"))
+            old.admission.refusal = ModelNotFound("Model not found: m")
             old.hand_over(new)
             # The bodies of these were still being read when the version left.
             old.check(PredictRequest(fakes.make_input(), time.monotonic(), by_version=False))
