@@ -17,8 +17,7 @@ import logging
 import re
 import shutil
 import uuid
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -138,49 +137,38 @@ class ArchiveOpener:
         is_private: bool = False,
         **arguments: Any,
     ) -> tuple[Archive, dict[str, Any]]:
-        _check_url(url)
+        is_remote = _is_remote(url, self._config.allowed_urls)
         root = self._workdir / folder / uuid.uuid4().hex
+        private = self._workdir / "downloads" / root.name
         made = Archive(url, root, root, root)
-        async with AsyncExitStack() as until_unpacked:
-            if scheme := _SCHEME.match(url):
-                if scheme[1].lower() not in _FETCHED_SCHEMES:
-                    raise ModelNotFound(f"Model not found at: {url}")
-                check_allowed(url, self._config.allowed_urls)
-                place = store
+        try:
+            if is_remote:
                 if is_private:
-                    place = await until_unpacked.enter_async_context(self._private_place(root))
+                    await in_abandonable_thread(private.mkdir, 0o700, True)  # with its parents
+                place = private if is_private else store
                 source = await self._downloader.download(url, place, is_signed=is_signed)
                 made = Archive(url, root, root, source, is_downloaded=True)
-            try:
-                found: dict[str, Any] = await self._helpers.run(
-                    operation,
-                    url=url,
-                    store=str(store),
-                    source=str(made.source) if made.is_downloaded else None,
-                    root=str(root),
-                    limits=self._limits.as_json(),
-                    **arguments,
-                )
-            except BaseException as error:
-                await self.remove(made)
-                if isinstance(error, OSError):
-                    raise _cannot_open(error) from error
-                raise
+            found: dict[str, Any] = await self._helpers.run(
+                operation,
+                url=url,
+                store=str(store),
+                source=str(made.source) if made.is_downloaded else None,
+                root=str(root),
+                limits=self._limits.as_json(),
+                **arguments,
+            )
+        except BaseException as error:
+            await self.remove(made)
+            if isinstance(error, OSError):
+                reason = error.strerror or error
+                raise ServeError(f"The archive cannot be opened: {reason}.") from error
+            raise
+        finally:
+            if is_private:
+                await self.remove(Archive("", private, private, private))
         directory, source = Path(found["directory"]), Path(found["source"])
         is_kept = made.is_downloaded and not is_private
         return Archive(url, directory, root, source, is_kept), found["contents"]
-
-    @contextlib.asynccontextmanager
-    async def _private_place(self, root: Path) -> AsyncIterator[Path]:
-        place = root.parent.with_name("downloads") / root.name
-        try:
-            await in_abandonable_thread(place.mkdir, 0o700, True)  # with its parents
-        except OSError as error:
-            raise _cannot_open(error) from error
-        try:
-            yield place
-        finally:
-            await self.remove(Archive("", place, place, place))
 
     async def remove(self, archive: Archive) -> None:
         """Remove an archive in a thread, and wait for that for a limited time."""
@@ -193,18 +181,22 @@ class ArchiveOpener:
                 logger.warning("%s is still being removed.", archive.root)
 
 
-def _cannot_open(error: OSError) -> ServeError:
-    return ServeError(f"The archive cannot be opened: {error.strerror or error}.")
-
-
 def make_helpers(config: Config) -> HelperProcesses:
     """Return the helper processes of a server."""
     under_way = "archives are being unpacked (max_unpacking)"
     return HelperProcesses(Slots(config.max_unpacking, under_way), config.unpack_timeout)
 
 
-def _check_url(url: str) -> None:
+def _is_remote(url: str, allowed_urls: Sequence[re.Pattern[str]]) -> bool:
+    """Return whether a URL has a scheme; raises ModelNotFound if it is not allowed."""
     if not url:
         raise ModelNotFound("empty url")
     if ".." in unquote(url):  # unquoted: a file URL may spell its dots as %2e
         raise ModelNotFound(f"Relative path is not allowed in url: {url}")
+    scheme = _SCHEME.match(url)
+    if scheme is None:
+        return False
+    if scheme[1].lower() not in _FETCHED_SCHEMES:
+        raise ModelNotFound(f"Model not found at: {url}")
+    check_allowed(url, allowed_urls)
+    return True

@@ -14,6 +14,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 from typing import IO
@@ -62,20 +63,16 @@ def check_allowed(url: str, allowed_urls: Sequence[re.Pattern[str]]) -> None:
     raise ModelNotFound(f"Given URL {url} does not match any allowed URL(s)")
 
 
+@dataclass(eq=False)
 class Downloader:
-    """Downloads archives; ``slots`` limits their number, ``helpers`` copy local files."""
+    """Downloads archives."""
 
-    def __init__(
-        self,
-        allowed_urls: Sequence[re.Pattern[str]],
-        limits: ArchiveLimits,
-        slots: Slots,
-        helpers: HelperProcesses,
-    ) -> None:
-        self._allowed_urls = allowed_urls
-        self._limits = limits
-        self._slots = slots
-        self._helpers = helpers
+    allowed_urls: Sequence[re.Pattern[str]]
+    limits: ArchiveLimits
+    slots: Slots
+    helpers: HelperProcesses  # copy local files
+
+    def __post_init__(self) -> None:
         self._disk = DaemonThreads("writing of downloads", _DISK_THREADS)
 
     async def download(self, url: str, store: Path, *, is_signed: bool) -> Path:
@@ -89,8 +86,8 @@ class Downloader:
         part = _PartFile(store, _file_name(url))
         try:
             await self._disk.run(part.check_name)
-            await self._disk.run(_remove_abandoned, store, 2 * self._limits.stall_seconds)
-            async with asyncio.timeout(self._limits.download_seconds):
+            await self._disk.run(_remove_abandoned, store, 2 * self.limits.stall_seconds)
+            async with asyncio.timeout(self.limits.download_seconds):
                 await self._fetch_into(url, part, is_signed=is_signed)
             await self._disk.run(part.publish)
         except (_Broken, OSError, aiohttp.ClientError, ValueError) as error:
@@ -110,20 +107,20 @@ class Downloader:
 
     async def _fetch_into(self, url: str, part: "_PartFile", *, is_signed: bool) -> None:
         if urlsplit(url).scheme == "file":
-            path, limits = str(_local_path(url)), self._limits.as_json()
+            path, limits = str(_local_path(url)), self.limits.as_json()
             try:
-                await self._helpers.run("copy", source=path, target=str(part.path), limits=limits)
+                await self.helpers.run("copy", source=path, target=str(part.path), limits=limits)
             except (DownloadFailed, ArchiveRefused) as error:
                 raise _Broken(str(error)) from error
             return
-        async with self._slots.taken():
-            room = await self._disk.run(self._limits.room_in, part.path.parent)
+        async with self.slots.taken():
+            room = await self._disk.run(self.limits.room_in, part.path.parent)
             await self._disk.run(part.open)
             await self._write(self._fetch(url, is_signed=is_signed), part, room)
 
     async def _write(self, pieces: AsyncGenerator[bytes], part: "_PartFile", room: int) -> None:
         """Write the pieces of a download, each of which must arrive in time."""
-        loop, stall = asyncio.get_running_loop(), self._limits.stall_seconds
+        loop, stall = asyncio.get_running_loop(), self.limits.stall_seconds
         received = due = 0
         async with asyncio.timeout(stall) as patience, aclosing(pieces):
             async for piece in pieces:
@@ -144,7 +141,7 @@ class Downloader:
             url, headers = await in_abandonable_thread(Signer().sign, url)
         elif scheme == "gs":
             url, headers = await in_abandonable_thread(authorised_request, url)
-        async with http_client(self._limits.stall_seconds, read_bytes=_CHUNK_BYTES) as client:
+        async with http_client(self.limits.stall_seconds, read_bytes=_CHUNK_BYTES) as client:
             for _ in range(_MAX_REDIRECTS):
                 async with send(client, "GET", url, headers) as response:
                     if response.status == HTTPStatus.OK:
@@ -157,7 +154,7 @@ class Downloader:
                 url, headers = urljoin(url, location), {}  # without credentials
                 if urlsplit(url).scheme not in ("http", "https"):
                     raise _Broken(f"a redirect to {url}")
-                check_allowed(url, self._allowed_urls)
+                check_allowed(url, self.allowed_urls)
         raise _Broken("too many redirects")
 
 

@@ -14,6 +14,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,7 @@ def _open_workflow(request: Mapping[str, Any]) -> dict[str, Any]:
     unpack(source, root, _limits(request), zip_suffix=".war")
     _limit_processor_time()
     contents = read_workflow_contents(root)
-    return {"directory": str(root), "source": str(source), "contents": contents.as_json()}
+    return {"directory": str(root), "source": str(source), "contents": asdict(contents)}
 
 
 def _source(request: Mapping[str, Any], find: Callable[[str, Path], Path]) -> Path:

@@ -10,6 +10,7 @@ import logging
 import signal
 import sys
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import Any
 
 from marserve.backend.processes.bootstrap import as_program
@@ -28,17 +29,15 @@ _ENDS = {
 _KILL_SECONDS = 5.0  # for which a killed process is waited for; a disk may hold it longer
 
 
+@dataclass(frozen=True)
 class HelperProcesses:
-    """Runs each operation in a new process, within seconds that include its wait for a slot.
+    """Runs each operation in a new process."""
 
-    Some file systems fetch a whole archive when its first byte is read, or send a whole file when
-    it is closed: then there is no progress for minutes (``stall`` seconds).
-    """
-
-    def __init__(self, slots: Slots, timeout: float, stall: float = 600.0) -> None:
-        self._slots = slots
-        self._timeout = timeout
-        self._stall = stall
+    slots: Slots
+    timeout: float  # seconds of an operation, including its wait for a slot
+    # Seconds without progress. Some file systems fetch a whole archive when its first byte is read,
+    # or send a whole file when it is closed, which takes minutes.
+    stall: float = 600.0
 
     async def run(self, operation: str, **arguments: Any) -> Any:
         """Run an operation of `helper` and return its result; a cancellation kills the process.
@@ -52,11 +51,11 @@ class HelperProcesses:
         """
         has_begun = False
         try:
-            async with asyncio.timeout(self._timeout), self._slots.taken():
+            async with asyncio.timeout(self.timeout), self.slots.taken():
                 has_begun = True
                 answer = await self._run({"operation": operation, **arguments})
         except TimeoutError as error:
-            late = f"took more than {self._timeout:g} s (unpack_timeout)."
+            late = f"took more than {self.timeout:g} s (unpack_timeout)."
             if not has_begun:
                 raise ServerBusy(f"Waiting for other archives {late}") from error
             raise ArchiveRefused(f"Reading the archive {late}") from error
@@ -84,11 +83,11 @@ class HelperProcesses:
             line = b"\n"
             while line == b"\n":  # progress
                 try:
-                    async with asyncio.timeout(self._stall):
+                    async with asyncio.timeout(self.stall):
                         line = await process.stdout.readline()
                 except TimeoutError as error:
                     raise ArchiveRefused(
-                        f"Reading the archive made no progress for {self._stall:g} s."
+                        f"Reading the archive made no progress for {self.stall:g} s."
                     ) from error
             if line:
                 answer: dict[str, Any] = json.loads(line)

@@ -67,20 +67,17 @@ class Requirements:
     venv: bool  # whether it needs a virtual environment
 
 
+@dataclass(eq=False)
 class DependencyStore:
-    """The installed packages of models; ``environment`` is that of pip."""
+    """The installed packages of models."""
 
-    def __init__(
-        self,
-        root: Path | None,  # None for a directory in the user's cache directory
-        python: str,  # to install for; empty for the server's
-        environment: Mapping[str, str],
-        helpers: HelperProcesses,
-    ) -> None:
-        self._root = root
-        self._python = python or sys.executable
-        self._environment = environment
-        self._helpers = helpers
+    root: Path | None  # None for a directory in the user's cache directory
+    python: str  # to install for; empty for the server's
+    environment: Mapping[str, str]  # of pip
+    helpers: HelperProcesses
+
+    def __post_init__(self) -> None:
+        self.python = self.python or sys.executable
         self._disk = DaemonThreads("installations", _DISK_THREADS)
         self._interpreter: list[str | list[str]] = []
 
@@ -97,7 +94,7 @@ class DependencyStore:
                 if not await self._disk.run((home / _MARK).exists):
                     await self._install_into(requirements, home)
         except OSError as error:
-            reason = f"{error} (dependency_cache={self._root or ''})"
+            reason = f"{error} (dependency_cache={self.root or ''})"
             raise _failure(_NO_PACKAGES, requirements, reason) from error
         if requirements.venv:
             return ModelEnvironment(python=str(_python_in(home)))
@@ -108,14 +105,14 @@ class DependencyStore:
             self._interpreter = json.loads(
                 await self._run(requirements, ["-c", _ASK], is_logged=False)
             )
-        root = self._root or _default_root()
+        root = self.root or _default_root()
         await self._disk.run(partial(root.mkdir, mode=0o700, parents=True, exist_ok=True))
         settings = [
             self._interpreter,
             requirements.venv,
-            sorted(item for item in self._environment.items() if item[0].startswith("PIP_")),
+            sorted(item for item in self.environment.items() if item[0].startswith("PIP_")),
         ]
-        name: str = await self._helpers.run(
+        name: str = await self.helpers.run(
             "digest",
             directory=str(requirements.directory),
             file=requirements.file,
@@ -167,7 +164,7 @@ class DependencyStore:
             python = str(_python_in(home))
         else:
             options = ["-U", "-t", str(_packages_in(home))]
-            python = self._python
+            python = self.python
         installing = as_program("pip", "install", *_PIP_OPTIONS, *options, "-r", requirements.file)
         # A killed pip leaves its temporary files; they are removed with the directory.
         scratch = home / "tmp"
@@ -188,10 +185,10 @@ class DependencyStore:
         """Run an interpreter, by default the one to install for; return its last line of output."""
         last = error = ""
         async with child_process(
-            python or self._python,
+            python or self.python,
             *arguments,
             cwd=requirements.directory,
-            env={**self._environment, **variables},
+            env={**self.environment, **variables},
             stdin=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.STDOUT,
             limit=_MAX_LINE_BYTES,

@@ -5,7 +5,7 @@
 
 import logging
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +30,9 @@ class WorkflowContents:
     specification: Any
     has_handler: bool  # whether the manifest's handler file exists
 
-    def as_json(self) -> dict[str, Any]:
-        """Return the contents as a JSON object."""
-        return asdict(self)
-
     @classmethod
     def from_json(cls, members: Mapping[str, Any]) -> "WorkflowContents":
-        """Return the contents that `as_json` has described."""
+        """Return the contents whose members a helper process has sent."""
         manifest = WorkflowManifest(**members["manifest"])
         return cls(manifest, members["specification"], members["has_handler"])
 

@@ -16,7 +16,6 @@ from typing import Any
 
 from marserve.backend.manifest import RUNTIMES
 from marserve.frontend.configuration.model_schema import (
-    BY_KEY,
     BY_SPELLING,
     MAX_WORKERS,
     SETTINGS,
@@ -32,11 +31,7 @@ MAX_BYTES = 4 << 20
 WORKERS = ("minWorkers", "maxWorkers")
 #: The settings that an entry may have, except for its workers.
 ROWS = tuple(row for row in SETTINGS if "models" in row.sources and row.key not in WORKERS)
-_SPELLINGS = {
-    name: row
-    for name, row in BY_SPELLING.items()
-    if "models" in row.sources and row.key not in WORKERS
-}
+_SPELLINGS = {name: row for name, row in BY_SPELLING.items() if row in ROWS}
 _TEXTS = ("url", "handler", "runtimeType")
 _FLAGS = ("defaultVersion", "s3SseKms")
 #: The attributes of entries that are not settings, by key.
@@ -47,7 +42,7 @@ _ATTRIBUTES = {
     "s3SseKms": "s3_sse_kms",
 }
 _OWN = (*_TEXTS, *_FLAGS, *WORKERS)
-_USUAL = [*_OWN, *(key for key, row in BY_KEY.items() if "models" in row.sources)]
+_USUAL = [*_OWN, *(row.key for row in ROWS)]
 #: The search for a similar name takes 0.2 ms; usually all models have the same unknown key.
 _advice = lru_cache(maxsize=256)(partial(advice_for_model, known=_USUAL))
 

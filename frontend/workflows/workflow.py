@@ -90,11 +90,8 @@ class Workflow:
             with run.holding:
                 answer = await self.long_work.run(answer_of(await run.outputs()))
             outcome = "answered"
-        except RequestExpired:
-            outcome = "expired"
-            raise
-        except ServeError:
-            outcome = "failed"
+        except ServeError as error:
+            outcome = "expired" if isinstance(error, RequestExpired) else "failed"
             raise
         finally:
             self._end(run, request.arrived, outcome)

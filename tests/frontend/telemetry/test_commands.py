@@ -9,7 +9,7 @@ import psutil
 import pytest
 import uvloop
 
-from marserve.frontend.telemetry.commands import Output, run_command
+from marserve.frontend.telemetry.system import Output, run_command
 
 Run = Callable[..., Output]
 
