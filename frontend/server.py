@@ -54,8 +54,8 @@ from marserve.frontend.registration.initial_models import register_initial_model
 from marserve.frontend.registration.manager import ModelManager
 from marserve.frontend.registration.snapshot import RestoreFailed, SnapshotWriter
 from marserve.frontend.rest.endpoints import HttpEndpoints
-from marserve.frontend.security.given_tokens import GivenTokens
-from marserve.frontend.security.tokens import Tokens, TokenStore
+from marserve.frontend.security.given_tokens import GivenTokens, Tokens
+from marserve.frontend.security.tokens import TokenStore
 from marserve.frontend.serving.host import WorkerHost
 from marserve.frontend.serving.model_calls import ModelCalls
 from marserve.frontend.serving.monitoring import start_monitoring

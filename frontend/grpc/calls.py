@@ -76,7 +76,7 @@ class Service:
 class Call:
     """A call, as the methods of services get it."""
 
-    __slots__ = ("_context", "_metadata", "_usage", "arrived", "is_cut_off", "method", "stopping")
+    __slots__ = ("_metadata", "_usage", "arrived", "context", "is_cut_off", "method", "stopping")
 
     def __init__(self, method: str, metadata: Metadata, router: "CallRouter") -> None:
         self.method = method  # as package.Service/Method
@@ -85,18 +85,10 @@ class Call:
         self.is_cut_off = False  # whether its requests ended because the server stops
         self._usage = router.usage
         self._metadata = metadata
-        self._context: Context | None = None
-
-    def begin(self, context: Context) -> None:
-        """Note that the call is being answered."""
-        self._context = context
+        self.context: Context | None = None  # while it is answered
 
     def hold(self, size: int) -> None:
-        """Count the bytes of a large request until the current task is done.
-
-        Raises:
-            TooMuchInFlight: The clients use as much memory as they may.
-        """
+        """Count the bytes of a large request until the task is done, or raise TooMuchInFlight."""
         usage = self._usage
         is_small = size <= _COUNTED_BYTES
         if is_small and (not usage.bytes or not size):
@@ -162,7 +154,7 @@ class Call:
     def options(self, headers: Mapping[str, str]) -> RequestOptions:
         """Return timeout and priority of the client, from its headers and the call's deadline."""
         options = read_request_options(headers)
-        left = self._context.time_remaining() if self._context is not None else None
+        left = self.context.time_remaining() if self.context is not None else None
         if left is None:
             return options
         timeout = time.monotonic() - self.arrived + left
@@ -170,9 +162,9 @@ class Call:
 
     def peer(self) -> str:
         """Return the client as ``host:port``."""
-        if self._context is None:
+        if self.context is None:
             return ""
-        kind, _, address = self._context.peer().partition(":")
+        kind, _, address = self.context.peer().partition(":")
         if kind == "ipv6":
             return address.replace("%5B", "[").replace("%5D", "]")
         return address
@@ -250,7 +242,7 @@ class CallRouter(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic i
 
     def _refusal(self, call: Call, failure: Failure) -> Any:
         async def refuse(_requests: object, context: Context) -> None:
-            call.begin(context)
+            call.context = context
             await self.fail(call, context, failure)
 
         # A stream, so that grpc reads no message.
@@ -263,10 +255,8 @@ class CallRouter(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic i
 
     def log(self, call: Call, code: StatusCode) -> None:
         """Log and count the end of a call; called before the client gets the status."""
-        seconds = time.monotonic() - call.arrived
-        method = call.method
-        status = http_status_of(code)
-        self._access_log.add_call(call.peer(), method, number_of(code), status, seconds)
+        seconds, status = time.monotonic() - call.arrived, http_status_of(code)
+        self._access_log.add_call(call.peer(), call.method, number_of(code), status, seconds)
 
 
 class _Method:
@@ -367,7 +357,7 @@ class _Method:
 
     async def _run(self, call: Call, context: Context, answering: Awaitable[Any]) -> Any:
         """Answer a call, also after an unexpected error, and log it."""
-        call.begin(context)
+        call.context = context
         try:
             result = await answering
         except ServeError as error:

@@ -79,12 +79,11 @@ class MessageReads:
     async def first(self, context: Context, client: str, fail: Fail) -> bytes | None:
         """Return the first message of a call; None if the client ends its requests without one.
 
-        ``fail`` ends the call where its message is not complete in time (504), or when calls of
-        others need its slot (429).
+        ``fail`` ends the call, whose read then raises AbortError, where its message is not complete
+        in time (504), or when calls of others need its slot (429).
 
         Raises:
             ServeError: It has not got a slot in time (504), or has too many bytes (413).
-            grpc.aio.AbortError: ``fail`` has ended the call.
         """
         read = _Read(client, fail, self._loop.time())
         self._set_timer()

@@ -44,10 +44,7 @@ class ProtoFile:
 
 @functools.cache
 def load_proto(name: str, package: str = "") -> ProtoFile:
-    """Return what a file in ``proto/`` defines; ``package`` names one compiled for another package.
-
-    `tests/proto_descriptors.py` compiles the files.
-    """
+    """Return what a file in ``proto/`` defines, for another ``package`` if one is named."""
     found = POOL.FindFileByName(f"{package}/{name}" if package else name)
     messages = {
         message.name: message_class(message) for message in found.message_types_by_name.values()

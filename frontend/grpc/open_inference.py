@@ -1,11 +1,8 @@
 """The Open Inference Protocol: tensors, metadata, and the extensions of Triton's clients.
 
-The service has two packages: ``inference`` of the protocol, and that of TorchServe. The operations
-are `operations.open_inference` and `operations.open_inference_models`; this file reads and writes
-messages (`tensor_messages`). TorchServe's service fails with TorchServe's codes, the other with
-specific ones: NOT_FOUND, UNAVAILABLE, INVALID_ARGUMENT.
-
-On the management listener the service only loads and unloads models.
+The service has two packages: ``inference`` of the protocol, and that of TorchServe. TorchServe's
+service fails with TorchServe's codes, the other with specific ones: NOT_FOUND, UNAVAILABLE,
+INVALID_ARGUMENT. On the management listener the service only loads and unloads models.
 """
 
 import asyncio

@@ -5,7 +5,7 @@ the package ``grpcio-reflection`` the service is left out.
 """
 
 from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from types import SimpleNamespace
 
 from marserve.frontend.grpc.calls import Call, Service
 from marserve.frontend.grpc.messages import POOL, Answers, Message
@@ -23,13 +23,10 @@ def reflection_services(services: Sequence[Service]) -> Sequence[Service]:
     servicer = reflection.aio.ReflectionServicer(  # type: ignore[attr-defined]
         [*names, descriptor.full_name], POOL
     )
-    return (Service(descriptor, _Reflection(servicer), key=None),)
 
-
-class _Reflection:
-    def __init__(self, servicer: Any) -> None:
-        self._servicer = servicer
-
-    def server_reflection_info(self, requests: AsyncIterator[Message], _call: Call) -> Answers:
-        answers: Answers = self._servicer.ServerReflectionInfo(requests, None)
+    def answer(requests: AsyncIterator[Message], _call: Call) -> Answers:
+        answers: Answers = servicer.ServerReflectionInfo(requests, None)
         return answers
+
+    calls = SimpleNamespace(server_reflection_info=answer)
+    return (Service(descriptor, calls, key=None),)

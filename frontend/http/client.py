@@ -111,11 +111,7 @@ class ClientConnection(asyncio.Protocol):
     # -- bytes in flight ---------------------------------------------------------------------------
 
     def hold(self, count: int) -> None:
-        """Count bytes of the current request as in flight.
-
-        Raises:
-            TooMuchInFlight: The clients use as much memory as they may.
-        """
+        """Count bytes of the current request as in flight, or raise TooMuchInFlight."""
         if self.is_open:
             self._usage.hold(self.client, count)
             self._held += count

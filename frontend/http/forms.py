@@ -48,12 +48,10 @@ class FormLimits:
 
 
 def urlencoded_parts(body: bytes, limits: FormLimits) -> Steps[list[Part]]:
-    """Return the fields of a form; a repeated one has its last value, at the first position.
+    """Return the fields of a form, or raise BadRequest.
 
-    A last token without ``=`` is dropped.
-
-    Raises:
-        BadRequest: There are too many fields, a name is too long, or an escape is malformed.
+    A repeated field has its last value, at the position of the first. A last token without ``=`` is
+    dropped.
     """
     fields = {}
     at = 0
@@ -87,11 +85,7 @@ def query_parts(tokens: Iterable[bytes]) -> list[Part]:
 
 
 def query_value(tokens: Iterable[bytes], wanted: str) -> str:
-    """Return the first value of a query parameter, or an empty string.
-
-    Raises:
-        BadRequest: An escape is malformed.
-    """
+    """Return the first value of a query parameter, or an empty string; or raise BadRequest."""
     for token in tokens:
         name, _, value = token.partition(b"=")
         if _unquoted(name) == wanted.encode():
@@ -130,11 +124,7 @@ def boundary_of(content_type: str) -> str:
 
 
 def multipart_parts(body: bytes, boundary: str, limits: FormLimits) -> Steps[list[Part]]:
-    """Return the parts of a form. Only a part with a file name has a media type.
-
-    Raises:
-        BadRequest: The body is malformed, there are too many parts, or one's head is too long.
-    """
+    """Return the parts of a form, or raise BadRequest; only files have a media type."""
     if len(boundary) > _MAX_BOUNDARY:
         raise _malformed(f"the boundary is longer than {_MAX_BOUNDARY} characters")
     delimiter = b"\r\n--" + boundary.encode("utf-8", "surrogateescape")

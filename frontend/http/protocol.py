@@ -77,11 +77,10 @@ class Connection(ClientConnection):
         if not fast_path:
             self._has_fast_path = False
         self.heads = Heads()
-        #: Since when a head with a deadline is due; None while none is.
-        self._head_since: float | None = None
+        self._head_since: float | None = None  # since when a head with a deadline is due
         self._head_timer: asyncio.TimerHandle | None = None
         self._incoming = IncomingRequest()
-        #: The parser of the fast path; None before the connection is made and once it is aiohttp's.
+        #: None before the connection is made and once it is aiohttp's.
         self._parser: httptools.HttpRequestParser | None = None
         #: What has arrived of a request; or, while `_is_blocked`, what has arrived after it.
         self._pieces: list[bytes] = []

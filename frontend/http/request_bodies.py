@@ -26,16 +26,10 @@ _MULTIPART = "multipart/form-data"
 async def read_input(
     request: HttpRequest, max_bytes: int, extra: Mapping[str, str], *, with_query: bool = False
 ) -> Input:
-    """Read a request to its end, with all parts, also those of the same name.
+    """Read a request to its end, with all parts, also those of the same name, as `read_body`.
 
     The headers ``extra`` are added for the handler. ``with_query``, the parameters of the query are
     parts, before those of the body.
-
-    Raises:
-        PayloadTooLarge: The body is longer than ``max_bytes``.
-        TooMuchInFlight: The clients of the listener use as much memory as they may.
-        BadRequest: The body is incomplete, too slow or not of its content type, or the query is
-            malformed.
     """
     body = await read_body(request, max_bytes)
     removed, added = {b"expect"}, extra

@@ -31,19 +31,14 @@ _TORCHSERVES = (
     *("parallelType", "parallelLevel", "deviceType", "deviceIds"),
     *("continuousBatching", "useJobTicket", "useVenv"),
 )
-#: The settings in a description.
+#: The settings in a description: TorchServe's, and those that a request can set.
 DESCRIBED = tuple(row for row in SETTINGS if row.key in _TORCHSERVES or "request" in row.sources)
-
-
-def uses_gpus(model: ModelVersion) -> bool:
-    """Return whether the description of a model needs the figures of GPUs."""
-    return any(worker.gpu_id is not None for worker in model.workers)
 
 
 def describe(model: ModelVersion, gpus: Sequence[Gpu], customized: Any = None) -> dict[str, Any]:
     """Return a model version as JSON values, with its handler's own description ``customized``."""
     settings, batching, workers = model.settings, model.settings.batching, model.workers
-    values = described_settings(settings)
+    values = {row.key: row.write(settings.values) for row in DESCRIBED}
     values |= {
         "minWorkers": workers.min_workers,
         "maxWorkers": workers.max_workers,
@@ -70,12 +65,6 @@ def describe(model: ModelVersion, gpus: Sequence[Gpu], customized: Any = None) -
         "batching": _describe_batching(model),
         **_describe_sequences(model),
     }
-
-
-def described_settings(settings: ModelSettings) -> dict[str, Any]:
-    """Return resolved settings: TorchServe's, and those that a request can set."""
-    values = settings.values
-    return {row.key: row.write(values) for row in DESCRIBED}
 
 
 def describe_failed(load: FailedLoad) -> dict[str, Any]:
@@ -213,10 +202,8 @@ def _ms(seconds: float) -> float:
 async def customized_metadata(model: ModelVersion, input_: Input) -> dict[str, Any]:
     """Return the handler's own description of its model; an empty one if it is not a JSON object.
 
-    The handler gets the headers of ``input_``.
-
-    Raises:
-        ServeError: No worker is ready, or the handler failed.
+    The handler gets the headers of ``input_``. Raises ServeError if no worker is ready, or the
+    handler failed.
     """
     # A worker of asynchronous handlers may have no deadline of its own.
     options = RequestOptions(timeout=model.settings.response_timeout)

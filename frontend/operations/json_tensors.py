@@ -42,8 +42,7 @@ _COMMA = re.compile(rb"[ \t\n\r]*,[ \t\n\r]*")
 def read_document(body: bytes) -> Steps[Json | None]:
     """Return the JSON of a request; None if it is not an object with a list of inputs.
 
-    Raises:
-        BadRequest: The inputs are unusable.
+    Raises BadRequest if the inputs are unusable.
     """
     try:
         head = json.loads(body) if len(body) <= _SMALL else (yield from _taken_apart(body))
@@ -64,21 +63,14 @@ def as_bytes(tensor: Json) -> Steps[bytes]:
         raise BadRequest(f"Input {tensor['name'][:_MAX_NAME]!r} has no data.")
     values = tensor.pop(_DATA)
     try:
-        if isinstance(values, _Text):
-            return (yield from _read_text(tensor["datatype"], values.text))
+        if isinstance(values, bytes):  # of `_taken_apart`
+            return (yield from _read_text(tensor["datatype"], values))
         shape = nested_shape(values)
         return _written(tensor["datatype"], flattened(values, shape))
     except UnusableTensor as error:
         raise BadRequest(f"Input {tensor['name'][:_MAX_NAME]!r} {error}.") from error
     except UNREADABLE as error:
         raise BadRequest(f"Input {tensor['name'][:_MAX_NAME]!r}: {error}.") from error
-
-
-class _Text:
-    """The values of an input as the client's text."""
-
-    def __init__(self, text: bytes) -> None:
-        self.text = text
 
 
 def _taken_apart(body: bytes) -> Steps[Any]:
@@ -98,7 +90,7 @@ def _taken_apart(body: bytes) -> Steps[Any]:
     head = json.loads(text)
     for tensor, found in zip(head["inputs"], values, strict=True):
         if found is not None:
-            tensor[_DATA] = _Text(found)
+            tensor[_DATA] = found
     return head
 
 
@@ -145,9 +137,7 @@ def _written(datatype: str, values: Sequence[Any]) -> bytes:
 class AnswerBody:
     """Writes the answer to a request over HTTP.
 
-    Args:
-        head: The JSON of the request.
-        members: Defaults of the answer's members id, model_name and model_version.
+    ``members`` are the defaults of the answer's members id, model_name and model_version.
     """
 
     def __init__(self, head: Json, members: Mapping[str, str]) -> None:

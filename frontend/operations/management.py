@@ -12,7 +12,6 @@ from marserve.frontend.operations.describe import (
     customized_metadata,
     describe,
     describe_failed,
-    uses_gpus,
 )
 from marserve.frontend.operations.model_parameters import (
     changed_settings,
@@ -90,7 +89,8 @@ class ModelManagement:
     async def _described(
         self, models: Sequence[ModelVersion], customized: Any = None
     ) -> list[dict[str, Any]]:
-        gpus = await self.gpus.read() if any(map(uses_gpus, models)) else ()
+        uses_gpus = any(worker.gpu_id is not None for each in models for worker in each.workers)
+        gpus = await self.gpus.read() if uses_gpus else ()
         return [describe(model, gpus, customized) for model in models]
 
     def check_model_api(self) -> None:
@@ -142,11 +142,7 @@ class ModelManagement:
                 batching = format_settings(model.settings)
                 sentence = f"Batching updated for model: {name}{_suffix(version)}: {batching}"
                 return Outcome(200, sentence)
-        return await self._scale(name, version, *limits, synchronous=synchronous)
-
-    async def _scale(
-        self, name: str, version: str | None, low: int, high: int, *, synchronous: bool
-    ) -> Outcome:
+        low, high = limits
         model = await self.manager.scale(name, version, low, high, synchronous=synchronous)
         if not synchronous:
             return _IN_PROGRESS

@@ -104,8 +104,7 @@ def input_of(
 ) -> Steps[Input | TensorRows]:
     """Check a request, whose head is changed, and return the model's input, or those of its rows.
 
-    Raises:
-        BadRequest: A tensor is unusable, or an extension is not supported.
+    Raises BadRequest if a tensor is unusable, or an extension is not supported.
     """
     head, buffers = request.head, list(request.buffers)
     _refuse_extensions(head)

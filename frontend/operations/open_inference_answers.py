@@ -42,8 +42,7 @@ class InferAnswer:
 def answer_of(prediction: Prediction) -> InferAnswer:
     """Read the answer to an `input_of` whose head asks for ``binary_data_output``.
 
-    Raises:
-        PredictionFailed: The handler answered with an error, or the answer is unreadable.
+    Raises PredictionFailed if the handler answered with an error, or unreadably.
     """
     if prediction.status >= 400:
         raise PredictionFailed(_sentence_of(prediction), status=prediction.status)

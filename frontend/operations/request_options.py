@@ -3,8 +3,8 @@
     X-Timeout-Ms: 250      answer within 250 ms after the request has arrived
     X-Priority: high       answer before others, or after them (high, normal, low; in any case)
 
-Any request for a prediction may have the two headers. A timeout may only shorten the time that the
-model allows (``clientTimeoutInMills``). Handlers get these headers, too.
+A timeout may only shorten the time that the model allows (``clientTimeoutInMills``). Handlers get
+these headers, too.
 """
 
 import math

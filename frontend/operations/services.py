@@ -7,7 +7,7 @@ from marserve.frontend.configuration.memory import bytes_in_flight
 from marserve.frontend.operations.management import ModelManagement
 from marserve.frontend.operations.open_inference_models import OpenInferenceModels
 from marserve.frontend.operations.workflows import WorkflowManagement
-from marserve.frontend.security.tokens import Tokens
+from marserve.frontend.security.given_tokens import Tokens
 from marserve.frontend.serving.registry import ModelRegistry
 from marserve.frontend.telemetry.access_log import AccessLog
 from marserve.frontend.telemetry.metrics import Metrics

@@ -90,18 +90,11 @@ class Column:
 
 
 class TensorRows:
-    """The rows of a request.
+    """The rows of a request, whose JSON for the worker is ``head``, without its inputs.
 
-    Args:
-        id_: The server's id of the request.
-        headers: For the handler, with the format of an answer in bytes.
-        head: The request's JSON for the worker, without its inputs.
-        columns: The inputs.
-        count: The number of rows.
-        dims: The dimensions that count the rows, of inputs and of outputs.
-        max_rows: The number of rows that can be queued. If there are more, one more is made, so
-            that the request is refused.
-        form: Writes the answer over HTTP.
+    ``dims`` count the rows, of inputs and of outputs. If there are more than the ``max_rows`` that
+    can be queued, one more is made, so that the request is refused. ``form`` writes the answer
+    over HTTP.
     """
 
     def __init__(

@@ -70,14 +70,9 @@ class Predictor:
     ) -> HttpResponse:
         """Answer a request with a model's prediction, or OPTIONS with its API description.
 
-        Args:
-            request: The request.
-            name: The name of the model.
-            version: None for the default version.
-            extra: Headers that the server adds for the handler.
-            with_query: Whether the handler gets the parameters of the query.
-            input_: The result of `read_input`, if the request is already read.
-            convert: Converts it to the model's input.
+        The headers ``extra`` are added for the handler, and the parameters of the query
+        ``with_query``. ``input_`` is the result of `read_input`, if the request is read already;
+        ``convert`` makes the model's input of it.
         """
         model = self.registry.find(name, version)
         if request.method == "OPTIONS":

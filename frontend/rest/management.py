@@ -12,7 +12,7 @@ from marserve.frontend.http.router import Route
 from marserve.frontend.operations.management import MAX_LISTED, ModelManagement, Outcome
 from marserve.frontend.rest.api_description import describe_listener, describe_model_management
 from marserve.frontend.rest.parameters import query_parameters, read_parameters
-from marserve.frontend.security.tokens import Tokens
+from marserve.frontend.security.given_tokens import Tokens
 from marserve.frontend.serving.registry import ModelRegistry
 
 Serve = Callable[[HttpRequest], Awaitable[HttpResponse]]

@@ -23,11 +23,7 @@ async def read_parameters(
 ) -> Parameters:
     """Return the parameters of a request to register or change a model, in a JSON body or a query.
 
-    If a JSON body ``may_be_empty`` and is empty, the query has the parameters.
-
-    Raises:
-        BadRequest: The body is not a JSON object, or too long.
-        PayloadTooLarge: The body is longer than ``max_bytes``.
+    If a JSON body ``may_be_empty`` and is empty, the query has them. Raises as `read_body`.
     """
     body = await read_body(request, max_bytes)
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()

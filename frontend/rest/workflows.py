@@ -1,11 +1,9 @@
-"""The routes of workflows.
+"""The routes of workflows; as in TorchServe a further segment of a path is ignored.
 
-    /workflows                    list, register                            management listener
-    /workflows/{w}                describe, unregister
-    /workflows/{w}/runs           the time line of the last runs
-    /wfpredict/{w}                run; with all methods, in any case        inference listener
-
-As in TorchServe a further segment of a path is ignored.
+/workflows                    list, register                            management listener
+/workflows/{w}                describe, unregister
+/workflows/{w}/runs           the time line of the last runs
+/wfpredict/{w}                run; with all methods, in any case        inference listener
 """
 
 from collections.abc import Mapping

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from marserve.frontend.errors import InvalidToken
-from marserve.frontend.security.tokens import KINDS, REFUSED, Kind, holds
+from marserve.frontend.security.tokens import KINDS, REFUSED, Kind, TokenStore, holds
 
 logger = logging.getLogger(__name__)
 
@@ -67,3 +67,7 @@ class GivenTokens:
         if self._texts:
             logger.info("The keys in %s have changed.", self._directory)
         self._texts, self._keys = texts, keys
+
+
+#: The keys of a server.
+Tokens = TokenStore | GivenTokens

@@ -1,9 +1,8 @@
 """The check of requests to guarded routes; docs/security.md has its rules as a table.
 
-Requests from this machine are not always made by its user. A web page in a browser can post a form
-to 127.0.0.1, or resolve its host name to it (DNS rebinding): browsers then send a foreign
-``Origin`` or ``Host``. A proxy on this machine forwards requests of other machines: most proxies
-can add headers that show it.
+A web page in a browser can post a form to 127.0.0.1, or resolve its host name to it (DNS
+rebinding): browsers then send a foreign ``Origin`` or ``Host``. A proxy on this machine forwards
+requests of other machines: most proxies can add headers that show it.
 """
 
 import ipaddress
@@ -13,7 +12,8 @@ from urllib.parse import urlsplit
 
 from marserve.frontend.configuration.config import Config
 from marserve.frontend.errors import ForeignOrigin
-from marserve.frontend.security.tokens import KINDS, Kind, Tokens
+from marserve.frontend.security.given_tokens import Tokens
+from marserve.frontend.security.tokens import KINDS, Kind
 
 _FORWARDED = re.compile(r"forwarded|x-forwarded-.*|x-real-ip|via", re.IGNORECASE)
 

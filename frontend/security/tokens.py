@@ -3,9 +3,6 @@
 By default the rules are TorchServe's: three keys, new at every start, in ``key_file.json``. The
 inference and the management key expire; the API key, which renews them, does not. Unlike
 TorchServe, the server removes the key file when it stops.
-
-With ``token_directory`` the operator sets the keys (`given_tokens`), because several servers behind
-one address must accept the same.
 """
 
 import hmac
@@ -16,7 +13,7 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final, Literal, NamedTuple, Protocol
+from typing import Final, Literal, NamedTuple
 
 from marserve.frontend.atomic_file import replace_file
 from marserve.frontend.errors import InvalidToken
@@ -29,16 +26,6 @@ _LAST_DATE = 253402300799.0  # the end of the year 9999, the last of datetime
 _BEARER = re.compile(r"Bearer\s+(\S+)", re.ASCII)
 REFUSED = "Token Authorization failed. Token either incorrect, expired, or not provided correctly"
 _NOT_RENEWED = REFUSED.replace("Authorization", "Authentication")  # TorchServe's, word for word
-
-
-class Tokens(Protocol):
-    """The keys of a server."""
-
-    def authorize(self, kind: Kind, authorization: str | None) -> None:
-        """Raise InvalidToken unless an ``Authorization`` header has the valid key of this kind."""
-
-    def renew(self, kind: str | None, authorization: str | None) -> None:
-        """Replace the key of a kind; raises InvalidToken, or OSError."""
 
 
 class _Token(NamedTuple):
@@ -71,9 +58,7 @@ class TokenStore:
     def renew(self, kind: str | None, authorization: str | None) -> None:
         """Replace the key of a kind, and its expiry.
 
-        Raises:
-            InvalidToken: The kind is unknown, or the header does not have the API key.
-            OSError: The key file cannot be written; the old key stays valid.
+        Raises InvalidToken without the API key, or OSError; then the old key stays valid.
         """
         for known in KINDS:
             if kind == known and holds(authorization, self._api_key):
