@@ -1,11 +1,9 @@
 """Background tasks that end with their owner, and daemon threads.
 
-A task that fails is logged; unlike in an `asyncio.TaskGroup`, the other tasks continue, and the
-block does not raise.
-
-Each purpose has its threads, in limited number: if they all hang, for example at a disk, threads of
-other purposes continue. The interpreter does not wait for daemon threads at its end.
-`asyncio.to_thread` and `concurrent.futures` offer neither.
+Unlike in an `asyncio.TaskGroup`, the other tasks continue when one fails. Each purpose has its
+threads, in limited number: if they all hang, threads of other purposes continue. The interpreter
+does not wait for daemon threads at its end. `asyncio.to_thread` and `concurrent.futures` offer
+neither.
 """
 
 import asyncio

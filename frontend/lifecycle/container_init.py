@@ -1,9 +1,8 @@
 """The first process of a container: ``marserve-init COMMAND``. The container ends with the server.
 
 TorchServe's image runs a shell script that starts a detached server and then waits without end
-(``tail -f /dev/null``), and so do the scripts of its users. The signal to stop has no effect there,
-since the kernel discards signals that a first process does not handle, and a container whose server
-has died continues. With this program in front of them such scripts can stay as they are:
+(``tail -f /dev/null``), and so do the scripts of its users. They ignore the signal to stop, and the
+container continues when its server has died. With this program in front they can stay as they are:
 
 * The server or its starter sends the server's process id, by the protocol of sd_notify(3).
 * When the server has ended, this program ends with its status, and the kernel ends the rest of the

@@ -1,8 +1,7 @@
 """Starts a detached server, waits until it listens or fails, and stops it.
 
 The server writes one JSON document to a pipe when it listens or gives up; if it dies before, the
-pipe is closed empty. The starter waits a limited time, since models may take minutes to download
-and unpack.
+pipe is closed empty.
 """
 
 import contextlib

@@ -21,10 +21,6 @@ class PidFileError(Exception):
     """The pid file cannot be used; the text is for the operator."""
 
 
-class AlreadyRunning(PidFileError):
-    """A living server holds the pid file."""
-
-
 class PidFile:
     """The pid file of one server, by default where TorchServe has it, below ``TMPDIR``.
 
@@ -52,7 +48,7 @@ class PidFile:
         """Take the file for this process; return whether a dead server had left it.
 
         Raises:
-            AlreadyRunning: A living server has it.
+            PidFileError: A living server has it.
         """
         descriptor = self._lock_current()
         self._descriptor = descriptor
@@ -91,7 +87,7 @@ class PidFile:
             descriptor = self._open(os.O_RDWR | os.O_CREAT)
             if not _lock(descriptor, fcntl.LOCK_EX):
                 os.close(descriptor)
-                raise AlreadyRunning(_ALREADY_RUNNING)
+                raise PidFileError(_ALREADY_RUNNING)
             if self._is_current(descriptor):
                 return descriptor
             os.close(descriptor)  # its owner removed it between open and lock

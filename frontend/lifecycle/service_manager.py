@@ -1,12 +1,10 @@
 """Reports the state of the server to the process that started it, as in sd_notify(3).
 
 That process is systemd, for a service of ``Type=notify``, or the first process of a container
-(`container_init`). Each message is one datagram to the socket that ``NOTIFY_SOCKET`` names. Sending
-never waits for the receiver.
+(`container_init`). Sending never waits for the receiver.
 
 The server is READY when its listeners are open, not when its models have loaded: a model that fails
-must not keep the others from being served, and dependent services may connect. ``/ready`` reports
-whether requests will be answered.
+must not keep the others from being served.
 """
 
 import logging

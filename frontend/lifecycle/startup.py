@@ -1,9 +1,8 @@
 """The log record of a start: environment and settings, and conflicts with TorchServe's packages.
 
-TorchServe's packages install the commands ``torchserve``, ``torch-model-archiver`` and
-``torch-workflow-archiver`` and the import names ``ts``, ``model_archiver`` and
-``workflow_archiver``, as marserve does, and pip overwrites files without a warning. The last
-installation works until the other is uninstalled, which removes its files.
+TorchServe's packages install the same commands and import names as marserve, and pip overwrites
+files without a warning. The last installation works until the other is uninstalled, which removes
+its files.
 """
 
 import csv

@@ -1,10 +1,9 @@
 """Ends a server whose stop takes too long.
 
-A stop waits for balancers and accepted requests as long as configured, and has ``stop_grace``
-seconds for the rest. A thread that waits for a disk, or code that blocks the event loop, would
-delay it without end. So a thread that needs neither counts from the moment that a stop is
-requested. When the time is over, it logs what still runs, kills the child processes, removes the
-files and ends the process with status 1, in `FORCED_END_SECONDS` at most.
+A thread that waits for a disk, or code that blocks the event loop, would delay it without end. So a
+thread that needs neither counts from the moment that a stop is requested. When the time is over, it
+logs what still runs, kills the child processes, removes the files and ends the process with status
+1, in `FORCED_END_SECONDS` at most.
 
 It cannot run while compiled code holds Python's lock. If that happens after the stop was requested,
 `faulthandler` ends the process.

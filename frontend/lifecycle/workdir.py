@@ -5,13 +5,10 @@ lives. All processes that it starts have the path of the directory in their envi
 mark of `started_processes`.
 
 A server that stops kills the marked processes and removes the directory. For a server that was
-killed, a *guard* does that, a separate process that waits for the lock. If the guard was killed,
-too, or the machine, the next server with the same temporary directory does it. A directory is
-removed only if its name, its owner and a file in it are ours and its lock is free; links are not
-followed. The file names the machine, because some network file systems lock for each machine
-separately.
-
-The guard runs this file as a program.
+killed, a *guard* does that: this file as a program, which waits for the lock. If the guard was
+killed, too, the next server with the same temporary directory does it. A directory is removed only
+if its name, its owner and a file in it are ours and its lock is free; links are not followed. The
+file names the machine, because some network file systems lock for each machine separately.
 """
 
 import contextlib

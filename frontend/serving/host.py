@@ -29,8 +29,8 @@ from marserve.frontend.workers.dispatch.batched import DispatchStrategy
 from marserve.frontend.workers.dispatch.outstanding import dispatch_batches
 from marserve.frontend.workers.launchers.command import CPU_LAUNCHER
 from marserve.frontend.workers.launchers.local import LocalLauncher
+from marserve.frontend.workers.launchers.local_process import WorkerSpec
 from marserve.frontend.workers.launchers.openmp import TorchOptions
-from marserve.frontend.workers.launchers.worker_spec import WorkerSpec
 from marserve.frontend.workers.supervisor import MakeDispatch
 
 

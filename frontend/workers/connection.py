@@ -170,12 +170,8 @@ class WorkerConnection(asyncio.BufferedProtocol):
     ) -> None:
         """Send one batch, after setting its number.
 
-        Args:
-            batch: The message.
-            timeout: Seconds without an answer after which the worker counts as hung.
-            on_reply: Receives the reply, and before it streamed pieces; not called after the
-                connection is `lost`.
-            caller: Given to `calls` with each call that is made on behalf of the batch.
+        The worker counts as hung after ``timeout`` seconds without an answer. ``on_reply`` receives
+        the reply, and before it streamed pieces; not after the connection is `lost`.
 
         Raises:
             ProtocolError: The batch is too large to be sent.

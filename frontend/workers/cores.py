@@ -1,9 +1,8 @@
 """The number of cores that the workers of this server may use together.
 
-The cores on which its processes may run (`os.sched_getaffinity`: taskset, cpusets), limited by a
-quota of CPU time. A container with ``--cpus 2`` sees all cores of its machine; with a thread for
-each it uses up its quota after a fraction of each period, and is stopped for the rest. Fractions
-are rounded down; the rest is for the frontend.
+A container with ``--cpus 2`` sees all cores of its machine; with a thread for each it uses up its
+quota after a fraction of each period, and is stopped for the rest. Fractions of a core are for the
+frontend.
 """
 
 import contextlib

@@ -1,9 +1,8 @@
 """Allocates GPUs to workers.
 
 A plain worker gets the number of its GPU and sees all GPUs (no CUDA_VISIBLE_DEVICES), as handlers
-written for TorchServe expect. A parallel worker gets a block of GPUs, and sees no others. The GPUs
-with the fewest workers are next. (TorchServe takes them in turn, so that after scaling some have
-many workers and others none.)
+written for TorchServe expect. A parallel worker gets a block of GPUs, and sees no others.
+TorchServe takes GPUs in turn, so that after scaling some have many workers and others none.
 """
 
 import os

@@ -205,12 +205,9 @@ class Backoff:
     The window, in seconds, opens at the first failure after a success. A failure inside it is
     followed by another try, a later one is not.
 
-    A worker that was READY is replaced at once: its model can be loaded, and the cause (the kernel
-    short of memory, an operator, one bad request) is usually gone. Except shortly after another
-    failure: a model that dies as soon as it is loaded would be started without a pause.
-
-    A worker that dies while it has requests counts as a failure of one of these, and is replaced at
-    once each time, unless several in a row died without an answer.
+    A worker that was READY is replaced at once, because the cause is usually gone, except shortly
+    after another failure. One that dies while it has requests counts as a failure of one of these,
+    and is replaced at once each time, unless several in a row died without an answer.
     """
 
     def __init__(self, window: float) -> None:

@@ -1,11 +1,8 @@
 """Measures the costs of batch sizes while a model is idle, after its settings were changed.
 
-One worker runs batches of samples as during a load, but with a message for each run, and may get a
-request between two runs. So a request waits for one run at most, and only if all other workers are
-busy. Profiling starts when there was no request for a moment, pauses when one arrives, and
-continues in the next idle moment.
-
-A worker that is lost in a run is replaced like any other, and the sizes are not tried again.
+One worker runs batches of samples, and may get a request between two runs. So a request waits for
+one run at most, and only if all other workers are busy. If the worker is lost in a run, the sizes
+are not tried again.
 """
 
 import asyncio

@@ -11,8 +11,7 @@ from marserve.frontend.workers.failures import (
     StartTimedOut,
 )
 from marserve.frontend.workers.launchers.local import LocalLauncher
-from marserve.frontend.workers.launchers.local_process import LocalProcess
-from marserve.frontend.workers.launchers.worker_spec import WorkerSpec
+from marserve.frontend.workers.launchers.local_process import LocalProcess, WorkerSpec
 
 # Time for the last reply to be read from the socket, after the end of the process.
 _LAST_REPLY_SECONDS = 0.5

@@ -2,11 +2,10 @@
 
 It has one task, which owns the process and the connection. Batches do not pass through it.
 
-There are three kinds of failures. A failure that the worker *reports* (a reply with a code) fails
-the batch, and the worker continues. A worker that cannot reply (`ConnectionLost`) is replaced, and
-its requests are retried. A worker that replies that it cannot serve (`Poisoned`) is replaced. If a
-model cannot be loaded for a permanent reason (a mistake in the handler's code), it is not loaded
-again.
+A failure that the worker *reports* (a reply with a code) fails the batch, and the worker continues.
+A worker that cannot reply (`ConnectionLost`) is replaced, and its requests are retried. A worker
+that replies that it cannot serve (`Poisoned`) is replaced. A model that cannot be loaded for a
+permanent reason (a mistake in the handler's code) is not loaded again.
 """
 
 import asyncio
@@ -34,9 +33,8 @@ from marserve.frontend.workers.failures import (
     StartTimedOut,
 )
 from marserve.frontend.workers.launchers.local import LocalLauncher
-from marserve.frontend.workers.launchers.local_process import LocalProcess
+from marserve.frontend.workers.launchers.local_process import LocalProcess, WorkerSpec
 from marserve.frontend.workers.launchers.openmp import TorchOptions
-from marserve.frontend.workers.launchers.worker_spec import WorkerSpec
 from marserve.frontend.workers.load_results import LoadResults
 from marserve.frontend.workers.process_lifecycle import fail_later, find_cause, start_in_time
 from marserve.frontend.workers.worker_state import LOAD_FAILED, LOG_NAMES, TRANSITIONS, WorkerState

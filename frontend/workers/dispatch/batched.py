@@ -1,8 +1,5 @@
 """Dispatch strategies, which send batches to a ready worker: the base class, and the default one.
 
-The supervisor makes one for each process of its worker. It marks the worker as idle at the batcher,
-receives a batch (`run`), and answers its jobs when the reply arrives.
-
 The requests of a batch come from different clients and must not affect each other. A batch that
 fails is split (`batching.isolation.splitting`). When a worker dies, each of its requests is retried
 alone: one that crashes the worker does so again and fails, the others are answered. (A coroutine

@@ -1,11 +1,10 @@
 """The dispatch strategy for continuous batching: running requests are sent again, step by step.
 
-The response header ``ts_stream_next: true`` in a step means that the answer continues; the input is
-sent with the first step only. Other requests may join before each step, and cancelled ones leave.
+The response header ``ts_stream_next: true`` in a step means that the answer continues. Other
+requests may join before each step, and cancelled ones leave.
 
 A step that fails fails all of its requests: it cannot be split, because the handler keeps state for
-them. The request that the traceback names starts alone when its content is sent again. Steps are
-not recorded in the history of batches nor in the learnt costs.
+them. Steps are not recorded in the history of batches nor in the learnt costs.
 """
 
 import time

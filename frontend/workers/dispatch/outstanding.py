@@ -1,22 +1,18 @@
 """The dispatch strategy with several batches outstanding, so that the worker never waits for one.
 
-A worker whose stages overlap has a batch in each stage, and the next one may be in its socket. For
-other workers the gain is small (a no-op on two cores: 0.95 of the throughput at batch 1, 1.06 at
-32).
+For workers whose stages do not overlap the gain is small (a no-op on two cores: 0.95 of the
+throughput at batch 1, 1.06 at 32).
 
 For the batcher such a worker is idle and busy at the same time, and is chosen after the other idle
-ones. So a policy counts as many workers as there are outstanding batches and capacity for more; the
-learnt cost of a batch grows by the same factor, and the throughput that the policy calculates stays
-correct (Little's law).
+ones. A policy counts a worker for each outstanding batch; the learnt cost of a batch grows by the
+same factor, and the throughput that the policy calculates stays correct (Little's law).
 
 A request that was sent can neither be joined by others nor be overtaken by a more urgent one. So a
-worker whose stages overlap requests each batch (`NextBatch`), and at most one batch is sent without
-a request. (In a simulation at half the load, with a latency goal of four batches, 3 % of the
-requests were in time when all batches were sent at once, and all of them this way.)
+worker whose stages overlap requests each batch (`NextBatch`), and at most one is sent without a
+request. (In a simulation at half the load, with a latency goal of four batches, 3 % of the requests
+were in time when all batches were sent at once, and all of them this way.)
 
 When a worker dies, only the batches that it had started may be the cause, not those in its socket.
-No batch is sent behind a request that was in a crash before, or whose content has failed before,
-until that is answered.
 """
 
 from collections.abc import Callable, Sequence

@@ -15,8 +15,7 @@ import tempfile
 from functools import partial
 
 from marserve.backend.processes.bootstrap import WorkerConfig, as_program, command, probe
-from marserve.frontend.workers.launchers.local_process import Started, our_ends
-from marserve.frontend.workers.launchers.worker_spec import WorkerSpec
+from marserve.frontend.workers.launchers.local_process import Started, WorkerSpec, our_ends
 
 logger = logging.getLogger(__name__)
 
@@ -86,11 +85,7 @@ def _kill(process: "subprocess.Popen[bytes]", sentinel: int) -> None:
 
 
 def check_interpreter(spec: WorkerSpec) -> None:
-    """Check that an interpreter can run workers.
-
-    Raises:
-        OSError: It cannot.
-    """
+    """Raise OSError unless an interpreter can run workers."""
     try:
         _run_probe(probe(spec.python), _environment_at_start(spec))
     except subprocess.CalledProcessError as error:

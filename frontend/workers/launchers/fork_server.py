@@ -1,7 +1,6 @@
 """Starts workers by a fork server that has imported torch; the usual way.
 
-Starting or replacing a worker then costs little more than loading its weights. The frontend itself
-never forks: its descriptors would leak into the child.
+The frontend itself never forks: its descriptors would leak into the child.
 
 The fork server is not multiprocessing's: that one has no deadlines, and its workers count as dead
 when it dies. Requests to this one (`backend.processes.fork_server`) block in daemon threads.
@@ -26,8 +25,7 @@ from functools import partial
 from marserve.backend.processes.fork_server import command
 from marserve.backend.worker import WorkerPlace
 from marserve.frontend.aio.background import in_abandonable_thread
-from marserve.frontend.workers.launchers.local_process import Started, our_ends
-from marserve.frontend.workers.launchers.worker_spec import WorkerSpec
+from marserve.frontend.workers.launchers.local_process import Started, WorkerSpec, our_ends
 
 logger = logging.getLogger(__name__)
 

@@ -14,10 +14,9 @@ from marserve.frontend.aio.background import in_abandonable_thread
 from marserve.frontend.lifecycle.started_processes import StartedProcesses
 from marserve.frontend.workers.launchers.command import check_interpreter, start_command
 from marserve.frontend.workers.launchers.fork_server import ForkServer
-from marserve.frontend.workers.launchers.local_process import LocalProcess, Started
+from marserve.frontend.workers.launchers.local_process import LocalProcess, Started, WorkerSpec
 from marserve.frontend.workers.launchers.openmp import VARIABLES, variables_of
 from marserve.frontend.workers.launchers.post_mortem import OomKills
-from marserve.frontend.workers.launchers.worker_spec import WorkerSpec
 from marserve.frontend.workers.terminal import Terminal
 
 _COMMANDS_AT_ONCE = 4
@@ -26,14 +25,9 @@ _COMMANDS_AT_ONCE = 4
 class LocalLauncher:
     """Starts worker processes.
 
-    Command lines are started in threads, because an interpreter may be on a disk that does not
-    answer. There is a fork server for each wait policy of `openmp`, usually one.
-
-    Args:
-        method: ``forkserver``, or ``spawn`` to start each worker in a new interpreter, because
-            some libraries do not support fork.
-        preload: Modules that the fork server imports, within ``preload_seconds``.
-        environment: Whose wait policy `warm_up` uses; that of this process by default.
+    ``method`` is ``forkserver``, or ``spawn`` to start each worker in a new interpreter, because
+    some libraries do not support fork. There is a fork server for each wait policy of `openmp`,
+    usually one; `warm_up` starts that of ``environment``.
     """
 
     def __init__(

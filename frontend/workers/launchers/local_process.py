@@ -12,18 +12,20 @@ import signal
 import socket
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import IO, Any, TypeVar
 
 import psutil
 
+from marserve.backend.processes.bootstrap import Runner
 from marserve.backend.processes.fork_server import WORKER
 from marserve.frontend.aio.background import in_abandonable_thread
 from marserve.frontend.lifecycle.started_processes import StartedProcesses
 from marserve.frontend.process_group import ProcessGroup
 from marserve.frontend.workers.failures import Diagnostics
+from marserve.frontend.workers.launchers.openmp import TorchOptions
 from marserve.frontend.workers.launchers.output import OutputLog
 from marserve.frontend.workers.launchers.post_mortem import (
     OomKills,
@@ -31,7 +33,6 @@ from marserve.frontend.workers.launchers.post_mortem import (
     catches,
     exit_phrase,
 )
-from marserve.frontend.workers.launchers.worker_spec import WorkerSpec
 from marserve.frontend.workers.terminal import Terminal
 
 T = TypeVar("T")
@@ -50,15 +51,28 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
+class WorkerSpec:
+    """The parameters of a worker process."""
+
+    name: str  # in the model log, e.g. W-9000-resnet-152_1.0
+    environment: Mapping[str, str]  # complete
+    python_path: tuple[str, ...]  # first entries of sys.path
+    model_dir: str  # its working directory
+    threads: int  # of torch; 0 leaves it to the environment
+    python: str = ""  # the interpreter; empty for a fork of a process with this interpreter
+    runner: Runner | None = None  # a program that starts its processes; needs ``python``
+    on_metric_line: Callable[[str], None] | None = None  # receives lines with [METRICS]
+    terminal: bool = False  # its handler is debugged, and shares the terminal of the server
+    #: The reason for ``threads``, and how they wait, in agreement with ``environment``.
+    torch: TorchOptions = field(default_factory=TorchOptions)
+
+
+@dataclass(frozen=True)
 class Started:
     """A process that was started; it leads a process group, unless its handler is debugged.
 
-    Attributes:
-        sentinel: A descriptor that is readable when the process has ended.
-        sock: Our end of its socket pair.
-        stacks: The file of its stacks.
-        reap: Frees its resources after its end; returns its status, None if that is unknown.
-        kill: Kills it and closes ``sentinel``, because its start was cancelled.
+    ``sentinel`` is a descriptor that is readable when the process has ended; ``sock`` is our end of
+    its socket pair.
     """
 
     pid: int
@@ -67,8 +81,8 @@ class Started:
     stdout: IO[bytes]
     stderr: IO[bytes]
     stacks: StackFile
-    reap: Callable[[], Awaitable[int | None]]
-    kill: Callable[[], object]
+    reap: Callable[[], Awaitable[int | None]]  # after its end; returns its status if it is known
+    kill: Callable[[], object]  # kills it and closes ``sentinel``: its start was cancelled
 
     def discard(self) -> None:
         """Kill it and close the rest."""
@@ -83,9 +97,8 @@ class Started:
 def our_ends() -> Iterator[tuple[ExitStack, socket.socket, socket.socket, StackFile]]:
     """Make the resources that both ways to start a process need.
 
-    Yields:
-        A stack for further resources, which are closed with the rest if the block raises; our end
-        of a socket pair; the worker's end, which is closed in any case; the file of its stacks.
+    They are a stack for further ones, which are closed with the rest if the block raises; our end
+    of a socket pair; the worker's end, which is closed in any case; the file of its stacks.
     """
     with ExitStack() as ours:
         sock, their_sock = socket.socketpair()

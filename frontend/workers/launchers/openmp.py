@@ -1,12 +1,11 @@
 """How the threads of OpenMP, with which torch computes, wait for each other.
 
-Each operation of a model is divided among threads, and the first to finish waits for the last. By
-default it *spins* for some milliseconds, which is fastest if each thread has its own core. If not
-(another worker, a client, the frontend itself, a quota), spinning threads occupy the core that the
-last thread needs; sleeping threads leave it free.
+By default they *spin* for some milliseconds, which is fastest if each thread has its own core. If
+not (another worker, a client, the frontend itself, a quota), spinning threads occupy the core that
+the last thread needs; sleeping threads leave it free.
 
 The library (libgomp in torch's wheels, Intel's libiomp5 in others) reads this from the environment
-only when it is loaded. So it is fixed for the life of a process and of its forks.
+only when it is loaded.
 """
 
 from collections.abc import Mapping

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from marserve.frontend.lifecycle.pidfile import AlreadyRunning, PidFile, PidFileError
+from marserve.frontend.lifecycle.pidfile import PidFile, PidFileError
 
 # Claims the file like a server, prints that, and lives until its input ends.
 SERVER = """
@@ -74,7 +74,7 @@ def test_a_living_server_is_found_and_keeps_others_out(
     path: Path, server: "subprocess.Popen[str]"
 ) -> None:
     assert PidFile(path).read() == server.pid
-    with pytest.raises(AlreadyRunning, match="TorchServe is already running"):
+    with pytest.raises(PidFileError, match="TorchServe is already running"):
         PidFile(path).claim()
     assert PidFile(path).read() == server.pid
 

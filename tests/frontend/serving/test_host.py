@@ -17,7 +17,7 @@ from marserve.frontend.serving.host import ServedModel, WorkerHost, worker_spec
 from marserve.frontend.settings.model_settings import resolve_settings
 from marserve.frontend.settings.parallel import Parallel
 from marserve.frontend.workers.devices import DeviceAllocator
-from marserve.frontend.workers.launchers.worker_spec import WorkerSpec
+from marserve.frontend.workers.launchers.local_process import WorkerSpec
 
 
 @pytest.fixture

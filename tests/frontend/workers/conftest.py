@@ -16,7 +16,7 @@ from marserve.frontend.batching.jobs import Group, Job
 from marserve.frontend.batching.options import Batching
 from marserve.frontend.telemetry.metrics import Metrics
 from marserve.frontend.telemetry.model_metrics import ModelMetrics
-from marserve.frontend.workers.launchers.worker_spec import WorkerSpec
+from marserve.frontend.workers.launchers.local_process import WorkerSpec
 from marserve.frontend.workers.supervisor import WorkerSupervisor
 
 

@@ -21,7 +21,7 @@ from marserve.frontend.telemetry.metrics import Metrics
 from marserve.frontend.telemetry.model_metrics import ModelMetrics
 from marserve.frontend.workers.dispatch.batched import Batched
 from marserve.frontend.workers.failures import ConnectionLost, Diagnostics, LoadFailed
-from marserve.frontend.workers.launchers.worker_spec import WorkerSpec
+from marserve.frontend.workers.launchers.local_process import WorkerSpec
 from marserve.frontend.workers.supervisor import START_SECONDS, WorkerSupervisor
 from marserve.frontend.workers.worker_state import TRANSITIONS, WorkerState
 

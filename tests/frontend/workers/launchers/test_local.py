@@ -22,8 +22,7 @@ from marserve.backend.protocol import Load, Loaded, Predict
 from marserve.frontend.workers.connection import WorkerConnection
 from marserve.frontend.workers.launchers import fork_server
 from marserve.frontend.workers.launchers.local import LocalLauncher
-from marserve.frontend.workers.launchers.local_process import LocalProcess
-from marserve.frontend.workers.launchers.worker_spec import WorkerSpec
+from marserve.frontend.workers.launchers.local_process import LocalProcess, WorkerSpec
 
 pytestmark = pytest.mark.integration
 
