@@ -16,6 +16,7 @@ from typing import Any
 
 from marserve.backend.manifest import RUNTIMES
 from marserve.frontend.configuration.model_schema import (
+    BY_KEY,
     BY_SPELLING,
     MAX_WORKERS,
     SETTINGS,
@@ -31,7 +32,11 @@ MAX_BYTES = 4 << 20
 WORKERS = ("minWorkers", "maxWorkers")
 #: The settings that an entry may have, except for its workers.
 ROWS = tuple(row for row in SETTINGS if "models" in row.sources and row.key not in WORKERS)
-_SPELLINGS = {name: row for name, row in BY_SPELLING.items() if row in ROWS}
+_SPELLINGS = {  # of foreign settings, too
+    name: row
+    for name, row in BY_SPELLING.items()
+    if "models" in row.sources and row.key not in WORKERS
+}
 _TEXTS = ("url", "handler", "runtimeType")
 _FLAGS = ("defaultVersion", "s3SseKms")
 #: The attributes of entries that are not settings, by key.
@@ -42,7 +47,7 @@ _ATTRIBUTES = {
     "s3SseKms": "s3_sse_kms",
 }
 _OWN = (*_TEXTS, *_FLAGS, *WORKERS)
-_USUAL = [*_OWN, *(row.key for row in ROWS)]
+_USUAL = [*_OWN, *(key for key, row in BY_KEY.items() if "models" in row.sources)]
 #: The search for a similar name takes 0.2 ms; usually all models have the same unknown key.
 _advice = lru_cache(maxsize=256)(partial(advice_for_model, known=_USUAL))
 
