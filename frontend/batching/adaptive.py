@@ -56,18 +56,12 @@ _MIN_RATE_SECONDS = 0.05
 
 @dataclass
 class Adaptive(BatchPolicy):
-    """Forms batches by deadlines and learnt costs.
-
-    Attributes:
-        goal: The latency goal, seconds from arrival to answer; infinite for none.
-        max_hold: The most seconds for which the first job in the queue is held; 0 never holds.
-        num_requests: How many requests the clients keep in flight; 0 for unknown.
-    """
+    """Forms batches by deadlines and learnt costs."""
 
     costs: Costs
-    goal: float = math.inf
-    max_hold: float = math.inf
-    num_requests: int = 0
+    goal: float = math.inf  # seconds from arrival to answer
+    max_hold: float = math.inf  # seconds for the first job in the queue; 0 never holds
+    num_requests: int = 0  # that the clients keep in flight; 0 for unknown
 
     def __post_init__(self) -> None:
         #: The latest arrival of each priority; when a job of it was last promoted.

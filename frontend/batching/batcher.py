@@ -36,13 +36,8 @@ class Batcher:
     """Forms the batches of one model version and sends them to its workers.
 
     With ``model``, the batcher of a model version, it is the batcher of one of its workers: it has
-    its own queue, and shares what is learnt and recorded.
-
-    The clock is not the event loop's, because uvloop's has a resolution of milliseconds only.
-
-    Attributes:
-        has_rows: Whether jobs may be rows of requests in tensors (`batching.rows`).
-        validation: The result of comparing batches with single requests at load; empty for none.
+    its own queue, and shares what is learnt and recorded. The clock is not the event loop's: that
+    of uvloop has a resolution of milliseconds.
     """
 
     def __init__(
@@ -60,8 +55,8 @@ class Batcher:
         self.queue = queue
         self.workers = BatchRunners()
         self.admission = DeadlineAdmission(queue, self.workers, self.learning, clock)
-        self.has_rows = False
-        self.validation: Mapping[str, Any] = {}
+        self.has_rows = False  # whether jobs may be rows of requests in tensors
+        self.validation: Mapping[str, Any] = {}  # of batches against single requests, at load
         self._clock = clock
         self._window = _Window(loop, self._dispatch)
         self.reconfigure(batching)

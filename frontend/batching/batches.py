@@ -57,22 +57,15 @@ class Lengths(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """Jobs that a worker runs together, in order; at least one.
-
-    Attributes:
-        run_as: Number of rows that the worker runs; those beyond the jobs are padding.
-        predicted: Expected seconds in the worker; 0 if unknown.
-        held: Seconds for which it was held although a worker was idle.
-        lengths: The lengths of its items; None if it was not formed by them.
-    """
+    """Jobs that a worker runs together, in order; at least one."""
 
     jobs: Sequence[Job]
     closed: float
     reason: Reason = Reason.WORK_CONSERVING
-    run_as: int = 0
-    predicted: float = 0.0
-    held: float = 0.0
-    lengths: "Lengths | None" = field(default=None, init=False)
+    run_as: int = 0  # rows that the worker runs; those beyond the jobs are padding
+    predicted: float = 0.0  # expected seconds in the worker; 0 if unknown
+    held: float = 0.0  # seconds for which it was held although a worker was idle
+    lengths: "Lengths | None" = field(default=None, init=False)  # if it was formed by them
     _waited: float | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:

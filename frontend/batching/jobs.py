@@ -25,21 +25,17 @@ class Stream:
 
     A worker that waited for a slow client would delay the other requests of the batch. So pieces
     are buffered, and the stream of a client that is too far behind is broken off.
-
-    Attributes:
-        first: The first piece; its status and headers are those of the answer.
-        max_waiting_bytes: The most bytes that may be buffered; 0 for no limit.
-        on_behind: Called when the stream is broken off because its reader is too slow, and perhaps
-            blocked in a write to the client.
-        on_waiting: Called with each change of the number of buffered bytes.
-        on_close: Called once at the end, with whether the reader has taken the last piece.
     """
 
     def __init__(self, first: Prediction) -> None:
-        self.first = first
-        self.max_waiting_bytes = 0
+        self.first = first  # its status and headers are those of the answer
+        self.max_waiting_bytes = 0  # 0 for no limit
+        #: Called when the stream is broken off because its reader is too slow, and perhaps blocked
+        #: in a write to the client.
         self.on_behind: Callable[[], object] = lambda: None
+        #: Called with each change of the number of buffered bytes.
         self.on_waiting: Callable[[int], object] = lambda _count: None
+        #: Called once at the end, with whether the reader has taken the last piece.
         self.on_close: Callable[[bool], object] = lambda _complete: None
         self.on_end: Callable[[], object] | None = None
         self._pieces: deque[Buffer] = deque([first.body])
@@ -141,36 +137,27 @@ class Priority(IntEnum):
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """One request on its way through the server; moments are seconds on the monotonic clock.
+    """One request on its way through the server; moments are seconds on the monotonic clock."""
 
-    Attributes:
-        arrived: When it was queued.
-        on_answer: Called with the answer, once; must not raise. None after that, and after the job
-            was cancelled.
-        order: The key by which the queue is sorted, smallest first.
-        dispatched: When it was sent to a worker; None while it is queued.
-        crashes: How many workers died while they had it.
-        is_suspected: Whether the same content has failed alone; then it must not share a batch.
-        is_row_of_list: Whether the other jobs of its request are queued with it; then no fixed
-            window is held open for it.
-        length: The length of its input; set only where batches are formed by it.
-    """
-
+    #: Whether the other jobs of its request are queued with it; then no fixed window is held open.
     is_row_of_list: ClassVar[bool] = False
 
     input: Input
-    arrived: float
+    arrived: float  # when it was queued
+    #: Called with the answer, once; must not raise. None after that, and after the job was
+    #: cancelled.
     on_answer: OnAnswer | None
     group: Group = Group.PREDICT
     deadline: float = field(default=math.inf, kw_only=True)
     priority: Priority = field(default=Priority.NORMAL, kw_only=True)
-    order: float = field(default=0.0, init=False)
-    dispatched: float | None = field(default=None, init=False)
+    order: float = field(default=0.0, init=False)  # by which the queue is sorted, smallest first
+    dispatched: float | None = field(default=None, init=False)  # None while it is queued
     stream: Stream | None = field(default=None, init=False)
     on_end: Callable[[], object] | None = field(default=None, init=False)
-    crashes: int = field(default=0, init=False)
+    crashes: int = field(default=0, init=False)  # workers that died while they had it
+    #: Whether the same content has failed alone; then it must not share a batch.
     is_suspected: bool = field(default=False, init=False)
-    length: float = field(init=False, repr=False)
+    length: float = field(init=False, repr=False)  # set only where batches are formed by it
 
     @property
     def is_open(self) -> bool:

@@ -105,19 +105,14 @@ class FixedWindow(BatchPolicy):
     The window starts with the arrival of the oldest job. In TorchServe it starts when a worker
     becomes idle, so that jobs which have waited behind a busy worker wait again. A delay of 0 takes
     all queued jobs, up to the size; TorchServe's loop stops at two.
-
-    Attributes:
-        delay: The window in seconds.
-        num_requests: How many requests the clients keep in flight; waiting ends when all of them
-            have arrived. 0 for unknown.
-        costs: Close the window early for a job that would be late otherwise.
-        lists_close: Whether a list of a client closes the window. All its rows are queued at once,
-            so waiting would only add rows of other requests, and delay its answer.
     """
 
-    delay: float
-    num_requests: int = 0
+    delay: float  # the window in seconds
+    num_requests: int = 0  # that the clients keep in flight; 0 for unknown
+    #: Close the window early for a job that would be late otherwise.
     costs: Costs = field(default_factory=LatencyModel)
+    #: Whether a list of a client closes the window. All its rows are queued at once, so waiting
+    #: would only add rows of other requests, and delay its answer.
     lists_close: bool = False
 
     def plan(self, now: float, queue: JobQueue, workers: WorkerPoolState) -> Plan:

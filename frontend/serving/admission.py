@@ -33,18 +33,13 @@ from marserve.frontend.settings.model_settings import ModelSettings
 
 
 class Admission:
-    """Accepts requests into the queue of one model version, or refuses them.
-
-    Attributes:
-        settings: The model's settings; replaced when they change.
-        refusal: Error for every request; None while requests are accepted.
-    """
+    """Accepts requests into the queue of one model version, or refuses them."""
 
     def __init__(
         self, settings: ModelSettings, workers: WorkerPool, pending: PendingRequests
     ) -> None:
-        self.settings = settings
-        self.refusal: ServeError | None = None
+        self.settings = settings  # replaced when they change
+        self.refusal: ServeError | None = None  # for every request
         self._workers = workers
         self._pending = pending
         self._batcher, self._metrics = pending.batcher, pending.metrics

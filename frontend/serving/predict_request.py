@@ -38,24 +38,17 @@ NO_OPTIONS = RequestOptions()
 
 @dataclass(slots=True)
 class PredictRequest:
-    """One request to a model, as any transport submits it.
+    """One request to a model, as any transport submits it."""
 
-    Attributes:
-        input: Parts, and headers as the handler sees them. The header ``explain: True`` requests an
-            explanation; a header ``describe`` is removed.
-        by_version: Whether the client named the version.
-        describe: Whether the handler must describe its model. Such requests are not counted.
-        continues: Whether it is a part of an accepted request, which is served to its end while the
-            server stops.
-        holding: Makes a counter of its memory, beside the input and the answer.
-    """
-
+    #: The header ``explain: True`` requests an explanation; a header ``describe`` is removed.
     input: Input
-    arrived: float
-    by_version: bool
+    arrived: float  # seconds on the monotonic clock
+    by_version: bool  # whether the client named the version
     options: RequestOptions = NO_OPTIONS
-    describe: bool = False
+    describe: bool = False  # whether the handler must describe its model; such are not counted
+    #: Whether it is a part of an accepted request, which is served while the server stops.
     continues: bool = False
+    #: Makes a counter of its memory, beside the input and the answer.
     holding: Callable[[], Holding] = Holding
 
 

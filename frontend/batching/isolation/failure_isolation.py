@@ -22,15 +22,12 @@ _APART = (Reason.SUSPECTED, Reason.ALONE)
 
 
 class FailureIsolation:
-    """Learns from failures which requests should not share batches, and how large batches may be.
-
-    Attributes:
-        is_alert: Whether there were failures lately; else nothing needs to be noted nor looked up.
-    """
+    """Learns from failures which requests should not share batches, and how large these may be."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.rate = FailureRate()
         self.hints = Hints()
+        #: Whether there were failures lately; else nothing needs to be noted nor looked up.
         self.is_alert = False
         #: Contents that run alone, because they have failed alone.
         self.contents = FailedContents(clock)

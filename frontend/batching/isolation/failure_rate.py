@@ -22,18 +22,12 @@ _RUNS_IN_VAIN = 64
 
 
 class FailureRate:
-    """Learns the share of requests that fail, of those that share batches.
-
-    Attributes:
-        share: About the last 64 requests, weighted; 0 if it is negligible.
-        runs_in_vain: Number of runs that have failed since the last one that succeeded.
-        cost: The cost of a failed run, as a share of one that succeeds.
-    """
+    """Learns the share of requests that fail, of those that share batches."""
 
     def __init__(self) -> None:
-        self.share = 0.0
-        self.runs_in_vain = 0
-        self.cost = 1.0
+        self.share = 0.0  # of about the last 64 requests; 0 if it is negligible
+        self.runs_in_vain = 0  # that have failed since the last one that succeeded
+        self.cost = 1.0  # of a failed run, as a share of one that succeeds
 
     @property
     def is_quiet(self) -> bool:

@@ -2,7 +2,7 @@
 
 A hint names the request whose data a handler held when it raised (`backend.suspects`). It may be
 wrong: the variable of a loop that has ended still holds the last row. So a hint only sets the order
-in which a failed batch is run again, and the result for the named request is counted for the line.
+in which a failed batch is run again.
 
 The named request fails without a run alone if its line has named the cause every time, and the
 request has then failed at the same line alone; one in eight runs alone all the same. A line that
@@ -28,16 +28,11 @@ class _Record:
 
 
 class Hints:
-    """The records of the lines of one model version.
-
-    Attributes:
-        hinted: The share of failed runs whose hint was followed, of about the last 16.
-        checked: The share of named requests that run alone.
-    """
+    """The records of the lines of one model version."""
 
     def __init__(self) -> None:
-        self.hinted = 0.0
-        self.checked = 1.0
+        self.hinted = 0.0  # the share of failed runs whose hint was followed
+        self.checked = 1.0  # the share of named requests that run alone
         self._records: OrderedDict[str, _Record] = OrderedDict()
 
     def follows(self, line: str) -> bool:

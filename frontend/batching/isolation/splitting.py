@@ -34,17 +34,13 @@ class Hint(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Part:
-    """Jobs of a failed batch that will be run again, and the error of that batch.
-
-    If the failed batch consisted of two parts, each has the other as ``twin``. ``fails`` is whether
-    it is known to fail as a whole.
-    """
+    """Jobs of a failed batch that will be run again, and the error of that batch."""
 
     jobs: Sequence[Job]
     reason: Reason
     error: ServeError
-    twin: "Part | None" = None
-    fails: bool = False
+    twin: "Part | None" = None  # the other part, if the failed batch consisted of these two
+    fails: bool = False  # whether it is known to fail as a whole
 
 
 class BatchSplitting:

@@ -30,17 +30,13 @@ class Point(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Bucket:
-    """Batches of about one size; seconds are without the common factor of the latency model.
-
-    ``median`` is the median of the first costs, and ``is_profiled`` whether the cost was measured
-    without traffic.
-    """
+    """Batches of about one size; seconds are without the common factor of the latency model."""
 
     size: float
     seconds: float = 0.0
-    median: float = 0.0
+    median: float = 0.0  # of the first costs
     count: int = 0
-    is_profiled: bool = False
+    is_profiled: bool = False  # whether the cost was measured without traffic
     _first: list[tuple[float, float]] = field(default_factory=list)
 
     @property

@@ -67,17 +67,12 @@ _LITTLE_NOISE = 0.5
 
 
 class LatencyModel:
-    """The learnt cost of batches of one model version.
-
-    Attributes:
-        samples: Number of batches that were learnt from.
-        deviation: The mean deviation of batches from their expected seconds, as a share of these.
-    """
+    """The learnt cost of batches of one model version."""
 
     def __init__(self) -> None:
         self.samples = 0
         self.distribution = CostDistribution()
-        self.deviation = _FIRST_DEVIATION
+        self.deviation = _FIRST_DEVIATION  # mean, as a share of the expected seconds
         self._buckets = Buckets()
         self._factor = 1.0
         self._drift = 0.0

@@ -42,24 +42,17 @@ _QUEUE_CAPACITY_AT_FIRST = 1000
 
 
 class Learning:
-    """Learns costs, and determines the largest batch by them; the workers' batchers share it.
-
-    Attributes:
-        lengths: Forms batches by length; None where settings do not ask for it.
-        learnt_at: When costs were last learnt from a batch.
-        largest: The largest batch that may be formed now, without the limits by throughput.
-        choice: With automatic sizes, the size that was chosen; None before that.
-        why: The reason for the largest size; empty if it is that of the settings.
-    """
+    """Learns costs, and determines the largest batch by them; the workers' batchers share it."""
 
     def __init__(self, isolation: FailureIsolation) -> None:
         self.costs = LatencyModel()
         self.exploration = Exploration(self.costs)
-        self.lengths: LengthGrouping | None = None
+        self.lengths: LengthGrouping | None = None  # only if the settings ask for it
         self.learnt_at = -math.inf
+        #: The largest batch that may be formed now; the same without the limits by throughput.
         self.size = self.largest = 1
-        self.choice: Choice | None = None
-        self.why = ""
+        self.choice: Choice | None = None  # the automatic size, once it is chosen
+        self.why = ""  # the reason for the largest size; empty if it is that of the settings
         self._isolation = isolation
         self._is_profiled = False
 

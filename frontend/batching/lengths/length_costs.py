@@ -43,14 +43,7 @@ Row = tuple[int, float, float, float]
 
 
 class LengthCosts:
-    """The learnt cost of batches by size and longest item.
-
-    Attributes:
-        typical: The length of the longest item, averaged over the last batches.
-        explained: The share of the cost's variance between batches of one size that lengths
-            explain, 0 to 1.
-        spread: That variance, as a relative standard deviation.
-    """
+    """The learnt cost of batches by size and longest item."""
 
     def __init__(self) -> None:
         self.forget()
@@ -58,7 +51,9 @@ class LengthCosts:
     def forget(self) -> None:
         """Forget all batches."""
         self.samples = 0
-        self.typical = 0.0
+        self.typical = 0.0  # the longest item, averaged over the last batches
+        #: The share of the cost's variance between batches of one size that lengths explain; that
+        #: variance, as a relative standard deviation.
         self.explained = self.spread = 0.0
         self._coefficients = [0.0] * 5
         # The sums of the least squares: products of features, and features (the target is 1).

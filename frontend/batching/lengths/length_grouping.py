@@ -48,17 +48,13 @@ _length_of = attrgetter("length")
 
 
 class LengthGrouping:
-    """Forms the batches of one model version by length, if its settings or its costs require it.
-
-    ``costs`` are those for policies while it is active, and ``padding`` is the share of padding in
-    the last batches, 0 to 1.
-    """
+    """Forms the batches of one model version by length, if its settings or its costs require it."""
 
     def __init__(self, costs: LatencyModel) -> None:
         self.is_active = False
         self.learnt = LengthCosts()
         self.relation = LengthRelation()
-        self.padding = 0.0
+        self.padding = 0.0  # its share in the last batches
         self.costs = CostsByLength(costs, self.learnt)
         self._learnt_at = -math.inf
         self._rows: list[Row] = []

@@ -37,18 +37,13 @@ class _Bucket:
 
 
 class LengthRelation:
-    """Estimates the length that the handler would report.
-
-    Attributes:
-        failures: How many inputs the handler could not measure.
-        is_used: Whether it explains enough.
-        explained: The share of the variance of lengths that it explains, 0 to 1.
-    """
+    """Estimates the length that the handler would report."""
 
     def __init__(self) -> None:
-        self.pairs = self.failures = 0
+        self.pairs = 0
+        self.failures = 0  # inputs that the handler could not measure
         self.is_used = False
-        self.explained = 0.0
+        self.explained = 0.0  # the share of the variance of lengths
         self._buckets: dict[int, _Bucket] = {}
         #: Points of the curve, rising.
         self._seen: list[float] = []

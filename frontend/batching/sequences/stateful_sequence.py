@@ -33,39 +33,24 @@ class SequencesFull(Exception):
 
 @dataclass(frozen=True)
 class SequenceLimits:
-    """Limits of a model's sequences; times in seconds, infinite for none.
+    """Limits of a model's sequences; times in seconds, infinite for none."""
 
-    Attributes:
-        max_idle: Time for which a sequence is kept without a request.
-        max_age: Time from its start to its end.
-        max_wait: Time for which it waits for a slot.
-        max_sequences: Number of sequences, waiting ones included.
-        max_queue: Number of jobs of a sequence that wait behind its current one.
-    """
-
-    max_idle: float
-    max_age: float = math.inf
-    max_wait: float = math.inf
-    max_sequences: int = 1
-    max_queue: int = 1
+    max_idle: float  # for which a sequence is kept without a request
+    max_age: float = math.inf  # from its start to its end
+    max_wait: float = math.inf  # for a slot
+    max_sequences: int = 1  # waiting ones included
+    max_queue: int = 1  # jobs of a sequence that wait behind its current one
 
 
 class SequenceJob(Protocol):
-    """A job of a sequence.
-
-    Attributes:
-        starts: Whether its client asks for a new sequence.
-        ends: Whether it is the last one of its sequence.
-        is_answered: Whether its client has received an answer, and with it the sequence's id.
-        has_left: Whether its client has left before the answer.
-    """
+    """A job of a sequence."""
 
     sequence: "StatefulSequence"
-    starts: bool
-    ends: bool
+    starts: bool  # whether its client asks for a new sequence
+    ends: bool  # whether it is the last one of its sequence
     dispatched: float | None
-    is_answered: bool
-    has_left: bool
+    is_answered: bool  # whether its client has received an answer, with the sequence's id
+    has_left: bool  # whether its client has left before the answer
 
     def begin_sequence(self) -> None:
         """Mark the input as the first of its sequence."""
@@ -102,33 +87,22 @@ class Slots(Protocol):
 
 @dataclass(eq=False, slots=True)
 class StatefulSequence:
-    """A sequence that has a slot, or waits for one.
-
-    Attributes:
-        queue: Jobs behind the current one.
-        current: The job that the next one waits for; None if there is none.
-        running: The jobs that are in the batcher or at the worker.
-        has_started: Whether a job of it has succeeded. Until then each job is marked as the first,
-            because the handler may not have processed one that failed.
-        is_seen: Whether a job of it has returned from the worker.
-        is_id_known: Whether a client has received its id.
-        ending: Why it ends when no job of it is running; None while it continues.
-        error: Message for clients that return after its end; empty if they may start it again.
-        client_left: Whether the client of its latest job left before the answer.
-    """
+    """A sequence that has a slot, or waits for one."""
 
     id: str
     opened: float
     slots: Slots | None = None
-    queue: deque[SequenceJob] = field(default_factory=deque)
-    current: SequenceJob | None = None
-    running: set[SequenceJob] = field(default_factory=set)
+    queue: deque[SequenceJob] = field(default_factory=deque)  # behind the current one
+    current: SequenceJob | None = None  # for which the next one waits
+    running: set[SequenceJob] = field(default_factory=set)  # in the batcher or at the worker
+    #: Whether a job has succeeded. Until then each job is marked as the first, because the handler
+    #: may not have processed one that failed.
     has_started: bool = False
-    is_seen: bool = False
-    is_id_known: bool = False
-    ending: Reason | None = None
-    error: str = ""
-    client_left: bool = False
+    is_seen: bool = False  # whether a job has returned from the worker
+    is_id_known: bool = False  # whether a client has received its id
+    ending: Reason | None = None  # why it ends when no job is running; None while it continues
+    error: str = ""  # for clients that return after its end; empty if they may start it again
+    client_left: bool = False  # whether the client of its latest job left before the answer
 
     @property
     def is_made_here(self) -> bool:
