@@ -22,10 +22,15 @@ NOT_LOADED = "No model weights could be loaded"
 
 def is_torchscript(path: str) -> bool:
     """Return whether a file is TorchScript; a state dict is a similar zip without constants."""
+    return any(member.filename.endswith("constants.pkl") for member in _members(path))
+
+
+def _members(path: str) -> list[zipfile.ZipInfo]:
+    """Return the members of a zip file; none of another file."""
     if not zipfile.is_zipfile(path):
-        return False
+        return []
     with zipfile.ZipFile(path) as archive:
-        return any(name.endswith("constants.pkl") for name in archive.namelist())
+        return archive.infolist()
 
 
 def load_torchscript(path: str, device: Any) -> Any:
@@ -39,9 +44,7 @@ def load_torchscript(path: str, device: Any) -> Any:
 def load_exported(path: str, device: Any) -> Any:
     """Load a ``.pt2`` file, a program of torch.export or a package of AOTInductor."""
     try:
-        with zipfile.ZipFile(path) as archive:
-            is_compiled = any("data/aotinductor/" in name for name in archive.namelist())
-        if is_compiled:
+        if any("data/aotinductor/" in member.filename for member in _members(path)):
             index = torch.device(device).index
             placed = {} if index is None else {"device_index": index}
             return importlib.import_module("torch._inductor").aoti_load_package(path, **placed)
@@ -64,7 +67,8 @@ def load_state_dict(path: str, *, mapped: bool = True) -> Any:
     they write to them. Compressed pickles and those from before torch 1.6 cannot be mapped.
     """
     if Path(path).suffix != ".safetensors":
-        return load_pickled(path, "cpu", mapped=mapped and _is_mappable(path))
+        kinds = {member.compress_type for member in _members(path)}
+        return load_pickled(path, "cpu", mapped=mapped and kinds == {zipfile.ZIP_STORED})
     try:
         safetensors = importlib.import_module("safetensors.torch")
     except ImportError as error:
@@ -73,13 +77,6 @@ def load_state_dict(path: str, *, mapped: bool = True) -> Any:
         ) from error
     tensors = safetensors.load_file(path)  # maps the file
     return tensors if mapped else {name: tensor.clone() for name, tensor in tensors.items()}
-
-
-def _is_mappable(path: str) -> bool:
-    if not zipfile.is_zipfile(path):
-        return False
-    with zipfile.ZipFile(path) as archive:
-        return all(member.compress_type == zipfile.ZIP_STORED for member in archive.infolist())
 
 
 def load_pickled(path: str, device: Any, *, mapped: bool = False) -> Any:

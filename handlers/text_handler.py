@@ -36,9 +36,7 @@ class TextHandler(BaseHandler):
     def initialize(self, context: Context) -> None:
         """Load the model and its vocabulary."""
         super().initialize(context)
-        self.initialized = False
         self.source_vocab = load_vocabulary(self.get_source_vocab_path(context))
-        self.initialized = True
 
     def sample_input(self) -> Any:
         """Return two sentences."""

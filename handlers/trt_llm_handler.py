@@ -7,8 +7,7 @@
         llm_config: {max_batch_size: 4}     # not in TorchServe: other arguments of tensorrt_llm.LLM
 
 A request is ``{"prompt": …, "streaming": false}``; its other keys are sampling parameters. A stream
-has one JSON text ``{"text": …}`` per piece and an empty last piece; the pieces together are the
-text. (TorchServe decoded each token alone, which loses blanks and splits characters.)
+has one JSON text ``{"text": …}`` per piece and an empty last piece.
 """
 
 import json

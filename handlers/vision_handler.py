@@ -11,8 +11,9 @@ from PIL import Image
 from marserve.backend.context import Context
 from marserve.handlers.base_handler import BaseHandler
 from marserve.handlers.explanations import PixelAttributions
-from marserve.handlers.inputs.images import UnreadableImage, decode_image, sample_image
+from marserve.handlers.inputs.images import decode_image, sample_image
 from marserve.handlers.inputs.request_threads import RequestThreads, chosen_threads
+from marserve.handlers.refusals import UnusableInput
 from marserve.handlers.timer import timed
 from marserve.handlers.utils import value_of
 
@@ -71,11 +72,11 @@ class VisionHandler(PixelAttributions, BaseHandler):
         if isinstance(value, str | bytes | bytearray | memoryview):
             return self.image_processing(decode_image(value))
         if value is None:
-            raise UnreadableImage("The request has neither data nor body.")
+            raise UnusableInput("The request has neither data nor body.")
         try:
             tensor = torch.as_tensor(value, dtype=torch.float32)
         except (OverflowError, RuntimeError, TypeError, ValueError) as error:
-            raise UnreadableImage(f"The input is neither an image nor numbers: {error}") from error
+            raise UnusableInput(f"The input is neither an image nor numbers: {error}") from error
         if not tensor.dim():
-            raise UnreadableImage("The input is a single number, not an image.")
+            raise UnusableInput("The input is a single number, not an image.")
         return tensor

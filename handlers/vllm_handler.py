@@ -11,8 +11,7 @@ of a stream arrive one by one, ``data: [DONE]`` last.
 
 vLLM moves Python classes in nearly every release and keeps its HTTP interface. So this handler
 builds vLLM's web application without a socket and calls it (`handlers.engines.asgi`): requests are
-validated by vLLM and have its statuses. (TorchServe called the classes of vLLM 0.6.1, and answered
-200 to requests that vLLM refused.)
+validated by vLLM and have its statuses.
 """
 
 import asyncio
@@ -92,7 +91,6 @@ class VLLMHandler(LLMHandler):
         return options
 
     def _model(self, settings: dict[str, Any]) -> str:
-        """Return the model's directory, or its id on a hub."""
         model = (settings.get("vllm_engine_config") or {}).get("model")
         if model:
             return str(model)

@@ -30,9 +30,7 @@ class DALIHandler(PixelAttributions, BaseHandler):
     def initialize(self, context: Context) -> None:
         """Load the model and build the pipeline."""
         super().initialize(context)
-        self.initialized = False
         self.pipeline = get_dali_pipeline(context)
-        self.initialized = True
 
     def sample_input(self) -> Any:
         """Return two image files."""

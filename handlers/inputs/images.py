@@ -18,12 +18,8 @@ _SAMPLE_PATCHES = 40, 30
 _DEEP_MODES = ("I;16", "I;16B", "I;16L", "I")  # older versions of PIL open 16 bits as the last
 
 
-class UnreadableImage(UnusableInput):
-    """A request's input cannot be decoded as an image; the client receives the message."""
-
-
 def decode_image(encoded: bytes | bytearray | memoryview | str) -> Image.Image:
-    """Decode an image file, in base64 if it is a str, or raise UnreadableImage; keep its mode."""
+    """Decode an image file, in base64 if it is a str, or raise UnusableInput; keep its mode."""
     try:
         file = io.BytesIO(base64.b64decode(encoded) if isinstance(encoded, str) else encoded)
         image = Image.open(file)
@@ -32,9 +28,9 @@ def decode_image(encoded: bytes | bytearray | memoryview | str) -> Image.Image:
     except MemoryError:
         raise
     except UnidentifiedImageError:
-        raise UnreadableImage("The input is not an image of a known format.") from None
+        raise UnusableInput("The input is not an image of a known format.") from None
     except Exception as error:  # hostile bytes raise anything
-        raise UnreadableImage(f"The image cannot be decoded: {error}") from error
+        raise UnusableInput(f"The image cannot be decoded: {error}") from error
 
 
 def to_rgb(image: Any) -> Any:

@@ -16,6 +16,8 @@ from torch import nn
 from torch.fx import Graph, symbolic_trace
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
+from marserve.handlers.performance.weights import set_part
+
 _NORM_AFTER: dict[type, type[Any]] = {
     nn.Conv1d: nn.BatchNorm1d,
     nn.Conv2d: nn.BatchNorm2d,
@@ -35,8 +37,8 @@ def fold_batch_norms(model: nn.Module) -> int:
             conv: Any = part.get_submodule(conv_name)
             norm: Any = part.get_submodule(norm_name)
             is_transposed = "Transpose" in type(conv).__name__
-            _replace(part, conv_name, fuse_conv_bn_eval(conv, norm, transpose=is_transposed))
-            _replace(part, norm_name, nn.Identity())
+            set_part(part, conv_name, fuse_conv_bn_eval(conv, norm, transpose=is_transposed))
+            set_part(part, norm_name, nn.Identity())
             count += 1
     return count
 
@@ -76,8 +78,3 @@ def _can_fold(conv: Any, norm: Any) -> bool:
     if norm.training or norm.running_mean is None:  # uses the statistics of the batch
         return False
     return not any(getattr(layer, hooks) for layer in (conv, norm) for hooks in _HOOKS)
-
-
-def _replace(root: nn.Module, name: str, module: nn.Module) -> None:
-    parent, _, child = name.rpartition(".")
-    setattr(root.get_submodule(parent), child, module)

@@ -27,7 +27,7 @@ class Compilation:
         self._by = dict(by)
         self._count = count
         self._counted = count()
-        self._breaks = graph_breaks()
+        self._breaks = _counters("graph_break")
         self._sizes: list[dict[str, Any]] = []
 
     def add(self, size: int, seconds: float) -> None:
@@ -39,7 +39,7 @@ class Compilation:
 
     def described(self) -> dict[str, Any]:
         """Return the current figures as JSON values."""
-        breaks = (graph_breaks() - self._breaks).most_common(_MAX_REASONS)
+        breaks = (_counters("graph_break") - self._breaks).most_common(_MAX_REASONS)
         return {
             **self._by,
             "sizes": self._sizes,
@@ -53,11 +53,6 @@ class Compilation:
 def compiled_graphs() -> int:
     """Return the number of graphs that torch.compile has made in this process."""
     return int(_counters("stats")["unique_graphs"])
-
-
-def graph_breaks() -> Counter[str]:
-    """Return how often torch.compile split a function into several graphs, by reason."""
-    return Counter(_counters("graph_break"))
 
 
 def _counters(kind: str) -> Counter[str]:

@@ -137,6 +137,5 @@ def _split(batch: Any, pieces: int) -> list[Any]:
 
 
 def _join(values: Sequence[Any]) -> Any:
-    """Concatenate pieces of one structure."""
     columns = zip(*map(tensors_of, values), strict=True)
     return map_tensors(lambda _: torch.cat(next(columns)), values[0])

@@ -83,7 +83,6 @@ def read_optimization(config: Mapping[str, Any]) -> Optimization | None:
 
 
 def _known(section: Any, path: str, readers: Mapping[str, Any]) -> dict[str, Any]:
-    """Read the values of a mapping; each key must have a reader."""
     if not isinstance(section, dict):
         raise OptionRefused(f"{path} takes a mapping of {', '.join(readers)}, not {section!r}.")
     values = {}

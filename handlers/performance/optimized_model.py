@@ -111,7 +111,6 @@ class OptimizedModel:
             graphs.end_warm_up()
 
     def _compare(self, run: RunSamples, goal: AccuracyGoal) -> None:
-        """Run the samples through this model and the reference."""
         assert self.reference is not None
         accuracy, forward = Accuracy(), self.model.forward
         self.model.forward = accuracy.comparing(self.reference, forward)

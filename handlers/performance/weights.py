@@ -70,14 +70,13 @@ def _assign(make: Callable[[], Any], state_dict: Mapping[str, Any]) -> Any:
 
 
 def _restore_forms(model: Any, forms: Mapping[str, _Form]) -> None:
-    """Restore type, layout and names of the tensors that were loaded."""
     loaded = _tensors(model)
     # Of a weight with several names, a plain load_state_dict keeps the last.
     last_names = {form.identity: name for name, form in forms.items()}
     memory_in_use: set[int] = set()
     for name, form in forms.items():
         if (last_name := last_names[form.identity]) != name:
-            _set_tensor(model, name, loaded[last_name])
+            set_part(model, name, loaded[last_name])
             continue
         tensor = loaded[name]
         if tensor.is_meta or tensor.shape != form.shape:  # the model adapts to the file
@@ -99,7 +98,7 @@ def _take_buffers(model: Any, make: Callable[[], Any]) -> None:
     for name in names:
         buffer = twin.get_buffer(name)
         if buffer.untyped_storage().data_ptr() not in weights:  # else it is a view of a weight
-            _set_tensor(model, name, buffer)
+            set_part(model, name, buffer)
 
 
 @contextmanager
@@ -133,6 +132,7 @@ def _tensors(model: Any) -> dict[str, torch.Tensor]:
     }
 
 
-def _set_tensor(model: Any, name: str, tensor: torch.Tensor) -> None:
+def set_part(model: Any, name: str, value: Any) -> None:
+    """Replace a tensor or a submodule by its full name."""
     parent, _, attribute = name.rpartition(".")
-    setattr(model.get_submodule(parent), attribute, tensor)
+    setattr(model.get_submodule(parent), attribute, value)

@@ -84,7 +84,6 @@ def create_predict_response(
 
 
 def _mark_stream(context: Any, index: int, result: Any, *, more: bool) -> None:
-    """Set the header that states whether more pieces follow."""
     criteria = context.stopping_criteria
     if more:
         context.set_response_header(index, STREAM_NEXT, "true")
