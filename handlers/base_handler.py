@@ -325,7 +325,7 @@ class BaseHandler:
         # In a linked directory the author may overwrite the file, which would change the mapping.
         mapped = not Path(model_dir).is_symlink()
         make = made_in(read_optimization(self.model_yaml_config), classes[0])
-        return make_with_weights(make, lambda: load_state_dict(model_pt_path, mapped=mapped))
+        return make_with_weights(make, load_state_dict(model_pt_path, mapped=mapped))
 
     def __is_compiled_ahead(self) -> bool:
         pt2 = self.model_yaml_config.get("pt2")

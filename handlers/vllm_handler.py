@@ -25,8 +25,8 @@ from typing import Any
 
 from marserve.backend.context import Context
 from marserve.backend.errors import PredictionException
-from marserve.handlers.engines.asgi import Answer, ask
-from marserve.handlers.engines.llm_handler import LLMHandler, send_piece
+from marserve.handlers.engines.asgi import ask
+from marserve.handlers.engines.llm_handler import LLMHandler
 from marserve.handlers.engines.optional import need
 
 logger = logging.getLogger(__name__)
@@ -61,13 +61,8 @@ class VLLMHandler(LLMHandler):
         if method is None:
             raise PredictionException(f"Unknown API endpoint: {route}", 404)
 
-        def begin(status: int, content_type: str) -> None:
-            context.set_response_status(status, "", 0)
-            context.set_response_content_type(0, content_type)
-
         body = b"" if method == "GET" else json.dumps(data).encode()
-        answer = Answer(begin, lambda event: send_piece(event.decode(), context))
-        await ask(self._application, method, f"/{route}", body, answer)
+        answer = await ask(self._application, method, f"/{route}", body, context)
         if answer.content_type.startswith("application/json"):
             return [json.loads(answer.body)]
         return [answer.body.decode()]

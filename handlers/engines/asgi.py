@@ -4,6 +4,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
+from marserve.backend.context import Context
+from marserve.handlers.engines.llm_handler import send_piece
+
 Message = MutableMapping[str, Any]
 Application = Callable[[Message, Any, Any], Awaitable[None]]
 
@@ -11,44 +14,42 @@ _EVENT_END = b"\n\n"
 
 
 class Answer:
-    """Collects an application's response.
+    """An application's response to the only request of a context, which gets status and type.
 
-    ``on_start`` gets the status and the content type (lower case, or empty), ``on_event`` each
-    event of a ``text/event-stream`` except the last. ``body`` is the whole body, or the last event.
+    The events of a ``text/event-stream`` are sent as pieces, except the last. ``body`` is the whole
+    body, or the last event.
     """
 
-    def __init__(
-        self, on_start: Callable[[int, str], None], on_event: Callable[[bytes], None]
-    ) -> None:
-        self.content_type = ""
+    def __init__(self, context: Context) -> None:
+        self.content_type = ""  # lower case
         self.body = b""
-        self._on_start = on_start
-        self._on_event = on_event
+        self._context = context
 
-    def take(self, message: Message) -> None:
+    async def take(self, message: Message) -> None:
         """Process one message of the application."""
         if message["type"] == "http.response.start":
             headers: dict[bytes, bytes] = dict(message.get("headers", ()))
             self.content_type = headers.get(b"content-type", b"").decode().lower()
-            self._on_start(message["status"], self.content_type)
+            self._context.set_response_status(message["status"], "", 0)
+            self._context.set_response_content_type(0, self.content_type)
         elif message["type"] == "http.response.body":
             self.body += message.get("body", b"")
             if self.content_type.startswith("text/event-stream"):
-                self._pass_events_on()
+                self._send_events()
 
-    def _pass_events_on(self) -> None:
-        """Pass on all events except the last, which ends the answer or is incomplete."""
+    def _send_events(self) -> None:
+        """Send all events except the last, which ends the answer or is incomplete."""
         *events, last, unfinished = [b"", *self.body.split(_EVENT_END)]
         for event in filter(None, events):
-            self._on_event(event + _EVENT_END)
+            send_piece((event + _EVENT_END).decode(), self._context)
         self.body = last + _EVENT_END + unfinished if last else unfinished
 
 
 async def ask(
-    application: Application, method: str, path: str, body: bytes, answer: Answer
-) -> None:
-    """Send a request with a JSON body and wait for the complete answer."""
-    finished = asyncio.Event()
+    application: Application, method: str, path: str, body: bytes, context: Context
+) -> Answer:
+    """Send a request with a JSON body and return the complete answer."""
+    answer, finished = Answer(context), asyncio.Event()
     pending = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receive() -> Message:
@@ -56,9 +57,6 @@ async def ask(
             return pending.pop()
         await finished.wait()
         return {"type": "http.disconnect"}
-
-    async def send(message: Message) -> None:
-        answer.take(message)
 
     scope = {
         "type": "http",
@@ -80,6 +78,7 @@ async def ask(
         "state": {},
     }
     try:
-        await application(scope, receive, send)
+        await application(scope, receive, answer.take)
     finally:
         finished.set()
+    return answer

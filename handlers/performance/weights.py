@@ -28,11 +28,8 @@ import torch
 logger = logging.getLogger(__name__)
 
 
-def make_with_weights(
-    make: Callable[[], Any], read_state_dict: Callable[[], Mapping[str, Any]]
-) -> Any:
+def make_with_weights(make: Callable[[], Any], state_dict: Mapping[str, Any]) -> Any:
     """Return a model on the CPU with its weights; ``make`` may be called several times."""
-    state_dict = read_state_dict()
     try:
         # A copy, since a model may remove entries that it has loaded.
         with _values_missing() as missing:

@@ -6,11 +6,22 @@ from marserve.handlers.engines.asgi import Answer, ask
 
 
 class Listener:
-    """What a caller of `ask` receives, in order."""
+    """A context that stores what it receives, in order."""
 
     def __init__(self) -> None:
+        self.request_ids = {0: "a"}
         self.heard: list[object] = []
-        self.answer = Answer(lambda *start: self.heard.append(start), self.heard.append)
+        self.answer: Answer | None = None
+
+    def set_response_status(self, status, phrase, idx) -> None:
+        self.heard.append(status)
+
+    def set_response_content_type(self, idx, value) -> None:
+        self.heard.append(value)
+
+    def send_intermediate(self, results, request_ids, message, code) -> None:
+        assert (request_ids, code) == (self.request_ids, 200)
+        self.heard += results
 
 
 def application(*chunks: bytes, content_type: bytes = b"text/event-stream; charset=utf-8"):
@@ -30,18 +41,18 @@ def application(*chunks: bytes, content_type: bytes = b"text/event-stream; chars
 
 def asked(app) -> Listener:
     listener = Listener()
-    asyncio.run(ask(app, "POST", "/v1/chat", b"{}", listener.answer))
+    listener.answer = asyncio.run(ask(app, "POST", "/v1/chat", b"{}", listener))
     return listener
 
 
 def test_a_body() -> None:
     listener = asked(application(b'{"a":', b"\n\n1}", content_type=b"application/json"))
-    assert listener.heard == [(201, "application/json")]
+    assert listener.heard == [201, "application/json"]
     assert listener.answer.body == b'{"a":\n\n1}'
 
 
 def test_an_answer_without_a_content_type() -> None:
-    assert asked(application(b"x", content_type=b"")).heard == [(201, "")]
+    assert asked(application(b"x", content_type=b"")).heard == [201, ""]
 
 
 @pytest.mark.parametrize(
@@ -55,13 +66,13 @@ def test_an_answer_without_a_content_type() -> None:
 )
 def test_events_are_passed_on_whole_and_the_last_is_kept(chunks) -> None:
     listener = asked(application(*chunks))
-    assert listener.heard[1:] == [b"data: 1\n\n", b"data: 2\n\n"]
+    assert listener.heard[2:] == ["data: 1\n\n", "data: 2\n\n"]
     assert listener.answer.body == b"data: [DONE]\n\n"
 
 
 def test_an_incomplete_stream_ends_with_its_last_part() -> None:
     listener = asked(application(b"data: 1\n\ndata: 2\n\nda"))
-    assert listener.heard[1:] == [b"data: 1\n\n"]
+    assert listener.heard[2:] == ["data: 1\n\n"]
     assert listener.answer.body == b"data: 2\n\nda"
 
 
@@ -77,7 +88,7 @@ def test_the_client_disconnects_after_the_answer() -> None:
     listeners: list[asyncio.Future] = []
 
     async def run() -> None:
-        await ask(watched, "GET", "/", b"", Listener().answer)
+        await ask(watched, "GET", "/", b"", Listener())
         assert await listeners[0] == {"type": "http.disconnect"}
 
     asyncio.run(run())

@@ -219,7 +219,7 @@ def test_the_model_equals_one_that_is_built_and_loaded_in_the_plain_way(saved, m
     path = saved(make())
     expected = _visible(_plainly(make, path))
     torch.manual_seed(1)
-    model = make_with_weights(make, lambda: load_state_dict(path))
+    model = make_with_weights(make, load_state_dict(path))
     assert _visible(model) == expected
 
 
@@ -229,15 +229,13 @@ def test_mismatches_have_the_plain_error_message(saved, changes) -> None:
     with pytest.raises(RuntimeError) as expected:
         _plainly(lambda: nn.Linear(2, 2), path)
     with pytest.raises(RuntimeError) as error:
-        make_with_weights(lambda: nn.Linear(2, 2), lambda: load_state_dict(path))
+        make_with_weights(lambda: nn.Linear(2, 2), load_state_dict(path))
     assert str(error.value) == str(expected.value)
 
 
 def test_a_wider_file_is_converted_to_the_type_of_the_model(saved) -> None:
     path = saved(Halved(torch.float32))
-    assert make_with_weights(Halved, lambda: load_state_dict(path)).line.weight.dtype is (
-        torch.float16
-    )
+    assert make_with_weights(Halved, load_state_dict(path)).line.weight.dtype is (torch.float16)
 
 
 def test_weights_have_the_memory_layout_of_the_model(saved) -> None:
@@ -245,14 +243,14 @@ def test_weights_have_the_memory_layout_of_the_model(saved) -> None:
         return nn.Conv2d(3, 8, 3).to(memory_format=torch.channels_last)
 
     path = saved(nn.Conv2d(3, 8, 3))
-    model = make_with_weights(make, lambda: load_state_dict(path))
+    model = make_with_weights(make, load_state_dict(path))
     assert model.weight.is_contiguous(memory_format=torch.channels_last)
 
 
 def test_no_random_numbers_are_drawn(saved) -> None:
     path = saved(nn.Linear(3, 3))
     before = torch.get_rng_state()
-    make_with_weights(lambda: nn.Linear(3, 3), lambda: load_state_dict(path))
+    make_with_weights(lambda: nn.Linear(3, 3), load_state_dict(path))
     assert torch.equal(before, torch.get_rng_state())
 
 
@@ -263,13 +261,13 @@ def test_a_model_that_fails_under_a_mode_is_built_in_the_plain_way(saved) -> Non
         return nn.Linear(2, 2)
 
     path = saved(nn.Linear(2, 2))
-    model = make_with_weights(make, lambda: load_state_dict(path))
+    model = make_with_weights(make, load_state_dict(path))
     assert model.weight.tolist() == torch.load(path)["weight"].tolist()
 
 
 def test_errors_of_the_model_are_raised() -> None:
     with pytest.raises(ZeroDivisionError):
-        make_with_weights(lambda: 1 / 0, dict)
+        make_with_weights(lambda: 1 / 0, {})
 
 
 def test_two_weights_that_share_memory_in_the_file_do_not_share_it_in_the_model(saved) -> None:
@@ -280,7 +278,7 @@ def test_two_weights_that_share_memory_in_the_file_do_not_share_it_in_the_model(
     def make():
         return nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
 
-    model = make_with_weights(make, lambda: state)
+    model = make_with_weights(make, state)
     with torch.no_grad():
         model[0].weight.zero_()
     assert model[1].weight.tolist() == [[1, 1], [1, 1]]
@@ -311,7 +309,7 @@ def test_weights_are_in_the_mapped_file_and_writes_do_not_change_it(
     weights_file,
 ) -> None:
     content = Path(weights_file).read_bytes()
-    model = make_with_weights(lambda: nn.Linear(64, 64), lambda: load_state_dict(weights_file))
+    model = make_with_weights(lambda: nn.Linear(64, 64), load_state_dict(weights_file))
     assert _is_in_mapped_file(model.weight, weights_file)
     assert _is_in_mapped_file(model.bias, weights_file)
     assert isinstance(model.weight, nn.Parameter)
@@ -323,27 +321,27 @@ def test_weights_are_in_the_mapped_file_and_writes_do_not_change_it(
 
 def test_weights_are_in_the_mapped_file_with_buffers_that_are_not(saved) -> None:
     path = saved(Counting())
-    model = make_with_weights(Counting, lambda: load_state_dict(path))
+    model = make_with_weights(Counting, load_state_dict(path))
     assert model.positions.tolist() == [0, 1, 2, 3]
     assert _is_in_mapped_file(model.line.weight, path)
 
 
 def test_a_weight_with_two_names_is_one_in_the_mapped_file(saved) -> None:
     path = saved(Tied())
-    model = make_with_weights(Tied, lambda: load_state_dict(path))
+    model = make_with_weights(Tied, load_state_dict(path))
     assert model.line.weight is model.words.weight
     assert _is_in_mapped_file(model.words.weight, path)
 
 
 def test_weights_outlive_their_file(weights_file) -> None:
-    model = make_with_weights(lambda: nn.Linear(64, 64), lambda: load_state_dict(weights_file))
+    model = make_with_weights(lambda: nn.Linear(64, 64), load_state_dict(weights_file))
     Path(weights_file).unlink()
     assert model(torch.ones(1, 64)).isfinite().all()
 
 
 def test_unmapped_weights_are_not_in_the_file(weights_file) -> None:
     state = load_state_dict(weights_file, mapped=False)
-    model = make_with_weights(lambda: nn.Linear(64, 64), lambda: state)
+    model = make_with_weights(lambda: nn.Linear(64, 64), state)
     assert not _is_in_mapped_file(model.weight, weights_file)
     Path(weights_file).write_bytes(b"")  # a mapping of it would kill the process
     assert model(torch.ones(1, 64)).isfinite().all()
