@@ -164,7 +164,6 @@ def _check_paths(options: argparse.Namespace) -> None:
 
 
 def _flags(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
-    """Iterate over the keys and texts of config.properties that the command line sets."""
     for key in ("model_store", "workflow_store", "log_config", "cpp_log_config", "plugins_path"):
         if text := getattr(options, key):
             yield key, text
@@ -194,7 +193,6 @@ def _serve(config: Config, options: argparse.Namespace) -> int:
 
 
 def _time_to_stop(options: argparse.Namespace) -> float:
-    """Return how long a stop may take, in seconds, by the configuration of this process."""
     try:
         config = load_config_of(options)
     except ConfigError:

@@ -1,7 +1,7 @@
 """``marserve ready``: requests ``/ready`` from the server of this machine.
 
-For health checks of containers, whose images have no curl. It needs no address: the pid file names
-the process, and the kernel has the flags, environment and directory with which it was started.
+For health checks of containers without curl. The pid file names the process, and the kernel has the
+flags, environment and directory with which it was started.
 """
 
 import argparse

@@ -1,11 +1,9 @@
 """``marserve run``: runs a model's handler in this process, without a server.
 
-It reads archives and resolves settings by the frontend, and runs the handler by the worker's code.
-So a handler gets the directory, the context and the batch that it would get in a server with the
-same configuration. This process loads torch if the handler does.
+It reads archives and resolves settings as the frontend, and runs the handler as a worker.
+This process loads torch if the handler does.
 
-The answers are written to stdout without changes, everything else to stderr, including what the
-handler prints.
+The answers are written to stdout without changes, everything else to stderr.
 """
 
 import argparse
@@ -102,7 +100,7 @@ def _parser() -> argparse.ArgumentParser:
 
 @contextlib.contextmanager
 def _own_stdout() -> Iterator[BinaryIO]:
-    """Return stdout for the answers; other output to stdout goes to stderr meanwhile."""
+    """Return stdout for the answers; what the handler prints goes to stderr meanwhile."""
     sys.stdout.flush()
     with os.fdopen(os.dup(1), "wb") as ours:
         os.dup2(2, 1)
@@ -114,11 +112,6 @@ def _own_stdout() -> Iterator[BinaryIO]:
 
 
 def _read(name: str, content_type: str | None, *, explain: bool) -> Input:
-    """Return the request of a client with this body.
-
-    Raises:
-        OSError: It cannot be read.
-    """
     body = sys.stdin.buffer.read() if name == _STDIN else Path(name).read_bytes()
     if content_type is None:
         guessed, encoding = mimetypes.guess_type(name)
@@ -158,8 +151,6 @@ def _prepare(options: argparse.Namespace, workdir: Path) -> "_Run":
 
 
 class _Run:
-    """The model in this process."""
-
     def __init__(self, host: WorkerHost, model: ServedModel) -> None:
         self._host = host
         self._model = model

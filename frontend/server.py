@@ -88,18 +88,13 @@ _LEFTOVERS_SECONDS = 60.0
 
 
 def serve(
-    config: Config,
-    report: StartReport | None = None,
-    *,
-    verbose: bool = False,
-    release: Callable[[], object] = lambda: None,
+    config: Config, report: StartReport, *, verbose: bool, release: Callable[[], object]
 ) -> int:
     """Run the server until SIGTERM or SIGINT; return the exit status.
 
     With ``verbose`` the console gets as much as the log file. ``release`` is called before the
     server is ended by force, in which case this does not return.
     """
-    report = report or StartReport()
     raise_descriptor_limit()
     faulthandler.enable(sys.__stderr__ or 2)  # systemd's watchdog aborts a server that hangs
     starter = ServiceManager.from_environ(os.environ)

@@ -99,7 +99,7 @@ def _texts(
 ) -> dict[str, str]:
     """Return the values that were set, with absolute paths.
 
-    A secret is as in the file, perhaps ``$$NAME$$``; a secret of the environment is left out.
+    A secret is as in the file, as ``$$NAME$$``, or left out.
     """
     texts = {
         name: str(values[name]) if isinstance(values.get(name), Path) else setting.text

@@ -1,7 +1,7 @@
 """The schema of a model's settings: one field with one row for each setting.
 
-Registrations and live changes, model-config.yaml, ``models=``, snapshots, describe calls, OpenAPI
-documents and the tables in docs read these rows. A new setting is a field here, and its use.
+All sources and documents read these rows, and `settings` resolves them. A new setting is a field
+here, and its use.
 
 msgspec and pydantic would need a validator for every kind, because their messages for wrong values
 differ from those of TorchServe.
@@ -26,7 +26,6 @@ from marserve.frontend.configuration.setting import (
 from marserve.frontend.configuration.setting_kinds import (
     ABOVE_0,
     AUTOMATIC,
-    BATCH_SIZE,
     CHECK,
     DIMENSIONS,
     FILES,
@@ -39,7 +38,6 @@ from marserve.frontend.configuration.setting_kinds import (
     automatic_or,
     flag_or,
     gpu_numbers,
-    integer,
     milliseconds,
     numbers_of,
     positive_numbers,
@@ -47,7 +45,7 @@ from marserve.frontend.configuration.setting_kinds import (
     word,
 )
 
-#: How requests become batches; the first is TorchServe's. `batching.options` makes the policies.
+#: How requests become batches; the first is TorchServe's.
 BATCH_POLICIES = FIXED, GREEDY, ADAPTIVE, FIXED_OR_SINGLE = (
     "fixed",
     "greedy",
@@ -97,7 +95,7 @@ def _workers(key: str, kind: Kind, parameter: str, text: str) -> Any:
 
 def _timeout(key: str, server: str, text: str) -> Any:
     more: dict[str, Any] = {"as_configured": (-1,), "server": server}
-    return setting(key, integer(1), 120.0, text, _TIMEOUT, **more)
+    return setting(key, whole(1), 120.0, text, _TIMEOUT, **more)
 
 
 def _spread_size(value: Any) -> Fields:
@@ -111,7 +109,7 @@ class BatchingValues:
     #: The maximum that is tried, if it is automatic (``batch_size=auto``).
     size: int = _live(
         "batchSize",
-        BATCH_SIZE,
+        automatic_or(whole(1)),
         1,
         "Requests predicted together; `auto` finds it by measuring.",
         other_key="maxBatchSize",
@@ -218,18 +216,18 @@ _BACKEND = replace(TEXT, read=lambda text: text or "c10d")
 class TorchRun:
     """The ``torchrun`` map of model-config.yaml; torchrun decides what is None or empty."""
 
-    nnodes: int = setting("nnodes", integer(1), 1, "Machines.")
-    processes: int = setting("nproc-per-node", integer(1), 1, "Processes of a worker.")
+    nnodes: int = setting("nnodes", whole(1), 1, "Machines.")
+    processes: int = setting("nproc-per-node", whole(1), 1, "Processes of a worker.")
     rdzv_backend: str = setting(
         "rdzv-backend", _BACKEND, "c10d", "How the processes find each other."
     )
     rdzv_endpoint: str = setting("rdzv-endpoint", TEXT, "", "Where the processes find each other.")
     rdzv_conf: str = setting("rdzv-conf", TEXT, "", "Options of the rendezvous.")
     monitor_interval: int | None = setting(
-        "monitor-interval", integer(1), None, "Seconds between two checks of the processes."
+        "monitor-interval", whole(1), None, "Seconds between two checks of the processes."
     )
-    node_rank: int | None = setting("node-rank", integer(0), None, "Number of this machine.")
-    omp_threads: int = setting("OMP_NUMBER_THREADS", integer(1), 1, "Threads of each process.")
+    node_rank: int | None = setting("node-rank", whole(0), None, "Number of this machine.")
+    omp_threads: int = setting("OMP_NUMBER_THREADS", whole(1), 1, "Threads of each process.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,10 +235,10 @@ class ModelValues:
     """All other settings of a model version; times in seconds."""
 
     min_workers: int = _workers(
-        "minWorkers", integer(1, MAX_WORKERS), "min_worker", "Workers that are kept running."
+        "minWorkers", whole(1, MAX_WORKERS), "min_worker", "Workers that are kept running."
     )
     max_workers: int = _workers(
-        "maxWorkers", integer(0), "max_worker", "Workers there may be at most."
+        "maxWorkers", whole(0), "max_worker", "Workers there may be at most."
     )
     response_timeout: float = _timeout(
         "responseTimeout", "default_response_timeout", "Seconds a worker may take for a batch."
@@ -250,14 +248,14 @@ class ModelValues:
     )
     max_retry_timeout: float = setting(
         "maxRetryTimeoutInSec",
-        integer(0),
+        whole(0),
         300.0,
         "Seconds during which a failing worker is started again.",
         name="max_retry_timeout",
     )
     client_timeout: float = setting(
         "clientTimeoutInMills",
-        milliseconds(integer(0)),
+        milliseconds(whole(0)),
         0.0,
         "Milliseconds after which a request expires; 0: never.",
         name="client_timeout",
@@ -266,7 +264,7 @@ class ModelValues:
         "parallelType", word(*PARALLEL_TYPES, any_case=True), "", "How one worker spans devices."
     )
     parallel_level: int = setting(
-        "parallelLevel", integer(0), 0, "Devices or processes that make up one worker."
+        "parallelLevel", whole(0), 0, "Devices or processes that make up one worker."
     )
     torchrun: TorchRun | None = setting(
         "torchrun", MAPPING, None, "How the processes of a worker are started."
@@ -302,25 +300,25 @@ class ModelValues:
     )
     sequence_max_idle: float = setting(
         "sequenceMaxIdleMSec",
-        milliseconds(integer(0)),
+        milliseconds(whole(0)),
         0.0,
         "Milliseconds after which a sequence without requests ends; sequenceBatching needs it.",
     )
     sequence_timeout: float = setting(
         "sequenceTimeoutMSec",
-        milliseconds(integer(0)),
+        milliseconds(whole(0)),
         0.0,
         "Milliseconds that a sequence may take in all; 0: any.",
     )
     max_sequences: int = setting(
         "maxNumSequence",
-        integer(1),
+        whole(1),
         1,
         "Sequences there may be at a time; at least as many as the workers' batches hold.",
     )
     max_sequence_queue: int = setting(
         "maxSequenceJobQueueSize",
-        integer(1),
+        whole(1),
         1,
         "Requests of one sequence that may wait, in addition to the running one.",
     )
@@ -445,19 +443,11 @@ def read_with_foreign(
     settings = read_settings(
         [row for row in rows if row not in FOREIGN_SETTINGS], values, on_wrong, names
     )
-    found = read_settings(FOREIGN_SETTINGS, values, on_wrong, names)
-    check_foreign(foreign_settings_of(values, names), settings)
-    return {**found, **settings}
-
-
-def foreign_settings_of(
-    values: Mapping[str, Any],
-    names: Callable[[Setting], Sequence[str]] = lambda row: row.spellings,
-) -> Fields:
-    """Return the settings of other servers among values, by name."""
-    return {
+    foreign = {
         row.name: values[name]
         for row in FOREIGN_SETTINGS
         for name in names(row)
         if values.get(name) is not None
     }
+    check_foreign(foreign, settings)
+    return {**read_settings(FOREIGN_SETTINGS, values, on_wrong, names), **settings}

@@ -1,9 +1,7 @@
 """The batching settings of other servers: their meaning here, or our name for them.
 
-A foreign setting is a row (`Setting`) that is read from the same sources. It has no value of its
-own, but sets values of our settings. Our settings in the same source win over a foreign one, and a
-specific foreign setting over a general one. Two that exclude each other are refused
-(`check_foreign`).
+A foreign setting is a row without a value of its own, which sets values of our settings. In one
+source our settings win over foreign ones, and a specific foreign setting over a general one.
 """
 
 from collections.abc import Mapping
@@ -15,10 +13,8 @@ from marserve.frontend.configuration.setting_kinds import FLAG, Kind, word
 LATENCY, THROUGHPUT = "latency", "throughput"
 # OpenVINO's AUTO: throughput of all devices; here, of all workers.
 _CUMULATIVE = "cumulative_throughput"
-_UNDEFINED = ("none", "undefined")
-#: The values of ``performance_hint``, as in OpenVINO in any case.
-HINTS = (LATENCY, THROUGHPUT, _CUMULATIVE, *_UNDEFINED)
-
+# As in OpenVINO, in any case of letters.
+_HINTS = word(LATENCY, THROUGHPUT, _CUMULATIVE, "none", "undefined", any_case=True)
 _ADAPTIVE = "adaptive"
 _ONE: Fields = {"size": 1, "is_automatic": False}
 _HINTED: Mapping[str, Fields] = {
@@ -48,7 +44,7 @@ def _foreign(name: str, kind: Kind, text: str, means: Mapping[Any, Fields]) -> S
 FOREIGN_SETTINGS = (
     _foreign(
         "performance_hint",
-        word(*HINTS, any_case=True),
+        _HINTS,
         "OpenVINO's: sets what no other setting sets; see docs/batching.md.",
         _HINTED,
     ),
@@ -90,15 +86,7 @@ FOREIGN_NAMES = {
 
 
 def check_foreign(words: Fields, settings: Fields) -> None:
-    """Refuse a foreign setting and a setting of the same source that exclude each other.
-
-    Args:
-        words: The foreign settings, by name, and their values.
-        settings: Our settings in the same source.
-
-    Raises:
-        ValueError: They contradict each other.
-    """
+    """Raise ValueError if foreign settings, by name, exclude a setting of the same source."""
     is_automatic = settings.get("is_automatic", False)
     if words.get("batchable") is False and (is_automatic or settings.get("size", 1) > 1):
         raise ValueError("batchable=false is a batch size of 1, but another one is given.")

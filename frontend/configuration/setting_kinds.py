@@ -70,7 +70,6 @@ class Kind:
     #: The text of a query to a value; white space is stripped. A text that is wrong stays a text.
     parse: Callable[[str], Any] = _number
     query_schema: Json | None = None  # of a query, if it differs from `schema`
-    yaml_rule: str = ""  # `rule` for a warning about model-config.yaml, if it differs
 
     def from_text(self, text: str) -> Any:
         """Return the value of a text of config.properties; ValueError has the rule."""
@@ -94,12 +93,6 @@ def whole(minimum: int, maximum: int = MAX_NUMBER) -> Kind:
         {"type": "integer", "format": "int32", "minimum": minimum, "maximum": maximum},
         write=round,
     )
-
-
-def integer(minimum: int, maximum: int = MAX_NUMBER) -> Kind:
-    """Return the kind of whole numbers, with the text of TorchServe's keys for the log."""
-    yaml_rule = f"an integer from {minimum} to {maximum}"
-    return replace(whole(minimum, maximum), yaml_rule=yaml_rule)
 
 
 def milliseconds(kind: Kind) -> Kind:
@@ -156,7 +149,7 @@ ABOVE_0 = Kind(
     "a number above 0",
     lambda value: type(value) in (int, float) and 0 < value <= MAX_NUMBER,
     {"type": "number", "minimum": 0, "exclusiveMinimum": True},
-    parse=lambda text: _decimal(text),
+    parse=_decimal,
 )
 TENSORS = Kind(DECLARATION, is_declaration)
 MAPPING = Kind("a map", lambda value: isinstance(value, dict))
@@ -174,9 +167,6 @@ def automatic_or(kind: Kind) -> Kind:
             ]
         },
     )
-
-
-BATCH_SIZE = automatic_or(whole(1))
 
 
 def _list_of(rule: str, minimum: int, maximum: int = MAX_NUMBER) -> Kind:

@@ -122,14 +122,14 @@ def _nearest(name: str, known: Iterable[str]) -> str:
 
 def _advice(name: str, known: Iterable[str]) -> str:
     bare = _plain(name)
-    meant = {_plain(key): key for key in known}.get(bare) or _MEANT.get(bare)
     if other := foreign_name_hint(name):
         return f"; {other}"
-    for key in () if meant else BY_KEY:
+    if meant := {_plain(key): key for key in known}.get(bare) or _MEANT.get(bare):
+        return f"; did you mean {meant}?"
+    for key in BY_KEY:
         if bare.removeprefix("default") == _plain(key):
             return _advice_for_models(key)
-    meant = meant or _nearest(name, known)
-    return f"; did you mean {meant}?" if meant else "."
+    return advice_for_model(name, known)
 
 
 def _advice_for_models(key: str) -> str:

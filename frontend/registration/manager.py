@@ -139,8 +139,6 @@ class ModelManager(ModelChanges):
     async def replace(self, model: ModelVersion, registration: Registration) -> ModelVersion:
         """Load a version again beside the one that is served; it takes over when it is READY.
 
-        Requests that the old one has accepted are finished there.
-
         Raises:
             ModelNotFound, VersionNotFound: The old one was unregistered meanwhile.
             ServeError: The registration failed; the old one serves on.
@@ -239,7 +237,7 @@ class ModelManager(ModelChanges):
         self._registry.failed.replace(name, failed)
 
     async def _end(self, model: ModelVersion, successor: ModelVersion | None) -> None:
-        """Finish the accepted requests of a version that is not registered any more, and end it."""
+        """Finish the accepted requests of an unregistered version, and end it."""
         model.workers.order.superseded.set()
         model.admission.refusal = ModelNotFound(f"Model not found: {model.name}")
         if successor is not None:
@@ -343,7 +341,6 @@ def _log_loaded(model: ModelVersion) -> None:
 
 
 def _log_failure(error: Exception) -> None:
-    """Log a change that failed: its caller may have been cancelled."""
     if isinstance(error, ServeError) and error.status < _SERVERS_FAULT:
         logger.info("A change of the models was refused: %s", one_line(error))
     else:

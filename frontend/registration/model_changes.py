@@ -44,8 +44,7 @@ class ModelChanges(Protocol):
         """Register a model and start its workers; a failure leaves nothing behind.
 
         Raises:
-            ChangeSuperseded: A later request unregistered it, or changed its workers, before they
-                were ready.
+            ChangeSuperseded: A later request has unregistered it, or changed its workers.
             ServeError: The registration failed.
         """
 

@@ -91,12 +91,10 @@ class ModelSettings(ModelValues):
 
     @property
     def worker_batching(self) -> Batching:
-        """The batching of a worker: as set, except for stateful models with continuous batching.
-
-        There a step may have twice the requests, as in TorchServe, so that a sequence whose answer
-        is streamed can still be stopped.
-        """
+        """The batching of a worker."""
         if self.stateful and self.continuous_batching:
+            # Twice the requests in a step, as in TorchServe: a sequence whose answer is streamed
+            # can still be stopped.
             return replace(self.batching, size=2 * self.batching.size)
         return self.batching
 
@@ -219,10 +217,10 @@ def resolve_settings(
         model_yaml: The parsed model-config.yaml.
         numbers: The entry of the model in ``models=``.
         config: The configuration of the server.
-        gpus: The number of GPUs.
-        default_workers: The number of workers, unless yaml or, at start, ``models=`` sets it.
+        gpus: The number of GPUs of the machine.
+        default_workers: The workers of the registration, or at start those of the server.
         at_start: Whether the model is loaded at start instead of by a request.
-        catalog: The settings of the model in a catalog.
+        catalog: The entry of the model in a catalog.
 
     Raises:
         ArchiveRefused, BadRequest: The settings contradict each other.
@@ -282,7 +280,6 @@ def _origin_of(layers: Sequence[Layer], start: ModelSettings, error: ValueError)
 
 
 def _refusal(origin: str, error: ValueError) -> ServeError:
-    """Return the error of a source as a client reads it."""
     if origin == YAML:
         return ArchiveRefused(f"model-config.yaml: {error}")
     if origin == MODELS:
@@ -333,7 +330,6 @@ def _without_workers(values: Fields) -> Fields:
 
 
 def _has_workers(from_yaml: Fields, warn: Warn) -> bool:
-    """Return whether the yaml has both numbers of workers, in order."""
     low, high = (from_yaml.get(name) for name in _WORKERS)
     if low is None and high is None:
         return False
@@ -357,7 +353,6 @@ def _parallel(from_yaml: Fields, keys: Sequence[object], warn: Warn) -> Parallel
 
 
 def _check_stages(settings: ModelSettings) -> None:
-    """Refuse stages or outstanding batches in modes that cannot have them."""
     mode, outstanding = settings.mode, settings.outstanding_batches or 1
     # Each rank would have to run the stages in the same order.
     beside = _ranks(settings) or mode
@@ -378,7 +373,6 @@ def _check_stages(settings: ModelSettings) -> None:
 
 
 def _check_validation(settings: ModelSettings) -> None:
-    """Refuse the validation of batches in modes without batches."""
     beside = SEQUENCES if settings.stateful else _ranks(settings) or settings.mode
     if beside:
         raise BadRequest(f"validateBatching has no meaning beside {beside}.")
@@ -390,7 +384,6 @@ def _ranks(settings: ModelSettings) -> str:
 
 
 def _check_sequences(settings: ModelSettings) -> None:
-    """Refuse a stateful model whose settings contradict sequences."""
     obstacles = {
         "sequenceMaxIdleMSec is 1 or more: the time after which an idle sequence ends": (
             not settings.sequence_max_idle

@@ -11,7 +11,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from marserve.frontend.configuration.model_schema import SETTINGS, TorchRun, read_with_foreign
+from marserve.frontend.configuration.model_schema import (
+    BY_KEY,
+    SETTINGS,
+    TorchRun,
+    read_with_foreign,
+)
 from marserve.frontend.configuration.setting import (
     Fields,
     Setting,
@@ -38,12 +43,7 @@ def log_warning(sentence: str) -> None:
 
 
 def yaml_settings(parsed: Mapping[str, Any], gpus: int = 0, warn: Warn = log_warning) -> Fields:
-    """Return the settings in a model-config.yaml.
-
-    Args:
-        parsed: The parsed yaml.
-        gpus: The number of GPUs of the machine.
-        warn: Called with warnings.
+    """Return the settings in a model-config.yaml, on a machine with this number of GPUs.
 
     Raises:
         ArchiveRefused: A value is wrong, and not ignored.
@@ -66,26 +66,25 @@ def check_yaml(parsed: Mapping[str, Any], settings: Fields, warn: Warn = log_war
 
     A key that is not similar to one of ours is ignored, because handlers have their settings here.
     """
-    if settings.get("asynchronous"):
-        if settings.get("continuous_batching"):
-            _warn_without_effect("continuousBatching", "every request is sent alone", warn)
-        if parsed.get("autoscale"):
-            _warn_without_effect("autoscale", "its requests rarely wait in the queue", warn)
+    without_effect = {
+        "continuousBatching": "every request is sent alone",
+        "autoscale": "its requests rarely wait in the queue",
+    }
+    for key, why in without_effect.items() if settings.get("asynchronous") else ():
+        if settings.get(BY_KEY[key].attribute):
+            warn(f"model-config.yaml: {key} has no effect beside asyncCommunication: {why}.")
     for key in itertools.islice(parsed, _MAX_KEYS):
         if sentence := unread_yaml_key(key):
             warn(f"model-config.yaml: {sentence}")
 
 
 def _on_wrong(warn: Warn, row: Setting, name: str, value: object) -> None:
-    """Warn of a wrong value, or refuse the archive."""
     if row.is_strict or name != row.key:
         # Values of settings that only the yaml has are shown in Python's format.
         if "models" not in row.sources:
             value = short_repr(value)
         raise ArchiveRefused(f"model-config.yaml: {wrong_value(name, value, row.kind.rule)}")
-    rule = row.kind.yaml_rule or row.kind.rule
-    text = short_repr(value)
-    warn(f"model-config.yaml: {name}={text} is ignored, it takes {rule}.")
+    warn(f"model-config.yaml: {name}={short_repr(value)} is ignored, it takes {row.kind.rule}.")
 
 
 def _warn_of_unread(torchrun: Mapping[Any, Any], warn: Warn) -> None:
@@ -94,7 +93,3 @@ def _warn_of_unread(torchrun: Mapping[Any, Any], warn: Warn) -> None:
         if key not in known:
             hint = unread_yaml_key(key, known) or f"{short_repr(key)} is not a key of this server."
             warn(f"model-config.yaml: torchrun: {hint}")
-
-
-def _warn_without_effect(key: str, why: str, warn: Warn) -> None:
-    warn(f"model-config.yaml: {key} has no effect beside asyncCommunication: {why}.")

@@ -38,12 +38,7 @@ class Parallel:
         return self.type != "custom"
 
     def runner(self, name: str, log_dir: Path) -> Runner | None:
-        """Return what starts the processes of a worker; None for a single process.
-
-        Args:
-            name: A unique name of the worker.
-            log_dir: The log directory of the server.
-        """
+        """Return what starts the processes of a worker of this name; None for a single process."""
         if not self.has_ranks:
             return None
         return Runner(

@@ -28,9 +28,10 @@ def choose_platform(name: str | None, surroundings: Surroundings) -> ChosenPlatf
         return ChosenPlatform(note=f"Platform: none (--platform {NONE}).")
     if name is not None and name not in PLATFORMS:
         raise ConfigError(f"--platform is {', '.join(PLATFORMS)} or {NONE}, not {name}")
+    if name is not None:
+        return _set_up(PLATFORMS[name], f"--platform {name}", surroundings)
     for platform in PLATFORMS.values():
-        evidence = platform.evidence(surroundings) if name is None else f"--platform {name}"
-        if evidence and name in (None, platform.name):
+        if evidence := platform.evidence(surroundings):
             return _set_up(platform, evidence, surroundings)
     return ChosenPlatform()
 
