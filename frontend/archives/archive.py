@@ -24,11 +24,10 @@ from typing import Any
 from urllib.parse import unquote
 
 from marserve.frontend.aio.background import DaemonThreads, Slots, in_abandonable_thread
-from marserve.frontend.archives.contents import Contents
+from marserve.frontend.archives.contents import Contents, WorkflowContents
 from marserve.frontend.archives.download import Downloader, check_allowed
 from marserve.frontend.archives.helper_process import HelperProcesses
 from marserve.frontend.archives.unpack import ArchiveLimits
-from marserve.frontend.archives.workflow_contents import WorkflowContents
 from marserve.frontend.configuration.config import Config
 from marserve.frontend.configuration.unread_keys import YAML_KEYS
 from marserve.frontend.errors import ModelNotFound, ServeError, ServerBusy, WorkflowNotFound

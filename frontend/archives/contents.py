@@ -1,4 +1,4 @@
-"""Read the manifest and the settings of a model's files.
+"""Read the manifest and the settings of a model's files, or the specification of a workflow's.
 
 The files are untrusted: this runs in a helper process (`helper`), and so imports little.
 """
@@ -10,16 +10,17 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from marserve.backend.manifest import Manifest, ManifestError
+from marserve.backend.manifest import Manifest, ManifestError, WorkflowManifest
 from marserve.frontend.archives.local_files import NoFile, open_file
 from marserve.frontend.configuration.bounded_yaml import YamlTooLarge, read_yaml
 from marserve.frontend.configuration.setting_kinds import short_repr
-from marserve.frontend.errors import ArchiveRefused
+from marserve.frontend.errors import ArchiveRefused, WorkflowRefused
 from marserve.frontend.logs.formats import one_line
 
 logger = logging.getLogger(__name__)
 
 _MAX_BITS = 128  # of an integer; no setting takes larger ones
+_MAX_SPECIFICATION_BITS = 64  # of an integer in the specification of a workflow
 _MAX_OTHER_KEYS = 500  # unknown keys that are returned
 _MAX_KEY = 200  # characters
 _SAMPLE_KEY = "sampleInput"
@@ -158,3 +159,72 @@ def _restored(value: Any) -> Any:
         case list():
             return [_restored(each) for each in value]
     return value
+
+
+# Workflows ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class WorkflowContents:
+    """The manifest and the specification of a workflow, in the types of JSON."""
+
+    manifest: WorkflowManifest
+    specification: Any
+    has_handler: bool  # whether the manifest's handler file exists
+
+    @classmethod
+    def from_json(cls, members: Mapping[str, Any]) -> "WorkflowContents":
+        """Return the contents whose members a helper process has sent."""
+        manifest = WorkflowManifest(**members["manifest"])
+        return cls(manifest, members["specification"], members["has_handler"])
+
+
+def read_workflow_contents(directory: Path) -> WorkflowContents:
+    """Read manifest and specification of a workflow's directory; raises WorkflowRefused."""
+    try:
+        manifest = WorkflowManifest.read(directory)
+        specification = None
+        if manifest.specification_file:
+            path = path_inside(directory, manifest.specification_file)
+            specification = _read_specification(path)
+        handler = manifest.handler
+        has_handler = bool(handler) and path_inside(directory, handler).is_file()
+    except ManifestError as error:
+        raise WorkflowRefused(str(error)) from error
+    except ArchiveRefused as error:
+        raise WorkflowRefused(error.message) from error
+    return WorkflowContents(manifest, specification, has_handler)
+
+
+def _read_specification(path: Path) -> Any:
+    try:
+        with open_file(path) as file:
+            return _strictly_plain(read_yaml(file))
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise WorkflowRefused(f"{path.name} is not in the archive.") from error
+    except (YamlTooLarge, NoFile) as error:
+        raise WorkflowRefused(f"{path.name} {error}.") from error
+    except WorkflowRefused:
+        raise
+    except Exception as error:  # the parser may raise anything for untrusted text
+        logger.info("Cannot read %s: %s", path.name, one_line(error))
+        raise WorkflowRefused("Failed to parse yaml.") from error
+
+
+def _strictly_plain(value: Any) -> Any:
+    match value:
+        case None | bool() | float() | str():
+            return value
+        case int() if value.bit_length() <= _MAX_SPECIFICATION_BITS:
+            return value
+        case dict():
+            return {_key(key): _strictly_plain(each) for key, each in value.items()}
+        case list():
+            return [_strictly_plain(each) for each in value]
+    raise WorkflowRefused(f"The specification holds a value of no use there: {short_repr(value)}")
+
+
+def _key(key: Any) -> str:
+    if not isinstance(key, str):
+        raise WorkflowRefused(f"The specification has a name that is no text: {short_repr(key)}")
+    return key

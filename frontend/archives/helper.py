@@ -19,14 +19,15 @@ from pathlib import Path
 from typing import Any
 
 from marserve.backend.processes.runner import die_with_parent
-from marserve.frontend.archives.contents import read_contents
-from marserve.frontend.archives.local_files import copy_file, find_model, link_directory
+from marserve.frontend.archives.contents import read_contents, read_workflow_contents
+from marserve.frontend.archives.local_files import (
+    copy_file,
+    find_model,
+    find_workflow,
+    link_directory,
+)
 from marserve.frontend.archives.requirements_digest import requirements_digest
 from marserve.frontend.archives.unpack import ArchiveLimits, unpack
-from marserve.frontend.archives.workflow_contents import (
-    find_workflow,
-    read_workflow_contents,
-)
 from marserve.frontend.errors import ArchiveRefused, ServeError
 
 MAX_ANSWER_BYTES = 1 << 18

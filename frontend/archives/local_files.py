@@ -8,7 +8,7 @@ from typing import IO
 
 from marserve.backend.manifest import MANIFEST_PATH
 from marserve.frontend.archives.unpack import ArchiveLimits
-from marserve.frontend.errors import DownloadFailed, ModelNotFound
+from marserve.frontend.errors import DownloadFailed, ModelNotFound, WorkflowNotFound
 from marserve.frontend.logs.formats import one_line
 
 logger = logging.getLogger(__name__)
@@ -40,6 +40,20 @@ def find_model(url: str, store: Path) -> Path:
     if found not in (in_store, at_path):
         logger.info("%s is taken from the model store, as %s.", one_line(url), found.name)
     return found
+
+
+def find_workflow(url: str, store: Path) -> Path:
+    """Return the file in the store whose name is the last part of a URL without scheme."""
+    path = store / Path(url).name
+    try:
+        is_there, is_file = path.exists(), path.is_file()
+    except (OSError, ValueError):  # too long, or a null byte
+        is_there = is_file = False
+    if not is_there:
+        raise WorkflowNotFound(f"Workflow not found in workflow store: {url}")
+    if not is_file:
+        raise WorkflowNotFound(f"Workflow not found at: {url}")
+    return path
 
 
 def link_directory(source: Path, root: Path) -> Path:

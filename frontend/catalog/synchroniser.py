@@ -28,12 +28,7 @@ from marserve.frontend.catalog.edits import Edit
 from marserve.frontend.catalog.failures import Failure
 from marserve.frontend.catalog.file_store import FileStore
 from marserve.frontend.catalog.http_store import HttpStore
-from marserve.frontend.catalog.store import (
-    CatalogStore,
-    Document,
-    StoreConflict,
-    StoreFailed,
-)
+from marserve.frontend.catalog.store import CatalogStore, Document, StoreConflict, StoreFailed
 from marserve.frontend.configuration.config import Config
 from marserve.frontend.errors import (
     CatalogConflict,
@@ -44,8 +39,7 @@ from marserve.frontend.errors import (
 from marserve.frontend.logs.formats import one_line
 from marserve.frontend.registration.manager import ModelManager
 from marserve.frontend.serving.registry import ModelRegistry
-from marserve.frontend.telemetry.catalog_metrics import CatalogMetrics
-from marserve.frontend.telemetry.metrics import Metrics
+from marserve.frontend.telemetry.metrics import CatalogMetrics, Metrics
 
 T = TypeVar("T")
 

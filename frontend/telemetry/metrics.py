@@ -8,6 +8,7 @@ which its users complain of most.
 """
 
 import socket
+from collections.abc import Callable, Iterable
 
 from marserve.frontend.telemetry.handler_metrics import HandlerMetrics, UpdateLog
 from marserve.frontend.telemetry.metrics_config import (
@@ -17,7 +18,7 @@ from marserve.frontend.telemetry.metrics_config import (
     histogram,
     load_metrics_config,
 )
-from marserve.frontend.telemetry.series import Family, Registry, Series
+from marserve.frontend.telemetry.series import Family, Registry, Series, WatchedGauge
 
 #: They are newer than the mode ``legacy``: there they are on the page, and all others of
 #: TorchServe's in the log.
@@ -41,6 +42,7 @@ _WAITS = (
     *(1.0, 2.5, 5.0, 10.0),
 )
 _MODEL = ("model_name", "model_version", "hostname")
+_HOSTNAME = ("hostname",)
 _NODE = ("workflow_name", "node", "hostname")
 _SIZES = tuple(1 << power for power in range(11))  # as BentoML's monitoring
 _HELD = "Seconds that batches were held although a worker was idle; only of those"
@@ -74,7 +76,7 @@ _ADDED = (
     counter(
         "marserve_fork_server_replacements_total",
         "Fork servers that died, or were killed because they did not answer",
-        ("hostname",),
+        _HOSTNAME,
     ),
     counter(
         "marserve_workflow_runs_total",
@@ -97,6 +99,12 @@ _ADDED = (
         _NODE,
     ),
 )
+_OF_CATALOG = {
+    "marserve_catalog_read_failures_total": "Reads of the catalog that failed",
+    "marserve_catalog_write_failures_total": "Changes by clients that could not be written",
+    "marserve_catalog_failures_total": "Models that could not be changed as the catalog says",
+}
+_OUTCOMES = ("answered", "failed", "expired", "cancelled", "refused")
 
 
 class Metrics:
@@ -175,3 +183,57 @@ class Metrics:
         if len(self._system) >= _MAX_SYSTEM_SERIES:
             raise ValueError(f"there are {_MAX_SYSTEM_SERIES} series already")
         return self._system.setdefault((name, *values), family.join(*values, self.hostname))
+
+
+class CatalogMetrics:
+    """Counters and gauges of the catalog of the models, where there is one."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._host = (metrics.hostname,)
+        self._registry = metrics.registry
+        series = [
+            metrics.registry.add(counter(name, text, _HOSTNAME)).join(*self._host)
+            for name, text in _OF_CATALOG.items()
+        ]
+        for each in series:
+            each.show()
+        self.read_failures, self.write_failures, self.failures = series
+        self.last_read = 0.0  # or unchanged, in seconds since the epoch
+        self._watch(
+            "marserve_catalog_last_read_timestamp_seconds",
+            "When the catalog was last read, since the epoch; 0: not yet",
+            lambda: self.last_read,
+        )
+
+    def watch_pending(self, pending: Callable[[], int]) -> None:
+        """Show the number of models that differ from the catalog, which ``pending`` returns."""
+        text = "Models that differ from the catalog"
+        self._watch("marserve_catalog_pending_models", text, pending)
+
+    def _watch(self, name: str, text: str, value: Callable[[], float]) -> None:
+        gauge = WatchedGauge(name, text, _HOSTNAME, lambda: [(self._host, value())])
+        self._registry.watch(gauge)
+
+
+class WorkflowMetrics:
+    """The metrics of a workflow and its nodes, on the page until it is closed."""
+
+    def __init__(self, metrics: Metrics, name: str, nodes: Iterable[str]) -> None:
+        self._joined: list[Series] = []
+
+        def join(metric: str, *values: str) -> Series:
+            family = metrics.added[f"marserve_workflow_{metric}"]
+            series = family.join(name, *values, metrics.hostname)
+            series.show()
+            self._joined.append(series)
+            return series
+
+        self.runs = {outcome: join("runs_total", outcome) for outcome in _OUTCOMES}
+        self.seconds = join("run_seconds")  # of runs that were answered
+        self.node_seconds = {node: join("node_seconds", node) for node in nodes}
+        self.failed_tries = {node: join("failed_tries_total", node) for node in nodes}
+
+    def close(self) -> None:
+        """Remove them from the page."""
+        for series in self._joined:
+            series.leave()

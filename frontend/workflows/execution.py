@@ -42,7 +42,7 @@ from marserve.frontend.serving.predict_request import (
 )
 from marserve.frontend.serving.registry import ModelRegistry
 from marserve.frontend.serving.whole_answers import whole_answer
-from marserve.frontend.telemetry.workflow_metrics import WorkflowMetrics
+from marserve.frontend.telemetry.metrics import WorkflowMetrics
 from marserve.frontend.workflows.specification import Node, Specification
 from marserve.frontend.workflows.timeline import NodeTimes, RunTimes
 

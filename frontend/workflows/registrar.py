@@ -17,7 +17,7 @@ from marserve.backend.manifest import ManifestError, WorkflowManifest
 from marserve.frontend.aio.background import BackgroundTasks, outcome_of
 from marserve.frontend.aio.long_work import LongWork
 from marserve.frontend.archives.archive import Archive
-from marserve.frontend.archives.workflow_contents import WorkflowContents
+from marserve.frontend.archives.contents import WorkflowContents
 from marserve.frontend.errors import (
     ModelNotFound,
     ServeError,
@@ -34,8 +34,7 @@ from marserve.frontend.registration.model_changes import Registration
 from marserve.frontend.serving.host import WorkerHost
 from marserve.frontend.serving.model_version import ModelVersion
 from marserve.frontend.serving.registry import ModelRegistry
-from marserve.frontend.telemetry.metrics import Metrics
-from marserve.frontend.telemetry.workflow_metrics import WorkflowMetrics
+from marserve.frontend.telemetry.metrics import Metrics, WorkflowMetrics
 from marserve.frontend.workflows.execution import Graph, model_name
 from marserve.frontend.workflows.specification import Node, Specification, read_specification
 from marserve.frontend.workflows.workflow import Workflow, WorkflowRegistry

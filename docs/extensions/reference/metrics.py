@@ -3,8 +3,7 @@
 from marserve.frontend.rest.endpoints import watch_bytes
 from marserve.frontend.serving.monitoring import watch_models
 from marserve.frontend.serving.registry import ModelRegistry
-from marserve.frontend.telemetry.catalog_metrics import CatalogMetrics
-from marserve.frontend.telemetry.metrics import Metrics
+from marserve.frontend.telemetry.metrics import CatalogMetrics, Metrics
 from marserve.frontend.telemetry.series import Family, WatchedGauge
 from reference.markdown import anchored, code, table
 

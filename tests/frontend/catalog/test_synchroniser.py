@@ -22,8 +22,7 @@ from marserve.frontend.errors import (
     VersionConflict,
 )
 from marserve.frontend.serving.registry import ModelRegistry
-from marserve.frontend.telemetry.catalog_metrics import CatalogMetrics
-from marserve.frontend.telemetry.metrics import Metrics
+from marserve.frontend.telemetry.metrics import CatalogMetrics, Metrics
 
 Call = Callable[..., Any]
 EMPTY = catalog_text({})
