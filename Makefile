@@ -1,15 +1,15 @@
-# One line each over plain venv, pip and the project's own commands; README.md shows them without make.
+# Short names for commands of venv, pip and the project; README.md shows the commands.
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 
-# How long chaos reigns, and by which seed; none: a random one, which is printed.
+# Seconds of a chaos campaign and its seed; without a seed a random one is taken and printed.
 SECONDS ?= 600
 SEED ?=
-# When a soak ends: after so many requests, or an hour.
+# Requests after which a soak ends; it ends after an hour at the latest.
 REQUESTS ?= 1000000
 
-# Processes that run tests; each file is run by one of them.
+# Processes that run tests; one of them runs all tests of a file.
 JOBS ?= 2
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
@@ -24,18 +24,18 @@ $(VENV)/.installed-%: setup.cfg pyproject.toml
 demo: $(VENV)/.installed-demo
 	$(BIN)/python examples/resnet152/demo.py $(if $(ONCE),--once)
 
-# The quick tests: those of units, and of one server for each surface.
+# The quick tests: unit tests, and one server for each surface.
 test: $(VENV)/.installed-dev
 	$(PYTEST) -m quick
 
 test-all: $(VENV)/.installed-dev
 	$(PYTEST)
 
-# Breaks a server under load, and says what it did that it must not: tests/chaos.
+# Breaks a server under load and reports each violation of the rules in tests/chaos.
 chaos: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -s -o faulthandler_timeout=0 -m chaos --chaos-seconds $(SECONDS) --chaos-seed $(or $(SEED),0) tests/chaos
 
-# Ordinary traffic, and a table of what grows.
+# Ordinary traffic, and a table of the resources that grow.
 soak: $(VENV)/.installed-dev
 	PYTHONPATH=tests $(BIN)/python -m chaos.soak --requests $(REQUESTS)
 

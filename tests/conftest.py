@@ -20,8 +20,8 @@ pytest_plugins = [
     "client_environment",
 ]  # the fixtures around real servers; setup.cfg puts tests/ on the path
 
-# `nohup`, and a shell for what stands before "&", have signals ignored; children inherit that, and
-# servers would be deaf to what the tests send.
+# `nohup`, and a shell for a command with "&", ignore signals. Children inherit that, and servers
+# would ignore the signals of the tests.
 for _number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, signal.SIG_DFL)
@@ -30,11 +30,11 @@ for _number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
-# No deadline: a busy machine is not a defect of what is tested.
+# No deadline: a busy machine is not a defect of the code.
 hypothesis.settings.register_profile("unit", deadline=None, max_examples=50)
 hypothesis.settings.load_profile("unit")
 
-# A change of something else must not meet new chaos; `make chaos` finds that, by random seeds.
+# A fixed seed: a change of other code must not fail by new actions. `make chaos` takes random ones.
 _CHAOS_SEED = 13
 
 
@@ -79,7 +79,7 @@ def _without_surrogates(value: Any) -> Any:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Options of the chaos campaign; here, because pytest reads them before it looks further."""
+    """Add the options of the chaos campaign; pytest reads them from this file only."""
     chaos = parser.getgroup("chaos")
     chaos.addoption(
         "--chaos-seed",
@@ -92,7 +92,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session")
 def fakes() -> ModuleType:
-    """The module ``fakes.py``; by its path, because the tests are no package."""
+    """Return the module ``fakes.py``, by its path: the tests do not form a package."""
     spec = importlib.util.spec_from_file_location(
         "marserve_test_fakes", Path(__file__).with_name("fakes.py")
     )
@@ -106,7 +106,7 @@ def fakes() -> ModuleType:
 
 @pytest.fixture
 def loop(fakes: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """An event loop that never sleeps; `time.monotonic` tells its time."""
+    """Return an event loop that never sleeps; `time.monotonic` returns its time."""
     with_virtual_time = fakes.VirtualLoop()
     monkeypatch.setattr(time, "monotonic", with_virtual_time.time)
     yield with_virtual_time
@@ -115,12 +115,12 @@ def loop(fakes: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 @pytest.fixture
 def run(loop: Any) -> Callable[..., Any]:
-    """Run a coroutine in virtual time; nothing may be left behind."""
+    """Run a coroutine in virtual time; no task may be left."""
     runner: Callable[..., Any] = loop.run
     return runner
 
 
 @pytest.fixture
 def config(tmp_path: Path) -> Config:
-    """The default configuration."""
+    """Return the default configuration."""
     return Config(model_store=tmp_path)

@@ -1,4 +1,4 @@
-"""Control groups with little memory, for servers that are to run out of it."""
+"""Control groups with little memory, for tests of servers that run out of memory."""
 
 import contextlib
 import os
@@ -13,7 +13,7 @@ _ROOT = Path("/sys/fs/cgroup")
 
 
 class MemoryGroup:
-    """A control group, of version 1 or 2, without a limit of its own at first."""
+    """A control group, of version 1 or 2; a new one has no limit."""
 
     def __init__(self, folder: Path, limit: str, used: str) -> None:
         self.folder = folder
@@ -24,16 +24,16 @@ class MemoryGroup:
     def is_usable(self) -> bool:
         """Whether it counts memory, and processes may be put into it."""
         with contextlib.suppress(OSError), self.starting():
-            return self._limit.exists()  # else the controller is not handed down
+            return self._limit.exists()  # or the parent does not delegate the controller
         return False
 
     @property
     def used(self) -> int:
-        """Bytes that its processes use, pages of files included."""
+        """Bytes that its processes use, file pages included."""
         return int(self._used.read_text())
 
     def limit(self, size: int) -> None:
-        """Let its processes use so many bytes and no more, nor any swap."""
+        """Limit the memory of its processes, in bytes, and forbid swap."""
         self._limit.write_text(str(size))
         for file, text in (("memory.swap.max", "0"), ("memory.swappiness", "0")):
             if (self.folder / file).exists():
@@ -41,7 +41,7 @@ class MemoryGroup:
 
     @contextlib.contextmanager
     def starting(self) -> Iterator[None]:
-        """Processes that are started within the block are in it, and so are their children."""
+        """Put processes that the block starts into the group, with their children."""
         mine = str(os.getpid())
         (self.folder / "cgroup.procs").write_text(mine)
         try:
@@ -50,7 +50,7 @@ class MemoryGroup:
             (self.folder.parent / "cgroup.procs").write_text(mine)
 
     def remove(self) -> None:
-        """Remove it, when its last process is gone."""
+        """Wait for the end of its last process, and remove the group."""
 
         def is_removed() -> bool:
             with contextlib.suppress(OSError):
@@ -61,7 +61,7 @@ class MemoryGroup:
 
 
 class NoGroup:
-    """Where none can be made: processes start in ours, and a test that needs a limit is skipped."""
+    """The replacement where no group can be made; a test that sets a limit is skipped."""
 
     used = 0
 
@@ -88,7 +88,7 @@ def memory_group() -> Iterator[MemoryGroup | NoGroup]:
 
 
 def _groups() -> Iterator[MemoryGroup]:
-    """Make the one that this machine lets us make."""
+    """Make the group that this machine permits."""
     name = f"marserve-{uuid.uuid4().hex}"
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)

@@ -1,4 +1,4 @@
-"""Programs that are no Python packages: `apt-packages.txt` names Debian's packages of them."""
+"""Programs of the system; `apt-packages.txt` names their Debian packages."""
 
 import os
 import shutil
@@ -9,7 +9,7 @@ REQUIRED = "MARSERVE_TEST_PROGRAMS"
 
 
 def program(name: str) -> str:
-    """The path of a program; without it the test is skipped, or fails where CI says "required"."""
+    """Return the path of a program; without it the test is skipped, or fails if CI requires it."""
     path = shutil.which(name) or shutil.which(name, path="/usr/sbin:/sbin:/usr/local/sbin")
     if path is None:
         reason = f"{name} is not installed; see tests/apt-packages.txt"

@@ -1,7 +1,7 @@
-"""Real servers for the tests: processes, sockets, signals, archives; and the fixtures around them.
+"""Real servers for the tests: processes, sockets, signals, archives, and fixtures for them.
 
-Every process of a server, its workers and their children included, carries a mark in its
-environment. So what a server leaves behind is found whatever session or parent it has by then.
+Every process of a server, its workers and their children included, has a mark in its environment.
+So a process that a server leaves behind is found in any session and below any parent.
 """
 
 import contextlib
@@ -44,16 +44,18 @@ PATIENCE = 60.0  # seconds for what takes milliseconds on an idle machine
 def wait_for(
     condition: Callable[[], T], seconds: float = PATIENCE, what: object = "it did not happen"
 ) -> T:
-    """Ask again and again until the answer is true; returns it."""
+    """Call a condition until its result is true, and return the result."""
     deadline = time.monotonic() + seconds
+    pause = 0.005
     while not (answer := condition()):
         assert time.monotonic() < deadline, f"{what() if callable(what) else what} ({seconds} s)"
-        time.sleep(0.01)
+        time.sleep(pause)
+        pause = min(1.2 * pause, 0.03)
     return answer
 
 
 class Gate:
-    """Holds a handler that reads the named pipe, until the test opens it."""
+    """A named pipe that blocks a handler which reads it, until the test opens it."""
 
     def __init__(self, path: Path) -> None:
         os.mkfifo(path)
@@ -61,26 +63,26 @@ class Gate:
         self._writer: int | None = None
 
     def wait_entered(self) -> None:
-        """Wait until a handler stands before the gate."""
-        wait_for(self._reached, what="no handler came to the gate")
+        """Wait until a handler reads the pipe."""
+        wait_for(self._reached, what="no handler reads the pipe of the gate")
 
     def open(self) -> None:
-        """Let the handler go on."""
+        """Let the handler continue."""
         self.wait_entered()
         assert self._writer is not None
         os.close(self._writer)
         self._writer = None
 
     def open_for_all(self) -> None:
-        """Let the handler go on, and those that come to the gate again."""
-        self.wait_entered()  # else one that comes now would wait for a writer
+        """Let the handler continue, and each one that reads the path later."""
+        self.wait_entered()  # or a handler that opens the pipe now waits for a writer
         no_gate = Path(f"{self.path}-open")
         no_gate.touch()
         no_gate.replace(self.path)
         self.open()
 
     def close(self) -> None:
-        """At the end of a test, whatever happened."""
+        """Close the pipe at the end of a test."""
         if self._writer is not None:
             os.close(self._writer)
 
@@ -89,25 +91,25 @@ class Gate:
             try:
                 self._writer = os.open(self.path, os.O_WRONLY | os.O_NONBLOCK)
             except OSError as error:
-                if error.errno != errno.ENXIO:  # nobody reads yet
+                if error.errno != errno.ENXIO:  # no process reads yet
                     raise
                 return False
         return True
 
 
 class Server:
-    """A server in a directory of its own; see `start_server`.
+    """A server in a directory that no other server uses.
 
     Attributes:
         directory: Its working directory, with ``config.properties`` and ``logs``.
         store: Its model store.
-        temp: ``TMPDIR`` and ``TEMP`` of it.
+        temp: Its ``TMPDIR`` and ``TEMP``.
         ports: Name of an HTTP listener to its port.
         grpc_ports: Name of a gRPC listener to its port.
-        environment: What it is started with.
-        program: The command line; ours, or TorchServe's own where the two are compared.
-        habits: Flags it is always started with.
-        process: The process, once `start` was called.
+        environment: The environment of its process.
+        program: The command; ours, or TorchServe's where the two are compared.
+        habits: Flags of each start.
+        process: The process, after `start` or `launch`.
     """
 
     def __init__(
@@ -137,6 +139,7 @@ class Server:
         }
         self.habits = ["--ncs"]
         self.process: subprocess.Popen[bytes] | None = None
+        self._read_from: dict[Path, int] = {}
         self._write_properties(properties)
 
     def _write_properties(self, properties: dict[str, str]) -> None:
@@ -157,17 +160,17 @@ class Server:
     # Life
 
     def write_property(self, key: str, value: str) -> None:
-        """Set one more key before it starts."""
+        """Add a key to the configuration before the start."""
         with (self.directory / "config.properties").open("a") as file:
             file.write(f"{key}={value}\n")
 
     def start(self, *arguments: str) -> None:
-        """Start it in the foreground and wait until /ping is answered."""
+        """Start the server in the foreground and wait until it answers /ping."""
         self.launch(*arguments)
         self.wait_ready()
 
     def launch(self, *arguments: str) -> "subprocess.Popen[bytes]":
-        """Start it in the foreground and do not wait."""
+        """Start the server in the foreground and do not wait."""
         with self.console.open("ab") as console:
             self.process = subprocess.Popen(
                 [self.program, "--foreground", *self.habits, *arguments],
@@ -181,13 +184,15 @@ class Server:
         return self.process
 
     def wait_ready(self) -> None:
-        """Wait until the inference listener answers, whatever it says, and all are open."""
+        """Wait until the inference listener answers with any status and all listeners are open."""
         wait_for(self._answers, what=self.console_text)
         wait_for(lambda: all(map(is_open, self.ports.values())), what=self.console_text)
 
     def _answers(self) -> bool:
         if self.process is not None:
             assert self.process.poll() is None, self.console_text()
+        if not is_open(self.ports["inference"]):
+            return False
         try:
             self.inference("GET", "/ping")
         except requests.ConnectionError:
@@ -195,31 +200,31 @@ class Server:
         return True
 
     def terminate(self, number: int = signal.SIGTERM) -> None:
-        """Ask it to stop."""
+        """Send a signal, by default SIGTERM."""
         assert self.process is not None
         self.process.send_signal(number)
 
     def stop(self, number: int = signal.SIGTERM) -> None:
-        """Stop it; it must end well and leave nothing."""
+        """Stop the server; it must end with status 0 and leave nothing."""
         self.terminate(number)
         self.wait_stopped()
 
     def wait_stopped(self, seconds: float = PATIENCE) -> None:
-        """Wait for the end of one that was told to stop; it must end well and leave nothing."""
+        """Wait for the end of a server that stops: with status 0, and nothing left."""
         assert self.process is not None
         assert self.process.wait(seconds) == 0, self.console_text()
         assert "TorchServe has stopped." in self.console_text()
         self.assert_nothing_left()
 
     def assert_nothing_left(self) -> None:
-        """No process, no listener, no temporary file."""
-        # The fork server ends by itself when it sees the end of the server, a moment later.
+        """Assert that no process, listener or temporary file is left."""
+        # The fork server ends when the server's socket closes, shortly after the server.
         wait_for(lambda: not self.processes(), 3, what=self._command_lines)
         assert not any(map(is_open, (*self.ports.values(), *self.grpc_ports.values())))
         assert list(self.temp.iterdir()) == []
 
     def close(self) -> None:
-        """End whatever is left of it."""
+        """Kill all of its processes."""
         if self.process is not None and self.process.poll() is None:
             self.process.kill()
             self.process.wait()
@@ -229,11 +234,11 @@ class Server:
 
     @property
     def is_running(self) -> bool:
-        """Whether the process lives."""
+        """Whether the process runs."""
         return self.process is not None and self.process.poll() is None
 
     def processes(self) -> list[psutil.Process]:
-        """Every living process that was started by it, itself included."""
+        """Return each running process of the server, the frontend included."""
         return [process for process in psutil.process_iter() if self._is_marked(process)]
 
     def _command_lines(self) -> list[list[str]]:
@@ -249,15 +254,15 @@ class Server:
     # Requests
 
     def inference(self, method: str, path: str, **kwargs: Any) -> requests.Response:
-        """A request to the inference listener."""
+        """Send a request to the inference listener."""
         return self._request("inference", method, path, kwargs)
 
     def management(self, method: str, path: str, **kwargs: Any) -> requests.Response:
-        """A request to the management listener."""
+        """Send a request to the management listener."""
         return self._request("management", method, path, kwargs)
 
     def metrics(self, *names: str) -> dict[str, float]:
-        """The samples of the metrics listener: series to value."""
+        """Return the samples of the metrics listener: series to value."""
         text = self._request("metrics", "GET", "/metrics", {"params": {"name[]": names}}).text
         lines = [line.rpartition(" ") for line in text.splitlines() if not line.startswith("#")]
         return {series: float(value) for series, _, value in lines}
@@ -267,21 +272,21 @@ class Server:
         return requests.request(method, url, **{"timeout": PATIENCE, **kwargs})
 
     def predict(self, model: str, **kwargs: Any) -> requests.Response:
-        """A prediction; keywords are those of requests."""
+        """Request a prediction; keywords are those of requests."""
         return self.inference("POST", f"/predictions/{model}", **kwargs)
 
     def ask(self, model: str, **orders: Any) -> requests.Response:
-        """A prediction of handlers/lab.py, which does what it is told."""
+        """Request a prediction of handlers/lab.py, which follows the orders in its input."""
         return self.predict(model, json=orders)
 
     def exchange(self, listener: str, sent: bytes, until: bytes = b"\0never") -> bytes:
-        """Send bytes, read until something came or to the end of the connection."""
+        """Send bytes, and read to a text or to the end of the connection."""
         with self.connect(listener) as connection:
             connection.sendall(sent)
             return read(connection, until)
 
     def connect(self, listener: str) -> socket.socket:
-        """A connection to a listener."""
+        """Connect to a listener."""
         return socket.create_connection(("127.0.0.1", self.ports[listener]), timeout=PATIENCE)
 
     # Models
@@ -298,7 +303,7 @@ class Server:
         assert answer.status_code == 200, answer.text
 
     def describe(self, name: str) -> dict[str, Any]:
-        """The default version of a model."""
+        """Return the description of a model's default version."""
         answer = self.management("GET", f"/models/{name}")
         assert answer.status_code == 200, answer.text
         return answer.json()[0]
@@ -308,18 +313,18 @@ class Server:
         return self.management("GET", f"/models/{name}").status_code == 200
 
     def worker(self, name: str) -> dict[str, Any]:
-        """The first worker of a model."""
+        """Return the description of a model's first worker."""
         return self.describe(name)["workers"][0]
 
     def wait_queued(self, name: str, count: int) -> None:
-        """Wait until so many requests of a model wait for a worker."""
+        """Wait until this number of a model's requests are queued."""
         wait_for(
             lambda: self.describe(name)["jobQueueStatus"]["pendingRequests"] == count,
             what=lambda: self.describe(name)["jobQueueStatus"],
         )
 
     def wait_taken(self, name: str, count: int) -> None:
-        """Wait until so many requests of a model are open, and none of them waits for a worker."""
+        """Wait until this number of a model's requests are open, and none of them is queued."""
         counts: dict[str, float] = {}
 
         def are_open() -> bool:
@@ -337,40 +342,67 @@ class Server:
         )
 
     def unpacked(self) -> set[str]:
-        """The directories of unpacked archives."""
+        """Return the directories of unpacked archives."""
         return {path.name for path in self.temp.glob("marserve-*/models/*")}
+
+    def unregister_all(self) -> None:
+        """Unregister every workflow and model, and wait until their files are gone."""
+        wait_for(self._is_empty, what="models stay")
+        wait_for(lambda: not self.unpacked() | self.unpacked_workflows(), what=self.unpacked)
+
+    def _is_empty(self) -> bool:
+        """Unregister what can be now: a default version only after the others of its model."""
+        workflows = self.management("GET", "/workflows?limit=1000").json()["workflows"]
+        models = self.management("GET", "/models?limit=1000").json()["models"]
+        paths = [f"/workflows/{each['workflowName']}" for each in workflows]
+        for name in {each["modelName"] for each in models}:
+            versions = self.management("GET", f"/models/{name}/all").json()
+            paths += [f"/models/{name}/{each['modelVersion']}" for each in versions]
+        for path in paths:
+            self.management("DELETE", path)
+        return not paths
 
     # Workflows
 
     def workflow(self, name: str) -> dict[str, Any]:
-        """The description of a workflow."""
+        """Return the description of a workflow."""
         description: dict[str, Any] = self.management("GET", f"/workflows/{name}").json()[0]
         return description
 
     def runs(self, name: str) -> list[dict[str, Any]]:
-        """The last runs of a workflow."""
+        """Return the last runs of a workflow."""
         runs: list[dict[str, Any]] = self.management("GET", f"/workflows/{name}/runs").json()[
             "runs"
         ]
         return runs
 
     def unpacked_workflows(self) -> set[str]:
-        """The directories of unpacked workflow archives."""
+        """Return the directories of unpacked workflow archives."""
         return {path.name for path in self.temp.glob("marserve-*/workflows/*")}
 
     # Logs
 
     def log(self, name: str) -> str:
-        """What a log file holds by now."""
-        return (self.directory / "logs" / name).read_text(encoding="utf-8")
+        """Return the text of a log file."""
+        return self._new_text(self.directory / "logs" / name).decode()
 
     def wait_logged(self, name: str, text: str) -> None:
-        """Wait until a log file holds a text."""
+        """Wait until a log file contains a text."""
         wait_for(lambda: text in self.log(name), what=lambda: f"{text!r} in {self.log(name)}")
 
     def console_text(self) -> str:
-        """What it printed."""
-        return self.console.read_text(errors="replace") if self.console.exists() else ""
+        """Return the output of the server's process."""
+        return (
+            self._new_text(self.console).decode(errors="replace") if self.console.exists() else ""
+        )
+
+    def skip_logs(self) -> None:
+        """Let `log` and `console_text` return only what is written from now on."""
+        files = [self.console, *(self.directory / "logs").glob("*")]
+        self._read_from = {file: file.stat().st_size for file in files}
+
+    def _new_text(self, file: Path) -> bytes:
+        return file.read_bytes()[self._read_from.get(file, 0) :]
 
 
 def make_archive(
@@ -449,13 +481,13 @@ def _can_bind(port: int) -> bool:
 
 
 def is_open(port: int) -> bool:
-    """Whether somebody listens at a port of 127.0.0.1."""
+    """Whether a process listens at a port of 127.0.0.1."""
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def read(connection: socket.socket, until: bytes = b"\0never") -> bytes:
-    """Read until something came, or to the end of the connection."""
+    """Read to a text, or to the end of the connection."""
     received = bytearray()
     with contextlib.suppress(ConnectionResetError):
         while until not in received and (chunk := connection.recv(65536)):
@@ -468,7 +500,7 @@ StartServer = Callable[..., contextlib.AbstractContextManager[Server]]
 
 @pytest.fixture(scope="session")
 def prepare_server(tmp_path_factory: pytest.TempPathFactory) -> StartServer:
-    """Make a server that is not started yet; whatever is left of it ends with the block."""
+    """Make a server that is not started; its processes end with the ``with`` block."""
 
     @contextlib.contextmanager
     def prepare(environment: dict[str, str] | None = None, **properties: str) -> Iterator[Server]:
@@ -483,7 +515,7 @@ def prepare_server(tmp_path_factory: pytest.TempPathFactory) -> StartServer:
 
 @pytest.fixture(scope="session")
 def start_server(prepare_server: StartServer) -> StartServer:
-    """Run a server for a ``with`` block; unless it was ended inside, it must stop well."""
+    """Run a server for a ``with`` block; if the block does not end it, it must stop cleanly."""
 
     @contextlib.contextmanager
     def start(*arguments: str, **properties: str) -> Iterator[Server]:
@@ -496,16 +528,45 @@ def start_server(prepare_server: StartServer) -> StartServer:
     return start
 
 
+@pytest.fixture(scope="session")
+def share_server(prepare_server: StartServer) -> Iterator[StartServer]:
+    """Use a server for a ``with`` block; the next block with the same properties gets it again.
+
+    A block gets a server without models and workflows, and reads logs from its own time. Counters
+    and settings keep what earlier blocks did: a test that needs them new uses `start_server`.
+    """
+    idle: dict[frozenset[tuple[str, str]], Server] = {}
+    with contextlib.ExitStack() as stack:
+
+        @contextlib.contextmanager
+        def share(**properties: str) -> Iterator[Server]:
+            key = frozenset(properties.items())
+            if key in idle:
+                server = idle.pop(key)
+            else:
+                server = stack.enter_context(prepare_server(**properties))
+                server.start()
+            yield server
+            if server.is_running:
+                server.unregister_all()
+                server.skip_logs()
+                idle[key] = server
+
+        yield share
+        for server in idle.values():
+            server.stop()
+
+
 @pytest.fixture(scope="module")
-def server(start_server: StartServer) -> Iterator[Server]:
-    """A server that the tests of a module share."""
-    with start_server() as shared:
+def server(share_server: StartServer) -> Iterator[Server]:
+    """Return a server without models, which modules use one after the other."""
+    with share_server() as shared:
         yield shared
 
 
 @pytest.fixture(scope="session")
 def handlers() -> Path:
-    """The folder with the handlers that several tests use."""
+    """Return the folder with the handlers that several tests use."""
     return HANDLERS
 
 
@@ -523,7 +584,7 @@ def workflow_maker() -> Callable[..., Path]:
 
 @pytest.fixture
 def install_workflow(server: Server) -> Iterator[Callable[..., str]]:
-    """Register a workflow under a name of its own; returns the name. Ends with the test."""
+    """Register a workflow under a new name, and return the name; it ends with the test."""
     names: list[str] = []
 
     def install(specification: str, handler: str = "", **query: Any) -> str:
@@ -553,7 +614,7 @@ def read_to_end() -> Callable[..., bytes]:
 
 @pytest.fixture
 def install(server: Server, handlers: Path, request: pytest.FixtureRequest) -> Callable[..., str]:
-    """Install the lab, or another handler, under a name of this test's own; returns the name."""
+    """Install the lab, or another handler, under a name of this test, and return the name."""
     number = itertools.count()
 
     def make(config: str = "", handler: str | Path = handlers / "lab.py", **query: Any) -> str:
@@ -566,7 +627,7 @@ def install(server: Server, handlers: Path, request: pytest.FixtureRequest) -> C
 
 @pytest.fixture
 def record(tmp_path: Path) -> Path:
-    """An empty file for handlers to write to."""
+    """Return an empty file to which handlers write."""
     path = tmp_path / "record"
     path.touch()
     return path
@@ -574,7 +635,7 @@ def record(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def make_gate(tmp_path: Path) -> Iterator[Callable[[], Gate]]:
-    """Make gates for handlers to wait at."""
+    """Make gates at which handlers wait."""
     with contextlib.ExitStack() as gates:
 
         def make() -> Gate:
@@ -587,20 +648,20 @@ def make_gate(tmp_path: Path) -> Iterator[Callable[[], Gate]]:
 
 @pytest.fixture
 def gate(make_gate: Callable[[], Gate]) -> Gate:
-    """A gate for a handler to wait at."""
+    """Return a gate at which a handler waits."""
     return make_gate()
 
 
 @pytest.fixture
 def background() -> Iterator[Callable[..., "Future[Any]"]]:
-    """Call something in a thread."""
+    """Call a function in a thread."""
     with ThreadPoolExecutor(128) as threads:
         yield threads.submit
 
 
 @pytest.fixture
 def together(background: Callable[..., "Future[Any]"]) -> Callable[..., list[Any]]:
-    """Call several things at the same time; their results in order."""
+    """Call several functions at the same time, and return their results in order."""
 
     def call(calls: Sequence[Callable[[], Any]]) -> list[Any]:
         return [future.result(PATIENCE) for future in [background(each) for each in calls]]

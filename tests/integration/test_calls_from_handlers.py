@@ -276,7 +276,7 @@ def test_the_callers_worker_is_killed(server, gate, background, record):
     server.wait_queued("lab", 1)
     kill(server, "a")
     assert not waiting.done()
-    server.wait_logged("ts_log.log", "W-9000-a_1.0 State change WORKER_STOPPED -> WORKER_STARTED")
+    server.wait_logged("ts_log.log", "-a_1.0 State change WORKER_STOPPED -> WORKER_STARTED")
     server.wait_queued("lab", 1)
     gate.open()
     assert held.result().status_code == 200

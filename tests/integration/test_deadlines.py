@@ -7,7 +7,7 @@ import pytest
 pytestmark = pytest.mark.integration
 
 NEVER = 60_000  # ms: a window that no test waits for
-LATE = 0.2  # s: how much later than due an answer may be
+LATE = 2.0  # s: how much later than due an answer may be on a busy machine
 
 
 def ask_within(server, name, milliseconds, **orders):

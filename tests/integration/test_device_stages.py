@@ -74,8 +74,8 @@ class Streamed:
 
 
 @pytest.fixture(scope="module")
-def server(start_server):
-    with start_server(preload_modules="marserve.handlers.base_handler") as server:
+def server(share_server):
+    with share_server(preload_modules="marserve.handlers.base_handler") as server:
         yield server
 
 

@@ -72,8 +72,8 @@ def picture(width, height, colour="red"):
 
 
 @pytest.fixture(scope="module")
-def server(start_server):
-    with start_server(preload_modules="torch") as server:
+def server(share_server):
+    with share_server(preload_modules="torch") as server:
         yield server
 
 

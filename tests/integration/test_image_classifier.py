@@ -29,7 +29,7 @@ def picture(shade, mode="L"):
 
 
 @pytest.fixture(scope="module", params=["false", "true"])
-def server(request, start_server, tmp_path_factory, make_archive):
+def server(request, share_server, tmp_path_factory, make_archive):
     """One model; its stages overlap, or do not: nobody should see that in the answers."""
     files = tmp_path_factory.mktemp("model")
     with warnings.catch_warnings():
@@ -37,7 +37,7 @@ def server(request, start_server, tmp_path_factory, make_archive):
         torch.jit.script(Brightness()).save(str(files / "model.pt"))
     names = {"0": "dark", "1": "middling", "2": ["n02", "bright"]}
     (files / "index_to_name.json").write_text(json.dumps(names))
-    with start_server(preload_modules="torch") as server:
+    with share_server(preload_modules="torch") as server:
         archive = make_archive(
             server.store,
             "image_classifier",

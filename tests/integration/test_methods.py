@@ -18,8 +18,8 @@ LISTENERS = {name: [name.capitalize()] for name in ("inference", "management", "
 
 
 @pytest.fixture(scope="module")
-def server(start_server, make_archive, make_workflow):
-    with start_server(ts_open_inference_protocol="true") as server:
+def server(share_server, make_archive, make_workflow):
+    with share_server(ts_open_inference_protocol="true") as server:
         for name in ("m", "other"):
             make_archive(server.store, HANDLER, name)
         assert server.register("m.mar", initial_workers=1).ok

@@ -28,8 +28,8 @@ def checks_of(script: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def server(start_server):
-    with start_server(ts_open_inference_protocol="true") as shared:
+def server(share_server):
+    with share_server(ts_open_inference_protocol="true") as shared:
         for name in MODELS:
             shared.install(CLIENTS / "tensors_handler.py", name)
         for name in ("echo-declared", "plain-declared"):

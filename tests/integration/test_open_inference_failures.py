@@ -40,8 +40,8 @@ def answer(orders, context):
 
 
 @pytest.fixture(scope="module")
-def server(start_server):
-    with start_server(ts_open_inference_protocol="true") as shared:
+def server(share_server):
+    with share_server(ts_open_inference_protocol="true") as shared:
         shared.install(HANDLER, "m")
         yield shared
 

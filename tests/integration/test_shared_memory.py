@@ -36,8 +36,8 @@ class Handler(BaseHandler):
 
 
 @pytest.fixture(scope="module")
-def server(start_server):
-    with start_server(preload_modules="torch") as server:
+def server(share_server):
+    with share_server(preload_modules="torch") as server:
         yield server
 
 

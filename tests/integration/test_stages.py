@@ -38,9 +38,9 @@ class Flags:
 
 
 @pytest.fixture(scope="module")
-def server(start_server):
+def server(share_server):
     """One whose workers have torch already: many of them are started here."""
-    with start_server(preload_modules="marserve.handlers.base_handler") as server:
+    with share_server(preload_modules="marserve.handlers.base_handler") as server:
         yield server
 
 

@@ -35,8 +35,8 @@ def answer(inputs, count, id_):
 
 
 @pytest.fixture(scope="module")
-def server(start_server):
-    with start_server(ts_open_inference_protocol="true", default_response_timeout="20") as shared:
+def server(share_server):
+    with share_server(ts_open_inference_protocol="true") as shared:
         yield shared
 
 
