@@ -38,9 +38,9 @@ hypothesis.settings.load_profile("unit")
 _CHAOS_SEED = 13
 
 
-# Tests with none of these markers are quick. Those of the first are run first: a process that is
-# left alone with the longest file at the end is idle time of the other.
-_SLOW = (*("chaos", "release", "site", "simulation", "containers", "environments", "integration"),)
+# Tests with none of these markers are quick. The slowest run first, so that both processes of
+# pytest-xdist end at about the same time.
+_SLOW = ("chaos", "release", "site", "simulation", "containers", "environments", "integration")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -50,7 +50,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what is quick, and put the slowest first."""
+    """Mark the quick tests, and put the slowest first."""
 
     def rank(item: pytest.Item) -> int:
         found = [at for at, name in enumerate(_SLOW) if item.get_closest_marker(name)]
@@ -59,12 +59,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if rank(item) == len(_SLOW):
             item.add_marker("quick")
+        if item.get_closest_marker("environments"):
+            item.add_marker(pytest.mark.timeout(900))  # pip downloads packages
     items.sort(key=rank)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_report_to_serializable() -> Generator[None, Any, Any]:
-    """Escape surrogates in a report: a process of pytest-xdist that is to send one ends."""
+    """Escape surrogates in a report, because pytest-xdist cannot send them."""
     return _without_surrogates((yield))
 
 
