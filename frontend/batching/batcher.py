@@ -217,13 +217,7 @@ class Batcher:
     def learn_lengths(self, batch: Batch, found: Iterable[Sequence[float]]) -> int:
         """Learn the lengths that the handler reports; return how many it could not measure."""
         lengths = self.learning.lengths
-        if lengths is None:
-            return 0
-        was_used = lengths.relation.is_used
-        failures = lengths.learn_lengths(batch, found)
-        if lengths.is_active and lengths.relation.is_used is not was_used:
-            lengths.measure(self.queue)
-        return failures
+        return 0 if lengths is None else lengths.learn_lengths(batch, found, self.queue)
 
     def note_failures(self) -> None:
         """Adapt the batch size to the share of failing requests, if that has changed."""

@@ -118,13 +118,8 @@ def failure_of(reply: Reply | Piece) -> ServeError:
 class History:
     """The last batches of a model version; ``clock`` is the one of `Batch.closed`."""
 
-    def __init__(
-        self,
-        clock: Callable[[], float] = time.monotonic,
-        wall_clock: Callable[[], float] = time.time,
-    ) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._wall_clock = wall_clock
         #: Not the batches, which hold what clients sent.
         self._records: deque[_Record] = deque(maxlen=_MAX_RECORDS)
 
@@ -154,11 +149,11 @@ class History:
         if not self._records:
             return 0
         closed, *_ = self._records[-1]
-        return round((self._wall_clock() - self._clock() + closed) * 1000)
+        return round((time.time() - self._clock() + closed) * 1000)
 
     def as_documents(self) -> list[dict[str, Any]]:
         """Return the batches as JSON objects, the newest last; times in milliseconds."""
-        epoch = self._wall_clock() - self._clock()
+        epoch = time.time() - self._clock()
         return [
             {
                 "closedAt": round((epoch + closed) * 1000),

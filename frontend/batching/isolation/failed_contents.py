@@ -39,15 +39,8 @@ class FailedContents:
     A content is hashed only if one of the same length and with the same middle is remembered.
     """
 
-    def __init__(
-        self,
-        clock: Callable[[], float] = time.monotonic,
-        capacity: int = _CAPACITY,
-        seconds: float = _SECONDS,
-    ) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._capacity = capacity
-        self._seconds = seconds
         self._entries: OrderedDict[bytes, _Entry] = OrderedDict()
         self._outlines: Counter[_Outline] = Counter()
 
@@ -67,10 +60,10 @@ class FailedContents:
         key, outline = _key_of(job), _outline_of(job)
         known = self._pop(key)
         crashes = crashes or (known is not None and known.crashes)
-        self._entries[key] = _Entry(outline, self._clock() + self._seconds, crashes)
+        self._entries[key] = _Entry(outline, self._clock() + _SECONDS, crashes)
         self._outlines[outline] += 1
         self.forget_expired()
-        while len(self._entries) > self._capacity:
+        while len(self._entries) > _CAPACITY:
             self._pop(next(iter(self._entries)))
 
     def discard(self, job: Job) -> None:

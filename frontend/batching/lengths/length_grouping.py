@@ -106,7 +106,7 @@ class LengthGrouping:
                 costs.relearn()
         return costs.as_reference(batch.run_as, longest, seconds)
 
-    def learn_lengths(self, batch: Batch, found: Iterable[Sequence[float]]) -> int:
+    def learn_lengths(self, batch: Batch, found: Iterable[Sequence[float]], queue: JobQueue) -> int:
         """Learn the lengths that the handler reports: pairs of the index in a batch and the length.
 
         When its lengths are used from now on, or no longer, costs by length are learnt again.
@@ -124,6 +124,8 @@ class LengthGrouping:
             self.learnt.forget()
             self.costs.forget()
             self._rows = []
+            if self.is_active:
+                self.measure(queue)
         return failures
 
     def _activate(self, is_active: bool) -> None:

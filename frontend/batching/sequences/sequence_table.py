@@ -161,14 +161,8 @@ class SequenceTable:
     def fail_queued(self, error: ServeError) -> None:
         """Fail all jobs that were not sent to a worker."""
         for sequence in list(self._by_id.values()):
-            jobs = list(sequence.queue)
-            sequence.queue.clear()
-            current = sequence.current
-            if current is not None and current.dispatched is None:
-                jobs.append(current)
-                sequence.take_back(current)
-            for job in jobs:
-                job.fail(error)
+            sequence.recall()
+            sequence.fail_queued(error)
             self._proceed(sequence)
 
     # Workers
@@ -199,10 +193,7 @@ class SequenceTable:
         if slots in self.workers:
             self.workers.remove(slots)
         for sequence in list(slots.open):
-            current = sequence.current
-            if current is not None and current.dispatched is None:
-                sequence.take_back(current)
-                sequence.queue.appendleft(current)
+            sequence.recall()
             del slots.open[sequence]
             sequence.slots = None
             if sequence.is_new and sequence.queue:  # nothing is lost
@@ -224,9 +215,7 @@ class SequenceTable:
             self._end(sequence, Reason.CLIENT_GONE if sequence.client_left else Reason.IDLE)
         for sequence in _due(self._waiting.items(), now - limits.max_wait):
             self._remove(sequence, Reason.NO_SLOT)
-            jobs, sequence.queue = sequence.queue, deque()
-            for job in jobs:
-                job.fail(NoWorker(f'No slot was free for sequence "{sequence.id}".'))
+            sequence.fail_queued(NoWorker(f'No slot was free for sequence "{sequence.id}".'))
         for sequence in _due(self._ages(), now - limits.max_age):
             self._end(sequence, Reason.TIMEOUT)
         self._wake_by(next(iter(self._idle.values()), math.inf) + limits.max_idle)

@@ -125,6 +125,19 @@ class StatefulSequence:
             self.slots.discard(job)
         self.stop_running(job)
 
+    def recall(self) -> None:
+        """Return the current job to the queue, if it was not sent to the worker."""
+        job = self.current
+        if job is not None and job.dispatched is None:
+            self.take_back(job)
+            self.queue.appendleft(job)
+
+    def fail_queued(self, error: ServeError) -> None:
+        """Fail the jobs behind the current one."""
+        jobs, self.queue = self.queue, deque()
+        for job in jobs:
+            job.fail(error)
+
     def stop_running(self, job: SequenceJob) -> None:
         """Note that a job is neither in the batcher nor at the worker."""
         self.running.discard(job)

@@ -1,4 +1,5 @@
 import json
+import time
 from collections.abc import Callable
 
 import pytest
@@ -46,8 +47,11 @@ def test_a_batch_runs_as_many_rows_as_it_has_jobs_or_more(make_job: Callable[...
     assert Batch(jobs, 0.0, run_as=8).run_as == 8
 
 
-def test_a_record_becomes_a_document(make_job: Callable[..., Job]) -> None:
-    history = History(clock=lambda: 1001.0, wall_clock=lambda: 1_700_000_001.0)
+def test_a_record_becomes_a_document(
+    make_job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time, "time", lambda: 1_700_000_001.0)
+    history = History(clock=lambda: 1001.0)
     jobs = [make_job(1000.4876544), make_job(1000.49)]
     batch = Batch(jobs, 1000.5, Reason.WORK_CONSERVING, run_as=4, predicted=0.02, held=0.001)
     history.add(batch, 0.025, succeeded=True)

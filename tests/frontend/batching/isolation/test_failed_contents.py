@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from marserve.backend.protocol import Buffer, Input, Part
+from marserve.frontend.batching.isolation import failed_contents
 from marserve.frontend.batching.isolation.failed_contents import FailedContents
 from marserve.frontend.batching.jobs import Group, Job
 
@@ -74,8 +75,11 @@ def test_what_ended_a_worker_is_known_for_that(job_of: MakeJob) -> None:
     assert not contents.has_crashed(job_of(b"other"))
 
 
-def test_memory_is_bounded_and_the_latest_are_kept(job_of: MakeJob) -> None:
-    contents = FailedContents(capacity=3)
+def test_memory_is_bounded_and_the_latest_are_kept(
+    job_of: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(failed_contents, "_CAPACITY", 3)
+    contents = FailedContents()
     for body in (b"1", b"2", b"3", b"1", b"4"):
         contents.add(job_of(body))
     assert [body for body in (b"1", b"2", b"3", b"4") if job_of(body) in contents] == [
@@ -91,11 +95,11 @@ def test_memory_is_bounded_and_the_latest_are_kept(job_of: MakeJob) -> None:
 
 def test_contents_are_forgotten_after_a_while(job_of: MakeJob) -> None:
     now = [0.0]
-    contents = FailedContents(lambda: now[0], seconds=10.0)
+    contents = FailedContents(lambda: now[0])
     contents.add(job_of(b"old"))
-    now[0] = 5.0
+    now[0] = 300.0
     contents.add(job_of(b"new"))
-    now[0] = 10.0
+    now[0] = 600.0
     assert job_of(b"old") not in contents
     assert job_of(b"new") in contents
     assert len(contents) == 1
