@@ -3,19 +3,12 @@
 To add a service, add it to the list of its listener in `GrpcEndpoints._services`.
 
 grpc.aio runs in the frontend's event loop. TLS, keepalive, flow control and compression are those
-of grpc. The properties of a listener:
+of grpc.
 
 * Host and Origin are not checked as for HTTP (`guard`): browsers neither use HTTP/2 without TLS nor
   send the headers that gRPC requires, so web pages cannot send requests to it.
 * A port in use ends the start, even if its owner allows sharing (``SO_REUSEPORT``).
-* At the stop, new connections and calls are refused. Open calls are answered while the models
-  drain, as over HTTP, and then ended. Streams that wait for requests end at once.
-* A listener has at most ``max_connections`` connections, and all gRPC listeners a quarter of the
-  file descriptors. A connection without a byte is closed after ``request_head_timeout``.
-* A message has at most ``max_request_size`` bytes, also after decompression. There are at most
-  ``grpc_max_calls`` calls at once; large requests and answers count in ``max_bytes_in_flight``,
-  and incomplete messages are limited to what fits in it (`call_limits`).
-* A client that is gone without closing is detected after ``grpc_keepalive_time`` seconds.
+* At the stop, open calls are answered while the models drain, as over HTTP, and then ended.
 
 grpc has no timeout for a client that is connected but does not read its answer. Such a call keeps
 one message in memory until its deadline or the end of its connection.

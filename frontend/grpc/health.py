@@ -1,8 +1,7 @@
 """grpc.health.v1: whether the server or a model can answer now.
 
 The server (the empty name, and the names of its services) is SERVING while GET /ready answers 200.
-The name of a model is ``NAME`` or ``NAME/VERSION``. Like GET /ready, the service needs no key. A
-server that is about to stop is NOT_SERVING, and so are its models.
+The name of a model is ``NAME`` or ``NAME/VERSION``. Like GET /ready, the service needs no key.
 """
 
 import asyncio

@@ -1,15 +1,12 @@
 """TorchServe's inference service: health, predictions, and predictions in streams.
 
 The inputs of a request are the handler's ``data[i]`` by name, always as bytes. Client metadata
-are its headers (`Call.headers`); TorchServe drops them. The headers ``x-timeout-ms`` and
-``x-priority``, and the deadline of the call, apply (`operations.request_options`). The field
-``sequence_id`` takes precedence over the header.
-
+are its headers; TorchServe drops them. The field ``sequence_id`` takes precedence over the header.
 Only the body of an answer is sent: the message has no fields for a handler's status and headers.
 """
 
 import math
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
@@ -178,18 +175,13 @@ class _Inference:
         if isinstance(answer, Prediction):
             yield self._response(answer, answer.body)
             return
-        async with aclosing(self._pieces(answer)) as pieces:
-            async for piece in pieces:
-                yield self._response(answer.first, piece)
-
-    async def _pieces(self, stream: Stream) -> AsyncGenerator[Buffer, None]:
         try:
-            async for piece in stream.pieces():
-                yield piece
+            async for piece in answer.pieces():
+                yield self._response(answer.first, piece)
         except StreamBroken as broken:
             raise ServeError(str(broken)) from broken
         finally:
-            stream.close()
+            answer.close()
 
 
 def _failed(failure: Failure, sequence_id: str) -> Message:

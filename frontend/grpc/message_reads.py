@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -29,15 +30,13 @@ async def next_message(context: Context) -> bytes | None:
     return None if data is grpc.aio.EOF else data  # type: ignore[attr-defined]  # not in the stubs
 
 
+@dataclass(slots=True, eq=False)
 class _Read:
-    __slots__ = ("_ending", "_fail", "client", "is_over", "since")
-
-    def __init__(self, client: str, fail: Fail, since: float) -> None:
-        self.client = client
-        self.since = since
-        self.is_over = False
-        self._fail = fail
-        self._ending: asyncio.Task[None] | None = None
+    client: str
+    fail: Fail
+    since: float
+    is_over: bool = False
+    ending: asyncio.Task[None] | None = None
 
     def end(self, error: ServeError) -> None:
         """End the call, whose read then raises AbortError.
@@ -45,13 +44,13 @@ class _Read:
         The read itself is not cancelled: grpc.aio would never free its message, if that is complete
         by now (grpcio 1.85).
         """
-        if self._ending is None:
-            self._ending = asyncio.create_task(self._end(error))
+        if self.ending is None:
+            self.ending = asyncio.create_task(self._end(error))
 
     async def _end(self, error: ServeError) -> None:
         if not self.is_over:  # else the message has just arrived, and is answered
             with contextlib.suppress(grpc.aio.BaseError):  # an abort always raises
-                await self._fail(error)
+                await self.fail(error)
 
 
 class MessageReads:

@@ -3,12 +3,10 @@
 For a model that answers at once, most of the cost of a prediction is that of a web framework: a
 task, a request object, a response, several turns of the event loop. So a plain request
 (`requests.plain_request`) is parsed by httptools, submitted with its last byte, and answered as
-soon as the worker's reply arrives. `Route.accept` decides which plain requests a route takes.
+soon as the worker's reply arrives.
 
 The first other request hands the connection over to aiohttp for good, with all bytes of that
-request: aiohttp's low-level ``web.Server`` makes a protocol, which gets all bytes from then on and
-calls the handler of `HttpServer`. Deadlines of heads, limits and the answer to what is not HTTP are
-the same for both.
+request. Deadlines of heads, limits and the answer to what is not HTTP are the same for both.
 """
 
 import asyncio

@@ -1,8 +1,7 @@
 """Finds the route of a request, checks its key, and returns exactly one response.
 
-An aiohttp application is not used: TorchServe's paths follow other rules (decoded before they are
-split, trailing slashes dropped, every method served), and the work of an application per request
-(matching, signals, middlewares) costs as much as everything here.
+An aiohttp application is not used: TorchServe's paths follow other rules, and the work of an
+application per request costs as much as everything here.
 """
 
 import logging

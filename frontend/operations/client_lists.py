@@ -1,16 +1,14 @@
 """Client lists: splits a request with several items into one request each, and joins the answers.
 
-For models with ``dynamicBatchSize``. Batches then consist of the items (rows) of all clients: a
-long list is spread over several batches and workers, short lists share a batch.
+For models with ``dynamicBatchSize``.
 
     [a, b, …]                        answered by [of a, of b, …]
     {"instances": [a, b, …]}         answered by {"predictions": [of a, of b, …]}, KServe's first
                                      protocol; explained, they are "explanations"
     multipart with several files     answered by [of the first file, of the second, …]
 
-For the handler a row is a request with that item alone: a part ``body`` (JSON, or the bytes and the
-type of the file), with the other fields of the request. For an envelope that unpacks instances, a
-row is ``{"instances": [a]}``. A request without a list remains one request.
+For the handler a row is a request with that item alone: a part ``body``, with the other fields of
+the request. For an envelope that unpacks instances, a row is ``{"instances": [a]}``.
 """
 
 import contextlib

@@ -1,19 +1,14 @@
 """Metadata of the server and its models in the Open Inference Protocol, as JSON values.
 
-In addition to the protocol's metadata these are extensions of Triton: the model repository, model
-configuration and statistics:
+Model repository, configuration and statistics are extensions of Triton:
 
-* The repository is the model store. Its index has the registered models, and those that could not
-  be loaded at the start. Loading a model registers ``NAME.mar``, ``NAME.tar.gz`` or the directory
-  ``NAME`` of the store; unloading unregisters all its versions. Both need the management listener
-  and key, and ``enable_model_api``.
-* Declared tensors have the shapes of one request; a batch is several requests. So
-  ``max_batch_size`` is 0, as in Triton for shapes without a batch dimension. Where requests are cut
-  into rows (``dynamicBatchSize``), that dimension is -1; if it is the first, ``max_batch_size`` is
-  the largest batch, and the configuration has the other dimensions.
+* The repository is the model store. Loading a model registers ``NAME.mar``, ``NAME.tar.gz`` or the
+  directory ``NAME``; unloading unregisters all its versions.
+* Declared tensors have the shapes of one request, so ``max_batch_size`` is 0, as in Triton for
+  shapes without a batch dimension. Where requests are cut into rows (``dynamicBatchSize``), that
+  dimension is -1; if it is the first, ``max_batch_size`` is the largest batch.
 * Statistics count the work of workers. The time of a batch is counted once; ``success`` has, per
-  request, the average waiting and running time of a batch. Input, compute and output are not
-  measured separately.
+  request, the average waiting and running time of a batch.
 """
 
 from collections.abc import Sequence

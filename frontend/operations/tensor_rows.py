@@ -1,12 +1,9 @@
 """Cuts requests with tensors into rows, and joins the answers to the rows.
 
 For models with ``dynamicBatchSize``. An input of shape [7, 2] is seven rows of shape [1, 2], each a
-job: a large request is spread over several batches and workers, and small ones of several clients
-share a batch. ``batchDim`` is the dimension of inputs and outputs that counts the rows.
-
-Along the first dimension, rows are views of the received bytes. Along another one the bytes are
-first brought into the order of the rows, and those of the outputs back. As for any list of a client
-(`client_lists`), a row that fails fails the request.
+job. ``batchDim`` is the dimension of inputs and outputs that counts the rows. Along the first
+dimension, rows are views of the received bytes. Along another one the bytes are first brought into
+the order of the rows, and those of the outputs back.
 """
 
 import logging

@@ -1,9 +1,6 @@
 """The levels of the loggers, read and changed while the server runs; part of management.
 
-GET /loggers                        every logger with the level in force
-GET /loggers/{name}                 one of them
-PUT /loggers/{name}?level=debug     another level, until the server ends; ``inherit`` takes it
-                                    back to that of the logger above
+``inherit`` takes a logger back to the level of the logger above.
 """
 
 import logging

@@ -1,26 +1,8 @@
 """The Open Inference Protocol over HTTP, and the extensions of Triton that its clients use.
 
-Always, as in TorchServe:
-
-    POST /v2/models/{m}/infer      POST /v2/models/{m}/explain
-
-and, only where ``ts_open_inference_protocol`` is on:
-
-    /v2                                    who serves, and which extensions
-    /v2/health/live  /v2/health/ready      that it runs, and whether it can answer now
-    /v2/models/{m}                         which versions there are, and the tensors declared
-    /v2/models/{m}/ready                   whether the model can answer now
-    /v2/models/{m}/config                  its configuration, in Triton's words
-    /v2/models/{m}/stats  /v2/models/stats what was counted of it, or of all models
-    /v2/models/{m}/versions/{v}[/verb]     any of these for a version (TorchServe: 501)
-    POST /v2/repository/index              the models, and their states
-
-and, on the management listener:
-
-    POST /v2/repository/index
-    POST /v2/repository/models/{m}/load    register from the model store; …/unload: unregister
-
-Where all of the protocol is offered, failures have its member ``error`` beside TorchServe's.
+`_OpenInference.serve` has the routes below ``/v2`` where ``ts_open_inference_protocol`` is on; else
+there are only predictions, as in TorchServe. The management listener has ``/v2/repository``. Where
+all of the protocol is offered, failures have its member ``error`` beside TorchServe's.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,11 +1,9 @@
 """The connections and the bytes in flight of the clients of a listener.
 
 Bytes in flight are those of requests that are received or unanswered, of answers that their clients
-have not read, and of intermediate results (`Holding`). An answer is never refused; but while too
-many bytes are in flight, further requests are, and requests that need more memory fail. Up to
-64 KiB per connection are not counted, so that the usual request costs no counting.
-
-Clients of unix sockets have no address, and no limit per address applies to them.
+have not read, and of intermediate results (`Holding`). An answer is never refused, but further
+requests are. Up to 64 KiB per connection are not counted, so that the usual request costs no
+counting. Clients of unix sockets have no address, and no limit per address applies to them.
 """
 
 from collections.abc import Callable
