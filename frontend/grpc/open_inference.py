@@ -140,7 +140,7 @@ class _Asked(NamedTuple):
     model: ModelVersion
     request: InferRequest
     predict: PredictRequest
-    rows: TensorRows | None
+    rows: TensorRows | None = None
 
 
 class _OpenInference(_Health):
@@ -280,18 +280,17 @@ class _OpenInference(_Health):
     async def _read(self, message: Message, call: Call) -> _Asked:
         _require(message.model_name, "model_name")
         model = self.models.registry.find(message.model_name, message.model_version or None)
-        headers = call.headers()
-        options = call.options(headers)
-        id_, by_version = new_request_id(), bool(message.model_version)
-        # Before tensors are read, which may take long.
-        model.check(PredictRequest(Input(id_, headers, []), call.arrived, by_version, options))
+        headers, by_version = call.headers(), bool(message.model_version)
+        options, unread = call.options(headers), Input(new_request_id(), headers, [])
+        predict = PredictRequest(unread, call.arrived, by_version, options, holding=call.holding)
+        model.check(predict)  # before tensors are read, which may take long
         request = await self._run(read_request(message))
         headers |= self._sequence(request.head.get("parameters", {}))
-        made = await self._run(input_of(request, id_, headers, asked_model(model)))
-        rows = made if isinstance(made, TensorRows) else None
-        input_ = made if isinstance(made, Input) else Input(id_, headers, [])
-        predict = PredictRequest(input_, call.arrived, by_version, options, holding=call.holding)
-        return _Asked(model, request, predict, rows)
+        made = await self._run(input_of(request, unread.id, headers, asked_model(model)))
+        if isinstance(made, TensorRows):
+            return _Asked(model, request, predict, made)
+        predict.input = made
+        return _Asked(model, request, predict)
 
     async def _written(
         self, answer: InferAnswer, model: ModelVersion, request: InferRequest

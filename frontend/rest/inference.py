@@ -77,17 +77,15 @@ class Predictor:
         model = self.registry.find(name, version)
         if request.method == "OPTIONS":
             return json_response(describe_model_inference(name))
-        options = read_request_options(request.headers)
-        by_version = version is not None
+        options, unread = read_request_options(request.headers), Input(request.id, {}, [])
+        predict_request = PredictRequest(unread, request.arrived, version is not None, options)
+        predict_request.holding = request.connection.holding
         if input_ is None:
-            # Before the body is read and parsed, which may take long.
-            unread = Input(request.id, {}, [])
-            model.check(PredictRequest(unread, request.arrived, by_version, options))
+            model.check(predict_request)  # before the body is read and parsed, which may take long
             limit = self.max_request_bytes
             input_ = await read_input(request, limit, extra, with_query=with_query)
+        predict_request.input = input_
         long_work = request.connection.long_work
-        predict_request = PredictRequest(input_, request.arrived, by_version, options)
-        predict_request.holding = request.connection.holding
         if convert is not None:
             converted = await long_work.run(convert(input_, model))
             if isinstance(converted, TensorRows):

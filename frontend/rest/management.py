@@ -112,7 +112,7 @@ class _Management:
     async def _register(self, request: HttpRequest) -> HttpResponse:
         self.operations.check_model_api()  # before the body is read
         parameters = await read_parameters(request, self.max_request_bytes)
-        return _response(await self.operations.register(parameters))
+        return outcome_response(await self.operations.register(parameters))
 
     async def _batches(self, request: HttpRequest) -> HttpResponse:
         model = self.registry.find(*_model_of(request))
@@ -126,17 +126,18 @@ class _Management:
         version = version or parameters.text("model_version") or None
         synchronous = parameters.flag("synchronous", default=False)
         change = self.operations.change(name, version, parameters, synchronous=synchronous)
-        return _response(await change)
+        return outcome_response(await change)
 
     async def _set_default(self, request: HttpRequest) -> HttpResponse:
         _, name, version, _ = request.segments
-        return _response(await self.operations.set_default(name, version))
+        return outcome_response(await self.operations.set_default(name, version))
 
     async def _unregister(self, request: HttpRequest) -> HttpResponse:
-        return _response(await self.operations.unregister(*_model_of(request)))
+        return outcome_response(await self.operations.unregister(*_model_of(request)))
 
 
-def _response(outcome: Outcome) -> HttpResponse:
+def outcome_response(outcome: Outcome) -> HttpResponse:
+    """Return the response to a change."""
     document: dict[str, Any] = {"status": outcome.sentence}
     if outcome.warnings:  # else the body is TorchServe's
         document["warnings"] = outcome.warnings

@@ -20,7 +20,7 @@ from marserve.frontend.http.responses import (
     prediction_response,
 )
 from marserve.frontend.http.router import ANY_OTHER, Route, Submit
-from marserve.frontend.operations.management import MAX_LISTED, Outcome
+from marserve.frontend.operations.management import MAX_LISTED
 from marserve.frontend.operations.request_options import read_request_options
 from marserve.frontend.operations.workflows import WorkflowManagement, run_workflow
 from marserve.frontend.rest.api_description import (
@@ -28,6 +28,7 @@ from marserve.frontend.rest.api_description import (
     describe_workflow_inference,
     describe_workflow_management,
 )
+from marserve.frontend.rest.management import outcome_response
 from marserve.frontend.rest.parameters import query_parameters, read_parameters
 from marserve.frontend.serving.predict_request import PredictRequest, Ticket
 from marserve.frontend.workflows.workflow import WorkflowRegistry
@@ -115,7 +116,7 @@ class _Management:
             case "POST", []:
                 self.operations.check_model_api()  # before the body is read
                 parameters = await read_parameters(request, self.max_request_bytes)
-                return _response(await self.operations.register(parameters))
+                return outcome_response(await self.operations.register(parameters))
             case "OPTIONS", [name] | [name, _]:
                 self.operations.workflows.find(name)
                 return json_response(describe_workflow_management(name))
@@ -126,7 +127,7 @@ class _Management:
             case "GET", [name] | [name, _]:
                 return json_response(self.operations.describe(name))
             case "DELETE", [name] | [name, _]:
-                return _response(await self.operations.unregister(name))
+                return outcome_response(await self.operations.unregister(name))
             case _, [] | [_] | [_, _]:
                 raise MethodNotAllowed
         raise RouteNotFound
@@ -138,7 +139,3 @@ def _refuse(error: ServeError) -> HttpResponse:
     cause = error.cause
     told = {"code": cause.status, "type": cause.wire_type, "message": cause.message}
     return error_response(error, {"node": error.node, "cause": told})
-
-
-def _response(outcome: Outcome) -> HttpResponse:
-    return json_response({"status": outcome.sentence}, status=outcome.status)
