@@ -178,11 +178,7 @@ class CallRouter(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic i
     """Passes the calls of a listener to its services."""
 
     def __init__(
-        self,
-        services: Sequence[Service],
-        guard: Guard,
-        access_log: AccessLog,
-        limits: Limits,
+        self, services: Sequence[Service], guard: Guard, access_log: AccessLog, limits: Limits
     ) -> None:
         self._guard = guard
         self._access_log = access_log

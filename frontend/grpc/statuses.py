@@ -25,11 +25,7 @@ _CODES = {
     503: StatusCode.UNAVAILABLE,
     504: StatusCode.DEADLINE_EXCEEDED,
 }
-_BY_CLASS = {
-    2: StatusCode.OK,
-    4: StatusCode.FAILED_PRECONDITION,
-    5: StatusCode.INTERNAL,
-}
+_BY_CLASS = {2: StatusCode.OK, 4: StatusCode.FAILED_PRECONDITION, 5: StatusCode.INTERNAL}
 #: The reverse: the status of a call in the metrics of responses.
 _HTTP_STATUSES = {code: status for status, code in _CODES.items()} | {
     StatusCode.OK: 200,

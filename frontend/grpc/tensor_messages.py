@@ -75,11 +75,7 @@ def read_request(message: Message) -> Steps[InferRequest]:
             buffers.append(raw[place])
         described.append({name: value for name, value in entry.items() if value != {}})
         yield
-    head: dict[str, Any] = {
-        "id": message.id,
-        "model_name": message.model_name,
-        "inputs": described,
-    }
+    head: dict[str, Any] = {"id": message.id, "model_name": message.model_name, "inputs": described}
     if message.outputs:
         head["outputs"] = [_requested(output) for output in message.outputs]
     if parameters := parameters_of(message.parameters):

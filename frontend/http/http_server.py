@@ -65,10 +65,7 @@ class HttpServer:
     def __call__(self) -> Connection:
         """Return the protocol of a new connection."""
         return Connection(
-            self._connections,
-            self._router,
-            self._make_aiohttp_protocol,
-            fast_path=self._fast_path,
+            self._connections, self._router, self._make_aiohttp_protocol, fast_path=self._fast_path
         )
 
     async def close(self, timeout: float) -> None:

@@ -148,11 +148,7 @@ class AnswerBody:
         """Write an answer; PredictionFailed if it has bytes that are not text."""
         described, buffers = [], []
         for output in answer.outputs:
-            entry: Json = {
-                "name": output.name,
-                "datatype": output.datatype,
-                "shape": output.shape,
-            }
+            entry: Json = {"name": output.name, "datatype": output.datatype, "shape": output.shape}
             parameters = dict(output.parameters)
             if is_binary := self._wanted.is_bytes(output.name):
                 parameters[SIZE] = len(output.buffer)

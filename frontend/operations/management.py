@@ -8,11 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 from marserve.backend.protocol import Input
 from marserve.frontend.errors import MethodNotAllowed, ModelNotFound, VersionNotFound
 from marserve.frontend.logs.formats import one_line
-from marserve.frontend.operations.describe import (
-    customized_metadata,
-    describe,
-    describe_failed,
-)
+from marserve.frontend.operations.describe import customized_metadata, describe, describe_failed
 from marserve.frontend.operations.model_parameters import (
     changed_settings,
     changes_batching,

@@ -28,10 +28,7 @@ async def predict(
 
 
 async def predict_rows(
-    model: ModelVersion,
-    request: PredictRequest,
-    rows: ClientList | TensorRows,
-    long_work: LongWork,
+    model: ModelVersion, request: PredictRequest, rows: ClientList | TensorRows, long_work: LongWork
 ) -> Prediction:
     """Predict the rows of a request instead of its input, and join their answers."""
     requests = [replace(request, input=row) for row in rows.rows]

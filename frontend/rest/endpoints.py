@@ -17,12 +17,7 @@ from marserve.frontend.configuration.addresses import Address
 from marserve.frontend.http.forms import FormLimits
 from marserve.frontend.http.http_server import HttpServer
 from marserve.frontend.http.limits import ConnectionLimits
-from marserve.frontend.http.listeners import (
-    BoundListener,
-    Listener,
-    TlsHandshake,
-    bind_listener,
-)
+from marserve.frontend.http.listeners import BoundListener, Listener, TlsHandshake, bind_listener
 from marserve.frontend.http.requests import HttpRequest
 from marserve.frontend.http.responses import HttpResponse, common_headers, text_response
 from marserve.frontend.http.router import ANY_OTHER, Route, Router
