@@ -18,17 +18,13 @@ reaches a transport is a defect: the client gets 500 and the log the traceback.
     ├── RouteNotFound             404
     ├── ModelNotFound             404
     ├── VersionNotFound           404
-    ├── LoggerNotFound            404
     ├── WorkflowNotFound          404
     ├── MethodNotAllowed          405
+    ├── Conflict                  409  another registration or change was first, or came later
     ├── VersionConflict           409
-    ├── WorkflowConflict          409
-    ├── ChangeSuperseded          409  a later request to change the same model has won
-    ├── CatalogConflict           409  others change the catalog at the same time
     ├── SequenceOver              409  the sequence of the request has ended
     ├── PayloadTooLarge           413  the body is longer than max_request_size
     ├── CallerGone                499  the request on whose behalf a handler calls has ended
-    ├── ModelFileExists           500
     ├── NotEnoughDevices          500  a parallel worker needs more GPUs than the machine has
     ├── WorkersFailed             500  or the status that the worker reported while loading
     ├── WorkerDied                500
@@ -138,10 +134,12 @@ class ForeignOrigin(ServeError, status=403, wire_type="ForbiddenException"):
 
 
 class RouteNotFound(ServeError, status=404, wire_type="ResourceNotFoundException"):
-    """No such path on this listener."""
+    """No such path on this listener, or no logger of that name."""
 
-    def __init__(self) -> None:
-        super().__init__("Requested resource is not found, please refer to API document.")
+    def __init__(
+        self, message: str = "Requested resource is not found, please refer to API document."
+    ) -> None:
+        super().__init__(message)
 
 
 class ModelNotFound(ServeError, status=404, wire_type="ModelNotFoundException"):
@@ -158,10 +156,6 @@ class ModelNotYetLoaded(ModelNotFound, status=503, wire_type="ServiceUnavailable
     retry_after = 1
 
 
-class LoggerNotFound(ServeError, status=404, wire_type="ResourceNotFoundException"):
-    """No logger of that name."""
-
-
 class WorkflowNotFound(ServeError, status=404, wire_type="WorkflowNotFoundException"):
     """No workflow of that name, or no archive at that URL."""
 
@@ -173,20 +167,12 @@ class MethodNotAllowed(ServeError, status=405, wire_type="MethodNotAllowedExcept
         super().__init__("Requested method is not allowed, please refer to API document.")
 
 
-class VersionConflict(ServeError, status=409, wire_type="ConflictStatusException"):
+class Conflict(ServeError, status=409, wire_type="ConflictStatusException"):
+    """Another registration or change of the same model, workflow or catalog takes precedence."""
+
+
+class VersionConflict(Conflict, status=409, wire_type="ConflictStatusException"):
     """That version of that model is registered already."""
-
-
-class WorkflowConflict(ServeError, status=409, wire_type="ConflictStatusException"):
-    """A workflow of that name is registered already."""
-
-
-class ChangeSuperseded(ServeError, status=409, wire_type="ConflictStatusException"):
-    """A later request has changed the same model."""
-
-
-class CatalogConflict(ServeError, status=409, wire_type="ConflictStatusException"):
-    """Others changed the catalog during every attempt; nothing was changed."""
 
 
 class SequenceOver(ServeError, status=409, wire_type="ConflictStatusException"):
@@ -211,10 +197,6 @@ class CallerGone(ServeError, status=499):
 
     def __init__(self) -> None:
         super().__init__("The request on whose behalf the call was made has ended.")
-
-
-class ModelFileExists(ServeError, status=500):
-    """A download would overwrite a file in the model store."""
 
 
 class NotEnoughDevices(ServeError, status=500, wire_type="WorkerInitializationException"):

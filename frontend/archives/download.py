@@ -31,8 +31,8 @@ from marserve.frontend.archives.unpack import ArchiveLimits
 from marserve.frontend.errors import (
     ArchiveRefused,
     DownloadFailed,
-    ModelFileExists,
     ModelNotFound,
+    ServeError,
     ServerBusy,
 )
 from marserve.frontend.logs.formats import one_line
@@ -183,7 +183,7 @@ class _PartFile:
 
     def check_name(self) -> None:
         if self.target.exists() or self.target.is_symlink():
-            raise ModelFileExists(f"Model file already exists {self.target.name}")
+            raise ServeError(f"Model file already exists {self.target.name}")
 
     def open(self) -> None:
         self._file = self.path.open("xb")
@@ -202,7 +202,7 @@ class _PartFile:
         try:
             self.target.touch(exist_ok=False)
         except FileExistsError as error:
-            raise ModelFileExists(f"Model file already exists {self.target.name}") from error
+            raise ServeError(f"Model file already exists {self.target.name}") from error
         try:
             self.path.replace(self.target)
         except BaseException:

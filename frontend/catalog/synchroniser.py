@@ -31,9 +31,9 @@ from marserve.frontend.catalog.http_store import HttpStore
 from marserve.frontend.catalog.store import CatalogStore, Document, StoreConflict, StoreFailed
 from marserve.frontend.configuration.config import Config
 from marserve.frontend.errors import (
-    CatalogConflict,
     CatalogReadOnly,
     CatalogUnavailable,
+    Conflict,
     ServeError,
 )
 from marserve.frontend.logs.formats import one_line
@@ -121,7 +121,7 @@ class Synchroniser:
                 self._metrics.write_failures.update(1)
                 what = f"The catalog {self._store.place} cannot be changed now: {error}"
                 raise CatalogUnavailable(what) from error
-        raise CatalogConflict(
+        raise Conflict(
             f"The catalog {self._store.place} was changed by others at each of {_ATTEMPTS} "
             "attempts to change it. Try again later."
         )

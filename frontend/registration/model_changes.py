@@ -44,7 +44,7 @@ class ModelChanges(Protocol):
         """Register a model and start its workers; a failure leaves nothing behind.
 
         Raises:
-            ChangeSuperseded: A later request has unregistered it, or changed its workers.
+            Conflict: A later request has unregistered it, or changed its workers.
             ServeError: The registration failed.
         """
 
@@ -55,7 +55,7 @@ class ModelChanges(Protocol):
 
         Raises:
             ModelNotFound, VersionNotFound: There is no such model.
-            ChangeSuperseded: A later request changed them again (only when ``synchronous``).
+            Conflict: A later request changed them again (only when ``synchronous``).
             WorkersFailed: A new worker failed to start (only when ``synchronous``).
         """
 

@@ -1,6 +1,6 @@
 """Changes of the number of workers of a model, and waits for their effects.
 
-The later of two changes is valid: a call that waits for the earlier one raises `ChangeSuperseded`.
+The later of two changes is valid: a call that waits for the earlier one raises `Conflict`.
 """
 
 import asyncio
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from marserve.frontend.aio.background import BackgroundTasks, unless
-from marserve.frontend.errors import ChangeSuperseded, ModelNotFound, WorkersFailed
+from marserve.frontend.errors import Conflict, ModelNotFound, WorkersFailed
 from marserve.frontend.registration.snapshot import Snapshots
 from marserve.frontend.serving.model_version import ModelVersion
 from marserve.frontend.serving.registry import ModelRegistry
@@ -34,7 +34,7 @@ class WorkerChanges:
 
         Raises:
             ModelNotFound: The model was unregistered since it was found.
-            ChangeSuperseded: A later order is valid.
+            Conflict: A later order is valid.
             WorkersFailed: A new worker failed to start.
         """
         if model not in self.registry:
@@ -61,7 +61,7 @@ class WorkerChanges:
         """Wait until the first workers of a model are READY.
 
         Raises:
-            ChangeSuperseded: A later order is valid.
+            Conflict: A later order is valid.
             WorkersFailed: A worker failed to start.
         """
         waiting = _wait_until_up(model, model.version, started)
@@ -96,9 +96,9 @@ class WorkerChanges:
             return
         which = f"model {model.name} version {model.version}"
         if model not in self.registry:
-            raise ChangeSuperseded(f"A later request unregistered {which}.")
+            raise Conflict(f"A later request unregistered {which}.")
         low, high = model.workers.order.low, model.workers.order.high
-        raise ChangeSuperseded(
+        raise Conflict(
             f"A later request changed the workers of {which}, which stays registered: "
             f"min_worker={low}, max_worker={high}."
         )

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Mapping
 from urllib.parse import parse_qs
 
-from marserve.frontend.errors import BadRequest, LoggerNotFound, MethodNotAllowed, RouteNotFound
+from marserve.frontend.errors import BadRequest, MethodNotAllowed, RouteNotFound
 from marserve.frontend.http.requests import HttpRequest
 from marserve.frontend.http.responses import HttpResponse, json_response
 from marserve.frontend.http.router import Route
@@ -40,7 +40,7 @@ async def _loggers(request: HttpRequest) -> HttpResponse:
 def _describe(name: str) -> dict[str, str]:
     levels = logger_levels()
     if name not in levels:
-        raise LoggerNotFound(f"Logger not found: {name}")
+        raise RouteNotFound(f"Logger not found: {name}")
     return {"name": name, "level": level_word(levels[name])}
 
 

@@ -19,11 +19,11 @@ from marserve.frontend.aio.long_work import LongWork
 from marserve.frontend.archives.archive import Archive
 from marserve.frontend.archives.contents import WorkflowContents
 from marserve.frontend.errors import (
+    Conflict,
     ModelNotFound,
     ServeError,
     ServerStopping,
     WorkersFailed,
-    WorkflowConflict,
     WorkflowFailed,
     WorkflowNotFound,
     WorkflowRefused,
@@ -146,7 +146,7 @@ class WorkflowRegistrar:
             wanted = _registration_of(node, registration, manifest, archive)
             async with turns:
                 if any(model.name == wanted.model_name for model in self._models):
-                    raise WorkflowConflict(f"Model {wanted.model_name} is registered already.")
+                    raise Conflict(f"Model {wanted.model_name} is registered already.")
                 return await self._manager.register(wanted)
 
         nodes = list(specification.nodes.values())
@@ -206,7 +206,7 @@ class WorkflowRegistrar:
     @contextlib.contextmanager
     def _claimed(self, name: str) -> Iterator[None]:
         if name in self._workflows or name in self._registering:
-            raise WorkflowConflict(f"Workflow {name} is already registered.")
+            raise Conflict(f"Workflow {name} is already registered.")
         self._registering.add(name)
         try:
             yield

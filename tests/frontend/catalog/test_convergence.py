@@ -14,7 +14,7 @@ from marserve.frontend.aio.background import BackgroundTasks
 from marserve.frontend.aio.long_work import LongWork
 from marserve.frontend.catalog.convergence import Convergence
 from marserve.frontend.catalog.document import Catalog, CatalogEntry, CatalogModel
-from marserve.frontend.errors import ArchiveRefused, ChangeSuperseded, WorkersFailed
+from marserve.frontend.errors import ArchiveRefused, Conflict, WorkersFailed
 from marserve.frontend.registration.manager import ModelManager
 from marserve.frontend.registration.model_changes import Registration
 from marserve.frontend.serving.registry import ModelRegistry
@@ -61,7 +61,7 @@ class Manager:
         self.registry.add(model)
         await asyncio.sleep(self.seconds)
         if model not in self.registry:
-            raise ChangeSuperseded("unregistered")
+            raise Conflict("unregistered")
         return model
 
     async def replace(self, old: Model, registration: Registration) -> Model:

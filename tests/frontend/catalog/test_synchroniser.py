@@ -15,9 +15,9 @@ from marserve.frontend.catalog.edits import added, without
 from marserve.frontend.catalog.store import Document, StoreConflict, StoreFailed
 from marserve.frontend.catalog.synchroniser import Synchroniser
 from marserve.frontend.errors import (
-    CatalogConflict,
     CatalogReadOnly,
     CatalogUnavailable,
+    Conflict,
     ServerStopping,
     VersionConflict,
 )
@@ -228,7 +228,7 @@ def test_who_is_overtaken_every_time_is_told(run: Call) -> None:
                 place.text += b" "
 
             place.obstacle = another
-            with pytest.raises(CatalogConflict):
+            with pytest.raises(Conflict):
                 await synchroniser.change(added("m", "1", ENTRY))
             assert place.text is not None
             assert read_catalog(place.text) == {}

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from marserve.frontend.aio.background import BackgroundTasks
-from marserve.frontend.errors import ChangeSuperseded, WorkersFailed
+from marserve.frontend.errors import Conflict, WorkersFailed
 from marserve.frontend.registration.worker_changes import WorkerChanges
 from marserve.frontend.serving.registry import ModelRegistry
 from marserve.frontend.serving.worker_pool import WorkerOrder
@@ -39,6 +39,6 @@ def test_an_order_superseded_just_as_its_worker_failed_was_told_that_the_server_
         order.superseded.set()
         await asyncio.wait({waiting})
         assert not waiting.cancelled()
-        assert isinstance(waiting.exception(), ChangeSuperseded | WorkersFailed)
+        assert isinstance(waiting.exception(), Conflict | WorkersFailed)
 
     run(scenario())
