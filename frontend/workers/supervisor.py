@@ -26,6 +26,7 @@ from marserve.frontend.workers.failures import (
     Backoff,
     ConnectionLost,
     Diagnostics,
+    Disconnected,
     Failure,
     FailureHistory,
     LoadFailed,
@@ -33,10 +34,13 @@ from marserve.frontend.workers.failures import (
     StartTimedOut,
 )
 from marserve.frontend.workers.launchers.local import LocalLauncher
-from marserve.frontend.workers.launchers.local_process import LocalProcess, WorkerSpec
+from marserve.frontend.workers.launchers.local_process import (
+    LocalProcess,
+    WorkerSpec,
+    find_cause,
+)
 from marserve.frontend.workers.launchers.openmp import TorchOptions
 from marserve.frontend.workers.load_results import LoadResults
-from marserve.frontend.workers.process_lifecycle import fail_later, find_cause, start_in_time
 from marserve.frontend.workers.worker_state import LOAD_FAILED, LOG_NAMES, TRANSITIONS, WorkerState
 from marserve.frontend.workers.worker_threads import WorkerThreads
 
@@ -49,6 +53,8 @@ logger = logging.getLogger(__name__)
 START_SECONDS = 120.0
 # The rest of it that remains at least when the process is there: its first message may be unread.
 _LEAST_START_SECONDS = 1.0
+# The time for the last reply to be read from the socket, after the end of the process.
+_LAST_REPLY_SECONDS = 0.5
 # The time for an idle worker to end after its connection was closed, and again after SIGTERM.
 _LEAVE_SECONDS = 2.0
 
@@ -109,8 +115,8 @@ class WorkerSupervisor:
         self._died_over_requests = False
         self._task: asyncio.Task[None] | None = None
         self._on_load: Callable[[], object] = lambda: None
-        loop = asyncio.get_running_loop()
-        self._first_outcome: asyncio.Future[Exception | None] = loop.create_future()
+        self._loop = asyncio.get_running_loop()
+        self._first_outcome: asyncio.Future[Exception | None] = self._loop.create_future()
 
     def start(
         self, on_stopped: Callable[[], None], on_load: Callable[[], object] = lambda: None
@@ -216,7 +222,7 @@ class WorkerSupervisor:
         self.started_at = time.time()
         began = time.monotonic()
         spec = replace(self._spec, threads=self.threads.give(), torch=self.threads.options)
-        process = await start_in_time(self._launcher, spec, self._start_seconds)
+        process = await self._start_process(spec)
         self.pid = process.pid
         close = process.sock.close
         grace = 0.0
@@ -225,7 +231,10 @@ class WorkerSupervisor:
                 process.sock, max_response_bytes=self._load.max_response_bytes
             )
             close = connection.close
-            process.on_exit(partial(fail_later, connection))
+            # Not at once: usually the last reply and EOF can still be read from the socket. A child
+            # of the process may hold it open.
+            end = partial(connection.fail, "Worker process ended.", Disconnected)
+            process.on_exit(partial(self._loop.call_later, _LAST_REPLY_SECONDS, end))
             if self._draining:
                 raise asyncio.CancelledError  # noqa: TRY301 - it was stopped during its start
             await self._load_model(connection, process, began + self._start_seconds)
@@ -241,6 +250,15 @@ class WorkerSupervisor:
             finally:
                 self._diagnostics = process.diagnostics
                 self.pid = None
+
+    async def _start_process(self, spec: WorkerSpec) -> LocalProcess:
+        try:
+            async with asyncio.timeout(self._start_seconds) as limit:
+                return await self._launcher.start(spec)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise StartTimedOut(self._start_seconds) from None
 
     async def _load_model(
         self, connection: WorkerConnection, process: LocalProcess, start_by: float

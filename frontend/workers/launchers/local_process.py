@@ -24,7 +24,13 @@ from marserve.backend.processes.fork_server import WORKER
 from marserve.frontend.aio.background import in_abandonable_thread
 from marserve.frontend.lifecycle.started_processes import StartedProcesses
 from marserve.frontend.process_group import ProcessGroup
-from marserve.frontend.workers.failures import Diagnostics
+from marserve.frontend.workers.failures import (
+    ConnectionLost,
+    Diagnostics,
+    Disconnected,
+    Poisoned,
+    ResponseTimedOut,
+)
 from marserve.frontend.workers.launchers.openmp import TorchOptions
 from marserve.frontend.workers.launchers.output import OutputLog
 from marserve.frontend.workers.launchers.post_mortem import (
@@ -44,6 +50,8 @@ _STACKS_SECONDS = 0.5
 _POLL_SECONDS = 0.02
 # Time limit of SIGKILL: it takes longer only if the kernel waits for a disk or a device.
 _KILL_SECONDS = 5.0
+# Time for a process to end after its connection: torchrun ends its other processes first.
+_EXIT_SECONDS = 5.0
 # Time limit of the search for its children, and of killing them.
 _SEARCH_SECONDS = 6.0
 
@@ -271,6 +279,27 @@ class LocalProcess:
             self.ran_out_of_memory = True
             return "Its process was killed: out of memory."
         return f"Its process {exit_phrase(status)}."
+
+
+async def find_cause(
+    loss: ConnectionLost, process: LocalProcess, setting: str, timeout: float | None
+) -> str:
+    """Return the cause of the loss of a worker, a sentence; empty if ``loss`` contains it.
+
+    The code of ``loss`` becomes 507 if memory ran out. ``setting`` is the name of the timeout that
+    applied.
+    """
+    if isinstance(loss, ResponseTimedOut):
+        await process.write_stacks()
+        return f"Timeout: no answer within {setting} ({timeout or 0:g} s)."
+    if isinstance(loss, Poisoned):
+        return "Its process cannot use its GPU any more."
+    if isinstance(loss, Disconnected):
+        end = await process.exit_within(_EXIT_SECONDS)
+        if process.ran_out_of_memory:
+            loss.code = 507
+        return end or "It closed its connection, but did not end."
+    return ""
 
 
 async def _in_time(search: Callable[..., T], *arguments: object) -> T | None:
