@@ -1,14 +1,12 @@
 """Open the archive at the ``url`` of a registration: download, unpack and read it.
 
 A URL with a scheme is downloaded into the model store. Otherwise a file in the store is unpacked,
-or a directory, in the store or at a path, is linked, so that the next worker sees changes of a
-handler. A path to a file outside the store means the file of that name in the store, as in
-TorchServe: mlflow-torchserve sends the path of the file it has packed. No file outside the store is
-read. The URL of a workflow archive (``.war``) has a scheme, or is the name of a file in its store.
+or a directory is linked, so that the next worker sees changes of a handler. No file outside the
+store is read: its path means the file of that name in the store, as in TorchServe, because
+mlflow-torchserve sends the path of the file it has packed.
 
-A helper process (`helper_process`) does all but the download. An archive is opened into
-``<workdir>/models/<32 hex>`` (``workflows/`` for those), which `Archive.remove` deletes. A failure
-leaves neither a directory nor a download.
+An archive is opened into ``<workdir>/models/<32 hex>`` (``workflows/`` for those), which
+`Archive.remove` deletes. A failure leaves neither a directory nor a download.
 """
 
 import asyncio
@@ -35,8 +33,6 @@ from marserve.frontend.errors import ModelNotFound, ServeError, ServerBusy, Work
 logger = logging.getLogger(__name__)
 
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]*)://", re.IGNORECASE)
-_FETCHED_SCHEMES = ("http", "https", "file", "s3", "gs")
-_REMOVAL_THREADS = 4
 _REMOVAL_SECONDS = 10.0  # for which callers wait for a removal
 
 
@@ -82,7 +78,7 @@ class ArchiveOpener:
         )
         downloads = Slots(config.max_downloads, "archives are being downloaded (max_downloads)")
         self._downloader = Downloader(config.allowed_urls, self._limits, downloads, helpers)
-        self._removals = DaemonThreads("removal of archives", _REMOVAL_THREADS)
+        self._removals = DaemonThreads("removal of archives", 4)
 
     async def open(
         self, url: str, *, s3_sse_kms: bool = False, is_private: bool = False
@@ -195,7 +191,7 @@ def _is_remote(url: str, allowed_urls: Sequence[re.Pattern[str]]) -> bool:
     scheme = _SCHEME.match(url)
     if scheme is None:
         return False
-    if scheme[1].lower() not in _FETCHED_SCHEMES:
+    if scheme[1].lower() not in ("http", "https", "file", "s3", "gs"):
         raise ModelNotFound(f"Model not found at: {url}")
     check_allowed(url, allowed_urls)
     return True

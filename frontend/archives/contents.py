@@ -23,7 +23,6 @@ _MAX_BITS = 128  # of an integer; no setting takes larger ones
 _MAX_SPECIFICATION_BITS = 64  # of an integer in the specification of a workflow
 _MAX_OTHER_KEYS = 500  # unknown keys that are returned
 _MAX_KEY = 200  # characters
-_SAMPLE_KEY = "sampleInput"
 _UNUSABLE = "unusable value"  # the key of such a value in JSON
 _MAX_SAMPLES = 100  # more are refused in any case
 
@@ -75,7 +74,7 @@ def read_contents(
     if not manifest.config_file:
         return Contents(manifest)
     parsed = read_model_yaml(path_inside(directory, manifest.config_file))
-    named = parsed.get(_SAMPLE_KEY)
+    named = parsed.get("sampleInput")
     samples = named if isinstance(named, list) else [named]
     return Contents(
         manifest,

@@ -1,9 +1,9 @@
 """Download an http(s), s3, gs or file URL to a new file in the model store.
 
 A download has a hidden temporary name until it is complete, so that neither ``load_models=all`` nor
-a registration by name reads an incomplete archive. A helper process copies local files, whose disk
-may hang. ``allowed_urls`` is checked for every redirect too: otherwise an allowed host could make
-the server send requests to addresses that only the server can reach.
+a registration by name reads an incomplete archive. ``allowed_urls`` is checked for every redirect
+too: otherwise an allowed host could make the server send requests to addresses that only the server
+can reach.
 """
 
 import asyncio
@@ -39,12 +39,8 @@ from marserve.frontend.logs.formats import one_line
 
 _CHUNK_BYTES = 1 << 20
 _PROGRESS_BYTES = 1 << 16  # that must arrive within the time that a peer may be silent
-_DISK_THREADS = 8
-_DISCARD_SECONDS = 5.0
 _ABANDONED_SECONDS = 3600.0
 _PART_NAME = re.compile(r"\.[0-9a-f]{32}\.part")
-_MAX_REDIRECTS = 10
-_REDIRECTS = (301, 302, 303, 307, 308)
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +69,7 @@ class Downloader:
     helpers: HelperProcesses  # copy local files
 
     def __post_init__(self) -> None:
-        self._disk = DaemonThreads("writing of downloads", _DISK_THREADS)
+        self._disk = DaemonThreads("writing of downloads", 8)
 
     async def download(self, url: str, store: Path, *, is_signed: bool) -> Path:
         """Download an allowed URL into the store, under the file name of the URL.
@@ -100,9 +96,8 @@ class Downloader:
         return part.target
 
     async def _discard(self, part: "_PartFile") -> None:
-        """Remove an incomplete download, and wait for that for a limited time."""
         with contextlib.suppress(TimeoutError, ServerBusy):
-            async with asyncio.timeout(_DISCARD_SECONDS):
+            async with asyncio.timeout(5.0):
                 await self._disk.run(part.discard)
 
     async def _fetch_into(self, url: str, part: "_PartFile", *, is_signed: bool) -> None:
@@ -133,7 +128,6 @@ class Downloader:
                     patience.reschedule(loop.time() + stall)
 
     async def _fetch(self, url: str, *, is_signed: bool) -> AsyncGenerator[bytes]:
-        """Yield the body at a URL; follow redirects to allowed URLs only."""
         headers: Mapping[str, str] = {}
         scheme = urlsplit(url).scheme
         # In a thread: either may send a request for the machine's credentials.
@@ -142,14 +136,14 @@ class Downloader:
         elif scheme == "gs":
             url, headers = await in_abandonable_thread(authorised_request, url)
         async with http_client(self.limits.stall_seconds, read_bytes=_CHUNK_BYTES) as client:
-            for _ in range(_MAX_REDIRECTS):
+            for _ in range(10):
                 async with send(client, "GET", url, headers) as response:
                     if response.status == HTTPStatus.OK:
                         async for piece in response.content.iter_chunked(_CHUNK_BYTES):
                             yield piece
                         return
                     location = response.headers.get("location")
-                    if response.status not in _REDIRECTS or location is None:
+                    if response.status not in (301, 302, 303, 307, 308) or location is None:
                         raise _Broken(await reason_of(response))
                 url, headers = urljoin(url, location), {}  # without credentials
                 if urlsplit(url).scheme not in ("http", "https"):

@@ -1,9 +1,8 @@
 """Make requests for objects in Google Cloud Storage, ``gs://bucket/object``.
 
-The metadata server of Google Cloud (Vertex AI, Kubernetes Engine, Compute Engine) returns the token
-of the machine's service account. Elsewhere the request has no token, and public objects can be
-read. As in Google's libraries, ``STORAGE_EMULATOR_HOST`` and ``GCE_METADATA_HOST`` are the
-addresses of other servers.
+The metadata server of Google Cloud returns the token of the machine's service account. Elsewhere
+the request has no token. As in Google's libraries, ``STORAGE_EMULATOR_HOST`` and
+``GCE_METADATA_HOST`` are the addresses of other servers.
 """
 
 import http.client
@@ -14,12 +13,7 @@ from urllib.parse import quote, unquote
 
 from marserve.frontend.archives.s3 import bucket_and_key
 
-_STORAGE = "https://storage.googleapis.com"
-_METADATA = "metadata.google.internal"
 _TOKEN = "/computeMetadata/v1/instance/service-accounts/default/token"  # noqa: S105 - a path
-_FLAVOUR = {"Metadata-Flavor": "Google"}
-_SECONDS = 3.0
-_MAX_BYTES = 1 << 16
 
 
 def authorised_request(
@@ -30,24 +24,24 @@ def authorised_request(
     The headers are for this URL only, not for the target of a redirect.
     """
     bucket, key = bucket_and_key(url)
-    endpoint = environ.get("STORAGE_EMULATOR_HOST") or _STORAGE
+    endpoint = environ.get("STORAGE_EMULATOR_HOST") or "https://storage.googleapis.com"
     if "://" not in endpoint:
         endpoint = f"http://{endpoint}"
     place = f"{endpoint.rstrip('/')}/{bucket}/{quote(unquote(key), safe='/-_.~')}"
-    token = _token(environ.get("GCE_METADATA_HOST") or _METADATA)
+    token = _token(environ.get("GCE_METADATA_HOST") or "metadata.google.internal")
     return place, {"Authorization": f"Bearer {token}"} if token else {}
 
 
 def _token(host: str) -> str:
     """Return the token of this machine; empty without one."""
-    connection = http.client.HTTPConnection(host, timeout=_SECONDS)
+    connection = http.client.HTTPConnection(host, timeout=3.0)
     try:
-        connection.request("GET", _TOKEN, headers=_FLAVOUR)
+        connection.request("GET", _TOKEN, headers={"Metadata-Flavor": "Google"})
         answer = connection.getresponse()
         # Another server of this name, in another network, does not send the header.
         if answer.status != 200 or answer.getheader("Metadata-Flavor") != "Google":
             return ""
-        token = json.loads(answer.read(_MAX_BYTES)).get("access_token")
+        token = json.loads(answer.read(1 << 16)).get("access_token")
     except (OSError, http.client.HTTPException, ValueError, AttributeError):
         return ""
     finally:

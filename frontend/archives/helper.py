@@ -1,8 +1,7 @@
 """The program of a helper process, which does work whose cost untrusted files determine.
 
-It unpacks archives, reads manifests, settings and requirements, and copies local files. Its memory
-is limited, and so is its processor time except for unpacking. The server can kill it at any time
-(`helper_process`).
+Its memory is limited, and so is its processor time except for unpacking. The server can kill it at
+any time (`helper_process`).
 
 It reads one JSON object from stdin: the operation's name and its arguments. It writes an empty line
 at most every second while it makes progress, then one line with a JSON object, the answer.
@@ -69,7 +68,6 @@ def main() -> None:
 
 
 def _open(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Open the archive of a model, perhaps a downloaded one, and read it."""
     directory = root = Path(request["root"])
     source = _source(request, find_model)
     if source.is_dir():
@@ -84,7 +82,6 @@ def _open(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _open_workflow(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Unpack the archive of a workflow, and read it."""
     root, source = Path(request["root"]), _source(request, find_workflow)
     unpack(source, root, _limits(request), zip_suffix=".war")
     _limit_processor_time()
@@ -154,8 +151,6 @@ def _refused(sentence: str) -> dict[str, str]:
 
 
 class _Records(logging.Handler):
-    """Collects log records for the log of the server."""
-
     def __init__(self) -> None:
         super().__init__()
         self.lines: list[tuple[int, str]] = []

@@ -45,7 +45,6 @@ class HelperProcesses:
         The caller removes what a failed operation has written.
 
         Raises:
-            ServerBusy: Too many operations are running or waiting.
             ServeError: Raised by the operation, or it took too long or too much memory.
             OSError: Raised by the operation, or no process could be started.
         """

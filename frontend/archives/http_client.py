@@ -18,16 +18,13 @@ from yarl import URL
 from marserve.frontend.aio.background import in_abandonable_thread
 from marserve.frontend.logs.formats import excerpt
 
-_ERROR_BYTES = 4096
 _S3_ERROR_CODE = re.compile(rb"<Code>(\w+)</Code>")
-# No compressed answers.
-_HEADERS = {"Accept-Encoding": "identity", "User-Agent": "marserve"}
 
 
 def http_client(stall: float, *, read_bytes: int) -> aiohttp.ClientSession:
     """Return a client that fails when the peer is silent for ``stall`` seconds."""
     return aiohttp.ClientSession(
-        headers=_HEADERS,
+        headers={"Accept-Encoding": "identity", "User-Agent": "marserve"},
         connector=aiohttp.TCPConnector(resolver=_Resolver(), force_close=True),
         timeout=aiohttp.ClientTimeout(
             total=None, connect=stall, sock_connect=stall, sock_read=stall
@@ -98,7 +95,7 @@ def _proxy(url: str) -> str | None:
 async def reason_of(response: aiohttp.ClientResponse) -> str:
     """Return the status of a failed response, with S3's error code and region."""
     reason = excerpt(f"HTTP Error {response.status}: {response.reason}")
-    if code := _S3_ERROR_CODE.search(await response.content.read(_ERROR_BYTES)):
+    if code := _S3_ERROR_CODE.search(await response.content.read(4096)):
         reason += f", {code[1].decode()}"
     if region := response.headers.get("x-amz-bucket-region"):
         reason += f"; the bucket is in {excerpt(region)}"

@@ -13,8 +13,6 @@ from marserve.frontend.logs.formats import one_line
 
 logger = logging.getLogger(__name__)
 
-_CHUNK_BYTES = 1 << 20
-
 
 class NoFile(OSError):
     """Not a regular file; opening a pipe or a device could block without end."""
@@ -98,7 +96,7 @@ def copy_file(source: Path, target: Path, limits: ArchiveLimits) -> None:
     except OSError as error:
         raise DownloadFailed(f"it {error}" if isinstance(error, NoFile) else str(error)) from error
     with file, target.open("xb") as copy:
-        while piece := file.read(_CHUNK_BYTES):
+        while piece := file.read(1 << 20):
             copied += len(piece)
             if copied > room:
                 raise DownloadFailed(f"it is larger than the {room} bytes it may have")

@@ -3,13 +3,10 @@
 An installation is a directory named after a digest of everything that determines its content
 (`requirements_digest`); equal requirements share it, also in the next server. A file lock makes
 simultaneous registrations wait for the first one. A directory is valid when it contains the mark
-that is written after pip has succeeded; the next installation clears an invalid one. Installations
-are never removed: the cache may be deleted while no server uses it.
+that is written after pip has succeeded. Installations are never removed.
 
-pip installs into a directory on the ``sys.path`` of the model's workers or, with ``useVenv``, into
-a virtual environment that also sees the packages of its base interpreter. pip runs in the model's
-directory, because requirements may name wheels there, and in the environment of a worker, because
-the code that it runs is as untrusted.
+pip runs in the model's directory, because requirements may name wheels there, and in the
+environment of a worker, because the code that it runs is as untrusted.
 """
 
 import asyncio
@@ -34,12 +31,9 @@ logger = logging.getLogger(__name__)
 model_log = logging.getLogger("MODEL_LOG")
 
 _MARK = "complete"
-_DISK_THREADS = 4
 _LOCK_SECONDS = 0.1  # between two attempts to lock
-_MAX_LINE_BYTES = 1 << 20
 # TorchServe's words for what failed.
 _NO_PACKAGES = "Custom pip package installation"
-_NO_VENV = "Virtual environment creation"
 _PIP_OPTIONS = ("--no-input", "--disable-pip-version-check", "--progress-bar=off", "--no-color")
 # Prints what determines a virtual environment of an interpreter.
 _ASK = f"""{NOTHING_FROM_HERE}
@@ -78,7 +72,7 @@ class DependencyStore:
 
     def __post_init__(self) -> None:
         self.python = self.python or sys.executable
-        self._disk = DaemonThreads("installations", _DISK_THREADS)
+        self._disk = DaemonThreads("installations", 4)
         self._interpreter: list[str | list[str]] = []
 
     async def install(self, requirements: Requirements) -> ModelEnvironment:
@@ -152,7 +146,7 @@ class DependencyStore:
         """
         venv = _python_in(home).parents[1]
         making = as_program("venv", "--without-pip", str(venv))
-        await self._run(requirements, making, failing=_NO_VENV)
+        await self._run(requirements, making, failing="Virtual environment creation")
         (own,) = venv.glob("lib/python*/site-packages")
         sites = self._interpreter[3]
         lines = [f"import site; site.addsitedir({site!r})\n" for site in sites]
@@ -191,7 +185,7 @@ class DependencyStore:
             env={**self.environment, **variables},
             stdin=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.STDOUT,
-            limit=_MAX_LINE_BYTES,
+            limit=1 << 20,
         ) as process:
             assert process.stdout is not None
             async for line in process.stdout:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 _ARCHIVES = (".whl", ".zip", ".tar.gz", ".tar.bz2", ".tar.xz")
-_PIECE_BYTES = 1 << 20
 
 
 def requirements_digest(
@@ -71,7 +70,7 @@ def _fingerprint(path: Path, directory: Path, on_progress: Callable[[], object])
     if path.resolve().is_relative_to(directory.resolve()):
         content = hashlib.sha256()
         with path.open("rb") as file:
-            while piece := file.read(_PIECE_BYTES):  # a package's folder may contain weights
+            while piece := file.read(1 << 20):  # a package's folder may contain weights
                 content.update(piece)
                 on_progress()
         return content.digest()

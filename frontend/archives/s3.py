@@ -1,8 +1,7 @@
 """Sign requests for objects in S3.
 
-A signed request is an ordinary GET with more headers, so it is downloaded like any other, within
-the same limits. botocore (``pip install marserve[s3]``) signs it with the credentials that AWS's
-programs use: of the environment, profiles, and roles of machines and containers.
+botocore (``pip install marserve[s3]``) signs with the credentials that AWS's programs use: of the
+environment, profiles, and roles of machines and containers.
 
 The region is ``AWS_REGION`` or ``AWS_DEFAULT_REGION``, else that of the profile, else us-east-1.
 ``AWS_ENDPOINT_URL_S3`` or ``AWS_ENDPOINT_URL`` is the address of another server for ``s3://``.
@@ -16,7 +15,6 @@ from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit, urlunsp
 
 from marserve.frontend.errors import DownloadFailed, ModelNotFound
 
-_DEFAULT_REGION = "us-east-1"
 _NONE: Mapping[str, str] = {}
 _BUCKET = re.compile(r"[\w.-]+", re.ASCII)
 
@@ -55,7 +53,7 @@ class Signer:
             region = (
                 os.environ.get("AWS_REGION")
                 or session.get_config_variable("region")  # reads AWS_DEFAULT_REGION
-                or _DEFAULT_REGION
+                or "us-east-1"
             )
             if credentials is None:
                 raise DownloadFailed(

@@ -1,10 +1,8 @@
 """Changes of the models of a catalog by clients.
 
 A registration is carried out on this server first, so that an archive that cannot be served is
-never written to the catalog; any other change is written first. The client is answered when this
-server has applied the change; the others follow.
-
-Nodes of workflows are not in the catalog, and are changed on this server only.
+never written to the catalog; any other change is written first. Nodes of workflows are not in the
+catalog, and are changed on this server only.
 """
 
 from collections.abc import Coroutine

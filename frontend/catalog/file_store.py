@@ -4,8 +4,7 @@ Each read reads the whole file, which is small: its time and size do not always 
 inotify does not report what another machine writes. The revision is a digest of the text.
 
 Writers lock a file beside it (``flock``, which network file systems support), compare the revision,
-and rename a new file over the old one, so that readers never see an incomplete file, even if a
-writer is killed.
+and rename a new file over the old one, so that readers never see an incomplete file.
 
 The path of a directory means ``catalog.json`` in it. A ConfigMap of Kubernetes is such a directory,
 with a link ``..data`` to the current files; it must not be written.
@@ -29,9 +28,6 @@ from marserve.frontend.catalog.store import Document, StoreConflict, StoreFailed
 from marserve.frontend.errors import ServerBusy
 
 T = TypeVar("T")
-
-_NAME = "catalog.json"
-_LOCK_PAUSE = 0.02  # seconds
 
 
 class FileStore:
@@ -68,7 +64,7 @@ class FileStore:
             raise StoreFailed(f"the disk does not answer ({self._path})") from error
 
     def _file(self) -> Path:
-        return self._path / _NAME if self._path.is_dir() else self._path
+        return self._path / "catalog.json" if self._path.is_dir() else self._path
 
     def _why_read_only(self) -> str:
         file = self._file()
@@ -105,7 +101,7 @@ class FileStore:
                 except BlockingIOError as error:
                     if time.monotonic() >= deadline:
                         raise StoreFailed("others are writing it all the time") from error
-                    time.sleep(_LOCK_PAUSE)
+                    time.sleep(0.02)
             yield
         finally:
             os.close(descriptor)

@@ -2,8 +2,7 @@
 
 The revision is the ETag. Reads are conditional (``If-None-Match``), and so are writes
 (``If-Match``), so that one of two simultaneous writers gets an error. S3 supports that since 2024,
-and so does MinIO; few web servers do, so that writing to one must be configured. Redirects are not
-followed.
+and so does MinIO; few web servers do, so that writing to one must be configured.
 """
 
 import contextlib
@@ -23,7 +22,6 @@ from marserve.frontend.logs.formats import one_line
 _READ_BYTES = 1 << 16
 # S3 answers 409 to one of two simultaneous conditional writes, otherwise 412.
 _CONFLICTS = (HTTPStatus.CONFLICT, HTTPStatus.PRECONDITION_FAILED)
-_WRITTEN = (HTTPStatus.OK, HTTPStatus.CREATED, HTTPStatus.NO_CONTENT)
 
 
 class HttpStore:
@@ -68,7 +66,7 @@ class HttpStore:
         async with self._answer("PUT", headers, text) as response:
             if response.status in _CONFLICTS:
                 raise StoreConflict
-            if response.status not in _WRITTEN:
+            if response.status not in (HTTPStatus.OK, HTTPStatus.CREATED, HTTPStatus.NO_CONTENT):
                 raise StoreFailed(await reason_of(response))
             return response.headers.get("etag", "")
 

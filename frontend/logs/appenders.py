@@ -1,14 +1,6 @@
-"""log4j's appenders as handlers of Python's logging.
+"""log4j's appenders, with their layouts and ThresholdFilter, as handlers of Python's logging.
 
-    Console                                `Console`
-    File, RollingFile, RandomAccessFile,   `LogFile`, rolled over by the policies and the strategy
-    RollingRandomAccessFile
-    Syslog                                 `SysLogHandler`
-    Async                                  the handlers of the appenders that it names
-    Null                                   `NullHandler`
-
-with the layouts PatternLayout, JsonLayout, JSONPatternLayout and JsonTemplateLayout, and the filter
-ThresholdFilter. Remarks name everything else, with its appender.
+What has no counterpart here is named in remarks.
 """
 
 import logging

@@ -6,9 +6,8 @@ record, for a formatter ``%(message)s``. ``$LOG_LOCATION`` and ``$METRICS_LOCATI
 the directories of the logs. It may use `marserve.frontend.logs.files.LogFile` with its ``path``,
 and `marserve.frontend.logs.setup.LineFormatter`.
 
-A log4j file (xml or properties, version 2 or 1) replaces them, too, if it has appenders, which
-become handlers (`appenders`). Without appenders its levels apply to the usual files. What has no
-effect is logged, once.
+A log4j file (xml or properties, version 2 or 1) replaces them, too, if it has appenders
+(`appenders`). Without appenders its levels apply to the usual files.
 """
 
 import json

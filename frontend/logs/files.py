@@ -6,8 +6,7 @@ A `Rollover` decides when, and names the old files by log4j's ``filePattern``:
     logs/app-%d{yyyy-MM-dd}-%i.log     app-2026-11-20-1.log, app-2026-11-20-2.log, …
 
 The newest file has the highest number. Where the pattern has no ``%i``, log4j overwrites an old
-file of the same name; here the next one gets a number. TorchServe's files have the first pattern,
-and are rolled over at midnight and at 100 MB.
+file of the same name; here the next one gets a number. TorchServe's files have the first pattern.
 
 The rotating handlers of the standard library roll over by size or by time, not by both, and
 compress in the thread that logs, which takes seconds for 100 MB. Here another thread does that.
@@ -33,7 +32,6 @@ from marserve.frontend.logs.dates import date_format
 
 _TOKEN = re.compile(r"%d(?:\{(?P<date>[^}]*)\})?(?:\{[^}]*\})?|%(?P<width>\??\d*)i")
 _OPTIONAL = "?"  # the width of a number that is left out where it is 1
-_DATE = "yyyy-MM-dd"
 _ENDING = re.compile(r"(\.[A-Za-z]+)?$")
 #: Letters of date patterns, the shortest period first, and the `time.struct_time` field they show.
 _PERIODS = {"s": 5, "m": 4, "HhkK": 3, "dDE": 2, "w": 2, "ML": 1, "yu": 0}
@@ -114,7 +112,7 @@ class Rollover:
         for token in _TOKEN.finditer(pattern):
             parts.append(literal(pattern[at : token.start()]))
             width = token["width"]
-            parts.append(date(token["date"] or _DATE) if width is None else number(width))
+            parts.append(date(token["date"] or "yyyy-MM-dd") if width is None else number(width))
             at = token.end()
         return "".join([*parts, literal(pattern[at:])])
 

@@ -17,7 +17,6 @@ from marserve.frontend.logs.dates import date_format
 from marserve.frontend.logs.levels import LEVELS
 
 _OUR_LOGGERS = ("MODEL_LOG", "ACCESS_LOG", "TS_METRICS", "MODEL_METRICS")
-_SERVER_LOGGERS = ("org.pytorch.serve", "com.amazonaws.ml.ts")
 # TorchServe's own file sets levels of these; they are not part of this server.
 _JAVA_LIBRARIES = re.compile(
     r"(io\.(netty|grpc|prometheus)|org\.(apache|eclipse)|com\.google)(\..*)?"
@@ -146,7 +145,7 @@ def _read_logger(node: Node, config: Log4jConfig) -> None:
 def _our_name(name: str) -> str | None:
     if name == "root" or name in _OUR_LOGGERS or name.partition(".")[0] == "marserve":
         return name
-    return "marserve" if name in _SERVER_LOGGERS else None
+    return "marserve" if name in ("org.pytorch.serve", "com.amazonaws.ml.ts") else None
 
 
 class Lookups:

@@ -7,9 +7,8 @@
     TS_METRICS                   ts_metrics.log     no
     MODEL_METRICS                model_metrics.log  no
 
-Records with `DETAIL` are not written to the console unless it is verbose. A file is rolled over at
-midnight and at 100 MB, and five old ones are kept, compressed (`files`). Levels can be changed
-while the server runs (`levels`), and ``--log-config`` replaces all of this (`config`).
+A file is rolled over at midnight and at 100 MB, and five old ones are kept, compressed (`files`).
+``--log-config`` replaces all of this (`config`).
 
 Records are written where they are made, so that they are on disk after a crash. The server's own
 are rare, and access lines and metrics come as one record for many lines; only a worker that prints
@@ -33,13 +32,12 @@ from marserve.frontend.logs.files import LogFile
 from marserve.frontend.logs.formats import JsonFormatter, LineFormatter
 from marserve.frontend.logs.levels import OF_FILES, SERVER, find_logger
 
-#: For ``extra=`` of a record that only the file needs.
+#: For ``extra=`` of a record that only the file and a verbose console need.
 DETAIL = {"is_detail": True}
 # Beyond that the event loop waits for the thread that writes.
 _MAX_RECORDS_WAITING = 100_000
-# Priorities of syslog(3) by level.
+# Priorities of syslog(3) by level; 7 for others.
 _PRIORITIES = {logging.CRITICAL: 2, logging.ERROR: 3, logging.WARNING: 4, logging.INFO: 6}
-_DEBUG = 7
 
 
 def log_directories(environ: Mapping[str, str] = os.environ) -> tuple[Path, Path]:
@@ -188,7 +186,7 @@ class Console(logging.StreamHandler[TextIO]):
         text = super().format(record)
         if not self._is_journal:
             return text
-        prefix = f"<{_PRIORITIES.get(record.levelno, _DEBUG)}>"
+        prefix = f"<{_PRIORITIES.get(record.levelno, 7)}>"
         return "\n".join([f"{prefix}{line}" for line in text.split("\n")])
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  logging's name

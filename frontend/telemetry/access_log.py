@@ -1,8 +1,4 @@
-"""The access log: counts each response and writes a line for it, many lines at a time.
-
-Lines are collected for a moment and go to the logger ``ACCESS_LOG`` as one record. The timer runs
-only while there is something to write.
-"""
+"""The access log: counts each response and writes a line for it, many lines at a time."""
 
 import asyncio
 import logging
@@ -30,7 +26,6 @@ class _Entry(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The line after its time."""
         # A request line contains no line break, but may contain control characters.
         target = self.target if self.target.isprintable() else ascii(self.target)[1:-1]
         milliseconds = round(self.seconds * 1000)
@@ -38,7 +33,6 @@ class _Entry(NamedTuple):
 
     @property
     def members(self) -> dict[str, Any]:
-        """The line as a JSON object."""
         return {
             "time": timestamp(self.at),
             "peer": self.peer,

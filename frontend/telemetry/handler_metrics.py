@@ -7,13 +7,11 @@ where the mark, the type and the ids may be missing:
     [METRICS]NAME.UNIT:VALUE|#dimension:value,…|#type:GAUGE|#hostname:HOST,EPOCH_S,REQUEST_ID,…
 
 If metrics.yaml declares the name, type, unit and names of the dimensions are those of the file.
-Values belong to dimensions by name where the names are the same, else by position. The host name is
-the last label, as in TorchServe.
+Values belong to dimensions by name where the names are the same, else by position.
 
 A mistake in a handler's metrics must not fail its requests: it is logged once for each name. What
-is invalid in Prometheus (a name with a space, one that the server has, one with other labels than
-before) is only in the log. So is what exceeds the limits, which keep a dimension that never repeats
-from filling the memory.
+is invalid in Prometheus is only in the log. So is what exceeds the limits, which keep a dimension
+that never repeats from filling the memory.
 """
 
 import logging

@@ -3,8 +3,7 @@
 metrics.yaml decides which of TorchServe's metrics there are, their types and labels
 (`metrics_config`); code here has their names and the order of the labels' values. A metric that the
 file leaves out is updated in a series that is not on the page. Names that begin with ``marserve_``
-are additions. The page is complete in every ``metrics_mode``: TorchServe's is empty by default,
-which its users complain of most.
+are additions. The page is complete in every ``metrics_mode``; TorchServe's is empty by default.
 """
 
 import socket

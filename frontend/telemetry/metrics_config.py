@@ -1,8 +1,7 @@
 """metrics.yaml: which metrics are reported, of which type, and with which labels.
 
-The file is that of key ``metrics_config``, or the built-in one beside this module. A file that
-cannot be used is logged, and the built-in one is used instead (in TorchServe every worker failed).
-An entry that cannot be used is logged and left out.
+A file that cannot be used is logged, and the built-in one beside this module is used instead (in
+TorchServe every worker failed). An entry that cannot be used is logged and left out.
 
 A metric that handlers report without a declaration is left out and logged once, unless
 ``model_metrics_auto_detect`` is true: then it has the type, unit and dimensions of its report.
@@ -100,7 +99,9 @@ def load_metrics_config(path: Path | None = None, *, auto_detect: bool = False) 
     config = built_in
     if path is not None:
         try:
-            config = _fit(parse_metrics_config(_read(path)), built_in)
+            with path.open("rb") as file:
+                text = file.read(MAX_BYTES + 1)
+            config = _fit(parse_metrics_config(text), built_in)
         except (OSError, MetricsConfigError) as error:
             logger.error("%s: %s The built-in metrics are reported instead.", path, error)  # noqa: TRY400 - in full
     if not auto_detect:
@@ -125,11 +126,6 @@ def parse_metrics_config(text: bytes) -> MetricsConfig:
         declared.name: _with_hostname(declared) for declared in _section(sections, "model_metrics")
     }
     return MetricsConfig(ts, model)
-
-
-def _read(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return file.read(MAX_BYTES + 1)
 
 
 def _section(sections: Mapping[str, Any], name: str) -> Iterator[Declared]:

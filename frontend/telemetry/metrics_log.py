@@ -8,8 +8,7 @@ mean of its new values. So sums over the file and the last value in it equal Tor
 written before an answer, since uvloop may send at once what a transport gets.
 
 Writing them with every answer halved the throughput of a model that does nothing. So with more than
-a thousand answers a second, lines are written together, up to 20 ms later; with ``async_logging``
-once a second. docs/performance.md has the cost.
+a thousand answers a second, lines are written together, up to 20 ms later.
 """
 
 import asyncio

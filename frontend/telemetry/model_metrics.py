@@ -1,8 +1,4 @@
-"""Metrics of one model version: its requests, batches and workers, and what its handler reports.
-
-Labels are bound once; a request only adds numbers, and a batch adds them for all its requests where
-that is possible.
-"""
+"""Metrics of one model version: its requests, batches and workers, and what its handler reports."""
 
 import logging
 from collections.abc import Iterable

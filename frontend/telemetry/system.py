@@ -8,8 +8,7 @@ TorchServe started a Python program each time; here this process measures. A pro
     standard output  lines of metrics (`parse_metric_line`), an empty line, ``pid:bytes`` per worker
     standard error   is written to the server's log
 
-Only metrics that metrics.yaml declares under ``ts_metrics`` are reported. The memory of workers is
-not read from the output: describe measures it.
+Only metrics that metrics.yaml declares under ``ts_metrics`` are reported.
 """
 
 import asyncio

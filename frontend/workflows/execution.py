@@ -48,8 +48,6 @@ from marserve.frontend.workflows.timeline import NodeTimes, RunTimes
 
 logger = logging.getLogger(__name__)
 
-_CLIENTS_FAULT = range(400, 500)
-_ERRORS = 400  # HTTP statuses from here on
 # Errors that a retry would repeat: the client must retry later, or start its sequence again.
 _NOT_RETRIED = (NoWorker, Overloaded, SequenceOver, ServerStopping, TooMuchInFlight)
 
@@ -116,7 +114,6 @@ class Run:
         return {name: self._outputs[name] for name in leaves}
 
     async def _run_from(self, node: Node, group: asyncio.TaskGroup) -> None:
-        """Run a node, then its children whose other parents have answered."""
         next_: Node | None = node
         while next_ is not None:
             node, next_ = next_, None
@@ -139,7 +136,6 @@ class Run:
         return [Part(name, "", body) for name, body in zip(names, outputs, strict=True)]
 
     def _drop_parts(self, node: Node) -> None:
-        """Drop the outputs that no other node needs."""
         self._answered.update(node.parents)
         for parent in node.parents:
             if self._answered[parent] == len(self._nodes[parent].children):
@@ -157,7 +153,7 @@ class Run:
         finally:
             times.ended = time.monotonic()
         self._graph.metrics.node_seconds[node.name].update(times.ended - times.queued)
-        if prediction.status >= _ERRORS:
+        if prediction.status >= 400:
             raise _Answered(prediction)
         return prediction
 
@@ -178,7 +174,8 @@ class Run:
                 is_over = isinstance(error, RequestExpired) and left <= node.timeout
                 if is_over or time.monotonic() >= self._deadline:
                     raise self._expired() from error
-                if isinstance(error, _NOT_RETRIED) or _is_clients_fault(error):
+                is_clients = isinstance(error, PredictionFailed) and 400 <= error.status < 500
+                if is_clients or isinstance(error, _NOT_RETRIED):
                     raise
                 is_gone = isinstance(error, ModelNotFound | VersionNotFound)
                 if is_gone or times.is_final or times.attempts >= node.tries:
@@ -236,7 +233,3 @@ def _cause(node: Node, error: ServeError) -> ServeError:
     if isinstance(error, RequestExpired):
         return RequestExpired(f"No output within timeout-ms={node.settings.timeout_ms}.")
     return error
-
-
-def _is_clients_fault(error: ServeError) -> bool:
-    return isinstance(error, PredictionFailed) and error.status in _CLIENTS_FAULT

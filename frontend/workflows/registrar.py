@@ -1,8 +1,7 @@
 """Registers and unregisters workflows: opens an archive, and registers its nodes as models.
 
-The model manager registers and unregisters models. If one cannot be registered, the others are
-unregistered again. A change runs in a separate task, so that it is complete even if its client
-disconnects.
+If one cannot be registered, the others are unregistered again. A change runs in a separate task, so
+that it is complete even if its client disconnects.
 """
 
 import asyncio
@@ -102,7 +101,6 @@ class WorkflowRegistrar:
         """Refuse further runs, finish the others, and unregister all nodes.
 
         Raises:
-            WorkflowNotFound: There is no such workflow.
             WorkflowFailed: A node could not be unregistered; the workflow is unregistered.
         """
         await self._run(self._unregister(name))
@@ -190,8 +188,6 @@ class WorkflowRegistrar:
         logger.info("Workflow %s unregistered.", name)
 
     async def _unregister_nodes(self, names: Iterable[str]) -> list[str]:
-        """Unregister models, and return the errors."""
-
         async def unregister(name: str) -> str:
             try:
                 await self._manager.unregister(name)

@@ -23,7 +23,6 @@ from marserve.frontend.errors import GraphRefused, WorkflowRefused
 
 #: The maximum number of nodes of a workflow: each is one process or several.
 MAX_NODES = 100
-_MAX_RETRIES = 100
 
 
 def _key(name: str, minimum: int, maximum: int, default: int) -> Any:
@@ -38,7 +37,7 @@ class NodeSettings:
     max_workers: int = _key("max-workers", 1, MAX_WORKERS, 1)
     batch_size: int = _key("batch-size", 1, MAX_NUMBER, 1)
     max_batch_delay_ms: int = _key("max-batch-delay", 0, MAX_NUMBER, 50)
-    retry_attempts: int = _key("retry-attempts", 0, _MAX_RETRIES, 1)
+    retry_attempts: int = _key("retry-attempts", 0, 100, 1)
     timeout_ms: int = _key("timeout-ms", 1, MAX_NUMBER, 10_000)
 
 

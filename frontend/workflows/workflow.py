@@ -40,7 +40,6 @@ class _RunTicket:
         self._task = task
 
     def cancel(self) -> None:
-        """Cancel the run."""
         self._task.cancel()
 
 
@@ -138,7 +137,6 @@ class WorkflowRegistry:
         self._workflows: dict[str, Workflow] = {}
 
     def __iter__(self) -> Iterator[Workflow]:
-        """The workflows, sorted by name."""
         for _, workflow in sorted(self._workflows.items()):
             yield workflow
 
@@ -146,7 +144,7 @@ class WorkflowRegistry:
         return name in self._workflows
 
     def find(self, name: str) -> Workflow:
-        """Return the workflow of that name; raises WorkflowNotFound if there is none."""
+        """Return the workflow of that name, or raise WorkflowNotFound."""
         workflow = self._workflows.get(name)
         if workflow is None:
             raise WorkflowNotFound(f"Workflow not found: {name}")
@@ -200,12 +198,11 @@ def _json_text(name: str, body: Buffer) -> bytes:
             f"The output of {name} is neither JSON nor text, and the workflow has other leaves."
         ) from error
     try:
-        json.loads(text, parse_constant=_refuse_constant)
+        json.loads(text, parse_constant=_refuse_constant)  # NaN and infinities
     except (ValueError, RecursionError):
         return json.dumps(text, ensure_ascii=False).encode()
     return text.strip().encode()
 
 
 def _refuse_constant(name: str) -> None:
-    """Refuse NaN and infinities, which are not JSON."""
     raise ValueError(name)
