@@ -53,6 +53,8 @@ class ModelVersion:
     _capacity_phrase: ClassVar[str] = "places to wait are taken"
     #: Seconds that workers may take for their last messages, after all requests are answered.
     _stop_seconds: ClassVar[float] = 0.0
+    _pool_type: ClassVar[type[WorkerPool]] = WorkerPool
+    _admission_type: ClassVar[type[Admission]] = Admission
 
     def __init__(
         self,
@@ -76,9 +78,11 @@ class ModelVersion:
         batcher = Batcher(self.queue, settings.batching, asyncio.get_running_loop())
         self.metrics = ModelMetrics(metrics, self.name, self.version)
         served = ServedModel(manifest, archive.directory, settings, environment)
-        self.workers = self._make_workers(served, batcher)
+        self.workers = self._pool_type(
+            served, host, batcher, self.metrics, lambda: self.admission.fail_queued()
+        )
         self._pending = PendingRequests(batcher, self.metrics, host.config.max_stream_backlog)
-        self.admission = self._make_admission()
+        self.admission = self._admission_type(settings, self.workers, self._pending)
         #: Its own admission, until a successor takes over.
         self._entrance: Admission | _HandedOver = self.admission
 
@@ -217,15 +221,6 @@ class ModelVersion:
         await self.workers.close(self._stop_seconds)
         self.admission.fail_queued()
         self.metrics.close()
-
-    def _make_workers(self, model: ServedModel, batcher: Batcher) -> WorkerPool:
-        return WorkerPool(model, self._host, batcher, self.metrics, self._fail_queued)
-
-    def _make_admission(self) -> Admission:
-        return Admission(self.settings, self.workers, self._pending)
-
-    def _fail_queued(self) -> None:
-        self.admission.fail_queued()
 
 
 @dataclass(frozen=True)

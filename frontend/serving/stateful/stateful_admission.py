@@ -19,34 +19,23 @@ from marserve.frontend.errors import BadRequest, SequenceOver, retry_after
 from marserve.frontend.serving.admission import Admission
 from marserve.frontend.serving.predict_request import (
     OnJointAnswer,
-    PendingRequests,
     PredictRequest,
     Ticket,
     group_of,
 )
-from marserve.frontend.serving.stateful.model_sequences import ModelSequences
 from marserve.frontend.serving.stateful.sequence_jobs import PendingSequenceJob
-from marserve.frontend.serving.worker_pool import WorkerPool
-from marserve.frontend.settings.model_settings import ModelSettings
+from marserve.frontend.serving.stateful.stateful_workers import StatefulWorkerPool
 
 
 class StatefulAdmission(Admission):
     """Accepts requests into the sequences of one model version, or refuses them."""
 
-    def __init__(
-        self,
-        settings: ModelSettings,
-        workers: WorkerPool,
-        pending: PendingRequests,
-        sequences: ModelSequences,
-    ) -> None:
-        super().__init__(settings, workers, pending)
-        self._sequences = sequences
+    _workers: StatefulWorkerPool
 
     @property
     def share_taken(self) -> float:
         """The share of the allowed sequences that are open or wait; at 1 new ones are refused."""
-        table = self._sequences.table
+        table = self._workers.sequences.table
         return (table.open + table.waiting) / table.limits.max_sequences
 
     def submit(self, request: PredictRequest, on_answer: OnAnswer) -> Ticket:
@@ -54,10 +43,11 @@ class StatefulAdmission(Admission):
         if request.describe:
             return super().submit(request, on_answer)
         queued, timeout = self._check(request, 1)
-        sequence_id, starts, ends = self._sequences.names.read(request.input.headers)
+        sequences = self._workers.sequences
+        sequence_id, starts, ends = sequences.names.read(request.input.headers)
         if not sequence_id:
             sequence_id, starts = f"{MADE_HERE}{uuid.uuid4()}", True
-        request.input.headers[self._sequences.names.id] = sequence_id
+        request.input.headers[sequences.names.id] = sequence_id
         job = PendingSequenceJob(
             request.input,
             queued,
@@ -68,13 +58,13 @@ class StatefulAdmission(Admission):
             pending=self._pending,
             request_arrived=request.arrived,
             counters=self._pending.counters_of(request),
-            sequences=self._sequences,
+            sequences=sequences,
             sequence_id=sequence_id,
             starts=starts,
             ends=ends,
         )
         try:
-            self._sequences.table.put(sequence_id, job)
+            sequences.table.put(sequence_id, job)
         except SequencesFull:
             self._metrics.rejected("queue_full")
             refusal = self.no_worker(by_version=request.by_version)
@@ -93,11 +83,11 @@ class StatefulAdmission(Admission):
 
     def fail_queued(self) -> None:
         """Fail all queued requests, because no worker is left to serve them."""
-        self._sequences.table.fail_queued(self.refusal or self.no_worker())
+        self._workers.sequences.table.fail_queued(self.refusal or self.no_worker())
 
     def _put(self, jobs: Sequence[Job]) -> None:
         """Send a describe request, which has no sequence, to the worker with the fewest."""
-        accepting = [each for each in self._sequences.table.workers if each.is_accepting]
+        accepting = [each for each in self._workers.sequences.table.workers if each.is_accepting]
         if not accepting:
             raise self.no_worker()
         least = min(accepting, key=lambda each: len(each.open))

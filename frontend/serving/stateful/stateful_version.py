@@ -1,11 +1,7 @@
 """A version of a stateful model."""
 
-from marserve.frontend.batching.batcher import Batcher
 from marserve.frontend.batching.sequences.sequence_table import SequenceTable
-from marserve.frontend.serving.admission import Admission
-from marserve.frontend.serving.host import ServedModel
 from marserve.frontend.serving.model_version import ModelVersion
-from marserve.frontend.serving.stateful.model_sequences import ModelSequences, SequenceHeaders
 from marserve.frontend.serving.stateful.stateful_admission import StatefulAdmission
 from marserve.frontend.serving.stateful.stateful_workers import StatefulWorkerPool
 
@@ -18,11 +14,13 @@ class StatefulModelVersion(ModelVersion):
     _capacity_phrase = "sequences are open"
     # How long a handler may take to process the ends of its sequences before its worker stops.
     _stop_seconds = 5.0
+    _pool_type = StatefulWorkerPool
+    _admission_type = StatefulAdmission
 
     @property
     def sequences(self) -> SequenceTable:
         """The sequences of this version."""
-        return self._sequences.table
+        return self.workers.sequences.table
 
     @property
     def queued(self) -> int:
@@ -51,14 +49,4 @@ class StatefulModelVersion(ModelVersion):
     async def close(self, drain: float) -> None:
         """Drain, stop the workers, and fail the requests that are still waiting."""
         await super().close(drain)
-        self._sequences.close()
-
-    def _make_workers(self, model: ServedModel, batcher: Batcher) -> StatefulWorkerPool:
-        names = SequenceHeaders(self._host.config)
-        self._sequences = ModelSequences(model.settings, names, self.metrics)
-        return StatefulWorkerPool(
-            model, self._host, batcher, self.metrics, self._fail_queued, self._sequences
-        )
-
-    def _make_admission(self) -> Admission:
-        return StatefulAdmission(self.settings, self.workers, self._pending, self._sequences)
+        self.workers.sequences.close()

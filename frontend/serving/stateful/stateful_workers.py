@@ -9,7 +9,7 @@ from marserve.backend.protocol import Load
 from marserve.frontend.batching.batcher import Batcher
 from marserve.frontend.batching.job_queue import JobQueue
 from marserve.frontend.serving.host import DispatchKinds, ServedModel, WorkerHost
-from marserve.frontend.serving.stateful.model_sequences import ModelSequences
+from marserve.frontend.serving.stateful.model_sequences import ModelSequences, SequenceHeaders
 from marserve.frontend.serving.worker_pool import Resized, WorkerPool
 from marserve.frontend.settings.model_settings import ModelSettings
 from marserve.frontend.telemetry.model_metrics import ModelMetrics
@@ -33,10 +33,10 @@ class StatefulWorkerPool(WorkerPool):
         batcher: Batcher,
         metrics: ModelMetrics,
         on_closed: Callable[[], None],
-        sequences: ModelSequences,
     ) -> None:
         super().__init__(model, host, batcher, metrics, on_closed)
-        self._names, self._table = sequences.names, sequences.table
+        self.sequences = ModelSequences(model.settings, SequenceHeaders(host.config), metrics)
+        self._table = self.sequences.table
 
     @property
     def batchers(self) -> list[Batcher]:
@@ -69,7 +69,7 @@ class StatefulWorkerPool(WorkerPool):
         return Batcher(JobQueue(batching.queue_size), batching, loop, model=self._batcher)
 
     def _load_message(self, gpu: int | None) -> Load:
-        return replace(super()._load_message(gpu), sequence_headers=list(self._names.all))
+        return replace(super()._load_message(gpu), sequence_headers=list(self.sequences.names.all))
 
     def _dispatch_kinds(self) -> DispatchKinds:
         return DispatchKinds(
