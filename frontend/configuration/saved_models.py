@@ -15,12 +15,12 @@ Some members are ours, and left out where TorchServe's are enough:
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from marserve.frontend.configuration.model_schema import MAX_WORKERS, SETTINGS
 from marserve.frontend.configuration.models_key import TORCHSERVES
-from marserve.frontend.configuration.setting_kinds import MAX_NUMBER, TEXT, Kind, is_whole
+from marserve.frontend.configuration.setting_kinds import FLAG, MAX_NUMBER, TEXT, Kind, whole
 from marserve.frontend.configuration.values import plain_number
 
 _MAX_COSTS = 100
@@ -116,11 +116,8 @@ def _object(value: object, what: str) -> dict[str, Any]:
 
 
 def _whole(minimum: int, maximum: int = MAX_NUMBER) -> Kind:
-    return Kind(
-        f"a whole number from {minimum} to {maximum}",
-        lambda value: is_whole(plain_number(value), minimum, maximum),
-        read=plain_number,
-    )
+    kind = whole(minimum, maximum)
+    return replace(kind, accepts=lambda value: kind.accepts(plain_number(value)), read=plain_number)
 
 
 def _number(above: int, read: Callable[[float], float], write: Callable[[float], float]) -> Kind:
@@ -149,10 +146,10 @@ def _is_cost(row: object) -> bool:
 
 
 _NAME = Kind("a text", lambda value: isinstance(value, str) and value != "")
-_FLAG = Kind(
-    "true or false",
-    lambda value: isinstance(value, bool | str) and str(value).lower() in ("true", "false"),
-    read=lambda value: str(value).lower() == "true",
+_FLAG = replace(
+    FLAG,
+    accepts=lambda value: FLAG.accepts(FLAG.parse(str(value))),
+    read=lambda value: FLAG.parse(str(value)),
 )
 # TorchServe may have saved -10000, which means "do not wait".
 _DELAY = _number(-MAX_NUMBER, lambda ms: max(0.0, ms) / 1000, lambda delay: _plain(delay * 1000))

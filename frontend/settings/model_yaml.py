@@ -48,8 +48,8 @@ def yaml_settings(parsed: Mapping[str, Any], gpus: int = 0, warn: Warn = log_war
     Raises:
         ArchiveRefused: A value is wrong, and not ignored.
     """
-    kinds = {"device_ids": gpu_numbers(gpus)}
-    rows = [replace(row, kind=kinds.get(row.attribute, row.kind)) for row in SETTINGS]
+    on_machine = replace(BY_KEY["deviceIds"], kind=gpu_numbers(gpus))
+    rows = [on_machine if row.key == on_machine.key else row for row in SETTINGS]
     on_wrong = partial(_on_wrong, warn)
     try:
         found = dict(read_with_foreign(rows, parsed, on_wrong))
