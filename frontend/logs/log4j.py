@@ -97,22 +97,65 @@ class Log4jLogger:
 class Log4jConfig:
     """The content of a file; ``remarks`` are sentences on what has no effect."""
 
+    properties: dict[str, str]  # of Java and of the file
     appenders: dict[str, Node] = field(default_factory=dict)  # by name
     loggers: list[Log4jLogger] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
 
+    def resolve_attributes(self, node: Node) -> None:
+        """Resolve the lookups in the attributes of a node."""
+        for key, value in node.attributes.items():
+            if key == "filepattern":  # the date is that of the rollover
+                value = re.sub(r"\$\$?\{date:([^{}]*)\}", r"%d{\1}", value)
+            node.attributes[key] = self.resolve(value)
+
+    def resolve(self, text: str) -> str:
+        """Return the text with values for lookups; those that have none stay."""
+        for _ in range(_MAX_LOOKUP_DEPTH):  # they may be nested
+            text, count = _LOOKUP.subn(self._value, text)
+            if not count:
+                break
+            if len(text) > _MAX_VALUE_LENGTH:
+                limit = f"{_MAX_VALUE_LENGTH} characters"
+                self.remarks.append(f"A value with lookups is cut after {limit}.")
+                text = text[:_MAX_VALUE_LENGTH]
+                break
+        return text.replace("\0", "${")
+
+    def _value(self, match: re.Match[str]) -> str:
+        key, has_default, default = match[1].partition(":-")
+        kind, _, name = key.rpartition(":")
+        value = self._find(kind, name)
+        if value is None and not has_default:
+            self.remarks.append(f"${{{key}}} has no value.")
+            return f"\0{key}}}"
+        return default if value is None else value
+
+    def _find(self, kind: str, name: str) -> str | None:
+        match kind:
+            case "env":
+                return os.environ.get(name)
+            case "sys":
+                return self.properties.get(name) or _SYSTEM_PROPERTIES.get(name, lambda: None)()
+            case "date":
+                return date_format(name)(dt.datetime.now().astimezone())
+            case "" if name == "hostName":
+                return socket.gethostname()
+            case "":
+                return self.properties.get(name) or os.environ.get(name)
+        return None
+
 
 def read_log4j(root: Node, properties: Mapping[str, str]) -> Log4jConfig:
     """Read a ``Configuration`` of log4j; ``properties`` are Java's, for ``${sys:…}``."""
-    config = Log4jConfig()
+    config = Log4jConfig(dict(properties))
     if root.get("monitorInterval", "0") != "0":
         config.remarks.append("monitorInterval has no effect: the file is read once.")
-    lookups = Lookups(dict(properties), config.remarks)
     for node in root.walk():
         if node.kind == "property":
-            lookups.properties[node.get("name")] = lookups.resolve(node.get("value"))
+            config.properties[node.get("name")] = config.resolve(node.get("value"))
     for node in root.walk():
-        lookups.resolve_attributes(node)
+        config.resolve_attributes(node)
     for node in root.walk():
         if node.kind == "appenders":
             config.appenders |= {child.get("name"): child for child in node.children}
@@ -146,54 +189,3 @@ def _our_name(name: str) -> str | None:
     if name == "root" or name in _OUR_LOGGERS or name.partition(".")[0] == "marserve":
         return name
     return "marserve" if name in ("org.pytorch.serve", "com.amazonaws.ml.ts") else None
-
-
-class Lookups:
-    """Resolves ``${…}``; adds to ``remarks`` what could not be resolved."""
-
-    def __init__(self, properties: dict[str, str], remarks: list[str]) -> None:
-        self.properties = properties
-        self._remarks = remarks
-
-    def resolve_attributes(self, node: Node) -> None:
-        """Resolve the lookups in the attributes of a node."""
-        for key, value in node.attributes.items():
-            if key == "filepattern":  # the date is that of the rollover
-                value = re.sub(r"\$\$?\{date:([^{}]*)\}", r"%d{\1}", value)
-            node.attributes[key] = self.resolve(value)
-
-    def resolve(self, text: str) -> str:
-        """Return the text with values for lookups; those that have none stay."""
-        for _ in range(_MAX_LOOKUP_DEPTH):  # they may be nested
-            text, count = _LOOKUP.subn(self._value, text)
-            if not count:
-                break
-            if len(text) > _MAX_VALUE_LENGTH:
-                limit = f"{_MAX_VALUE_LENGTH} characters"
-                self._remarks.append(f"A value with lookups is cut after {limit}.")
-                text = text[:_MAX_VALUE_LENGTH]
-                break
-        return text.replace("\0", "${")
-
-    def _value(self, match: re.Match[str]) -> str:
-        key, has_default, default = match[1].partition(":-")
-        kind, _, name = key.rpartition(":")
-        value = self._find(kind, name)
-        if value is None and not has_default:
-            self._remarks.append(f"${{{key}}} has no value.")
-            return f"\0{key}}}"
-        return default if value is None else value
-
-    def _find(self, kind: str, name: str) -> str | None:
-        match kind:
-            case "env":
-                return os.environ.get(name)
-            case "sys":
-                return self.properties.get(name) or _SYSTEM_PROPERTIES.get(name, lambda: None)()
-            case "date":
-                return date_format(name)(dt.datetime.now().astimezone())
-            case "" if name == "hostName":
-                return socket.gethostname()
-            case "":
-                return self.properties.get(name) or os.environ.get(name)
-        return None
