@@ -14,9 +14,10 @@ grpc has no timeout for a client that is connected but does not read its answer.
 one message in memory until its deadline or the end of its connection.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -26,12 +27,12 @@ from marserve.frontend.configuration.addresses import Address, TlsFiles
 from marserve.frontend.configuration.config import Config
 from marserve.frontend.configuration.tls import identity_pem
 from marserve.frontend.grpc.call_limits import WINDOW_BYTES, Limits
-from marserve.frontend.grpc.calls import CallRouter, Service
+from marserve.frontend.grpc.calls import Call, CallRouter, Service
 from marserve.frontend.grpc.health import health_service
 from marserve.frontend.grpc.inference import inference_service
 from marserve.frontend.grpc.management import management_service
+from marserve.frontend.grpc.messages import POOL, Answers, Message
 from marserve.frontend.grpc.open_inference import open_inference_services, repository_service
-from marserve.frontend.grpc.reflection import reflection_services
 from marserve.frontend.http.limits import grpc_descriptors
 from marserve.frontend.operations.services import Services
 from marserve.frontend.security.guard import Guard
@@ -162,8 +163,8 @@ class GrpcEndpoints:
             health_service(registry),
         ]
         return (
-            [*inference, *reflection_services(inference)],
-            [*management, *reflection_services(management)],
+            [*inference, *_reflection_services(inference)],
+            [*management, *_reflection_services(management)],
         )
 
     def _listener(
@@ -200,6 +201,31 @@ class GrpcEndpoints:
         if config.request_body_rate:
             timeout += config.max_request_size / config.request_body_rate
         return Limits(config.grpc_max_calls, usage, config.max_request_size, timeout, on_limit)
+
+
+def _reflection_services(services: Sequence[Service]) -> Sequence[Service]:
+    """Return the service that describes others and itself, for tools like grpcurl.
+
+    It returns the content of the .proto files and nothing of this server, so it needs no key.
+    Without the package ``grpcio-reflection`` there is none.
+    """
+    try:
+        from grpc_reflection.v1alpha import reflection, reflection_pb2
+    except ImportError:
+        return ()
+    POOL.AddSerializedFile(reflection_pb2.DESCRIPTOR.serialized_pb)
+    descriptor = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"]
+    names = [service.descriptor.full_name for service in services]
+    servicer = reflection.aio.ReflectionServicer(  # type: ignore[attr-defined]
+        [*names, descriptor.full_name], POOL
+    )
+
+    def answer(requests: AsyncIterator[Message], _call: Call) -> Answers:
+        answers: Answers = servicer.ServerReflectionInfo(requests, None)
+        return answers
+
+    calls = SimpleNamespace(server_reflection_info=answer)
+    return (Service(descriptor, calls, key=None),)
 
 
 def _options(config: Config, *, is_inference: bool) -> list[tuple[str, int]]:

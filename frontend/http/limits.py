@@ -17,9 +17,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from marserve.frontend.aio.long_work import LongWork
-from marserve.frontend.http.absent_clients import AbsentClients
 from marserve.frontend.http.forms import FormLimits
-from marserve.frontend.http.slow_readers import SlowReaders
+from marserve.frontend.http.slow_readers import AbsentClients, SlowReaders
 from marserve.frontend.security.usage import Usage
 
 if TYPE_CHECKING:

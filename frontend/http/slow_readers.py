@@ -1,12 +1,13 @@
-"""Finds the clients that do not read what was written to them.
+"""Finds the clients that do not read what was written to them, and those that have left.
 
-Only connections are checked whose write buffer is full, or that close when all is written. Only the
-kernel counts what a client has read: asyncio's transports hide, with TLS, what is encrypted and not
-sent yet.
+Slow readers are looked for where the write buffer is full, or a connection closes when all is
+written. Only the kernel counts what a client has read: asyncio's transports hide, with TLS, what
+is encrypted and not sent yet.
 """
 
 import asyncio
 import fcntl
+import select
 import socket
 import struct
 import sys
@@ -108,3 +109,43 @@ def bytes_read(transport: asyncio.Transport) -> int:
     except OSError:
         outstanding = 0  # it is lost already
     return -(outstanding + transport.get_write_buffer_size())
+
+
+class AbsentClients:
+    """The connections of a listener that are not read at present; closed ones are aborted.
+
+    Reading pauses while a request is answered, so that a client cannot fill the memory. The event
+    loop then does not report a closed connection, and the request would run without a client.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._unread: set[asyncio.Transport] = set()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def watch(self, transport: asyncio.Transport) -> None:
+        """Check a connection from now on."""
+        self._unread.add(transport)
+        if self._timer is None:
+            self._timer = self._loop.call_later(_LONGEST_PERIOD, self._look)
+
+    def forget(self, transport: asyncio.Transport) -> None:
+        """Stop checking a connection that is read again, or has ended."""
+        self._unread.discard(transport)
+
+    def _look(self) -> None:
+        self._timer = None
+        for transport in [each for each in self._unread if _has_left(each)]:
+            self.forget(transport)
+            transport.abort()
+        if self._unread:
+            self._timer = self._loop.call_later(_LONGEST_PERIOD, self._look)
+
+
+def _has_left(transport: asyncio.Transport) -> bool:
+    connection: socket.socket | None = transport.get_extra_info("socket")
+    if connection is None:  # lost; with TLS, connection_lost follows a little later
+        return False
+    poll = select.poll()
+    poll.register(connection.fileno(), select.POLLRDHUP)  # errors are always reported
+    return bool(poll.poll(0))

@@ -15,7 +15,7 @@ all models. The copy of the bytes takes 0.1 ms.
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -248,10 +248,8 @@ def _resolved(shape: list[int], count: int) -> list[int]:
 
 
 def _count_elements(buffer: Buffer) -> Steps[int]:
-    elements: Iterator[bytes] = read_elements(buffer)
     count = 0
-    for _ in elements:
-        count += 1
+    for count, _ in enumerate(read_elements(buffer), start=1):
         if count % _ELEMENTS == 0:
             yield
     return count

@@ -42,11 +42,9 @@ _MOVES = 256  # slices that are copied in one step
 _UNITS: dict[int, Literal["B", "H", "I", "Q"]] = {1: "B", 2: "H", 4: "I", 8: "Q"}
 
 
-class Unjoinable(PredictionFailed, status=503):
-    """The answers to the rows of a request do not make one answer."""
-
-    def __init__(self, why: str) -> None:
-        super().__init__(f"The handler's answers to the rows cannot be joined: {why}.")
+def _unjoinable(why: str) -> PredictionFailed:
+    text = f"The handler's answers to the rows cannot be joined: {why}."
+    return PredictionFailed(text, status=503)
 
 
 def row_count(inputs: Sequence[Json], dim: int) -> int:
@@ -147,7 +145,7 @@ class TensorRows:
         if (status := predictions[-1].status) != 200:
             answer_of(predictions[-1])  # raises the handler's error, if it is one
             number = len(predictions) - 1
-            raise Unjoinable(f"row {number} was answered with status {status}")
+            raise _unjoinable(f"row {number} was answered with status {status}")
         dim = self._dims[1]
         joiner, whole = OutputJoiner(dim), InferAnswer()
         for prediction, count in _blocks(predictions):
@@ -158,7 +156,7 @@ class TensorRows:
                 joiner.add(answer.outputs, count)
             except UnusableTensor as error:
                 logger.warning("%s: %s", self._id, error)
-                raise Unjoinable(str(error)) from error
+                raise _unjoinable(str(error)) from error
             yield
         whole.outputs = joiner.joined()
         for output in whole.outputs if dim else ():
