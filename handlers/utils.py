@@ -110,12 +110,9 @@ def list_classes_from_module(module: ModuleType, parent_class: type | None = Non
 def load_label_mapping(mapping_file_path: str | Path) -> dict[str, str] | None:
     """Read index_to_name.json as ``{"0": name, …}``; None, with a warning, if it does not exist.
 
-    Three forms are in use:
+    Three forms are in use; others are a ValueError:
 
         {"0": "tabby"}    {"0": ["n02123045", "tabby"]}    {"object_type_names": ["tabby", …]}
-
-    Raises:
-        ValueError: The file has another form.
     """
     path = Path(mapping_file_path)
     if not path.is_file():

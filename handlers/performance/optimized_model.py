@@ -26,7 +26,6 @@ from marserve.backend.errors import OptionRefused
 from marserve.backend.profiling.samples import WarmUpFailed
 from marserve.handlers.performance.accuracy import Accuracy
 from marserve.handlers.performance.batch_norm import fold_batch_norms
-from marserve.handlers.performance.compilation import Compilation
 from marserve.handlers.performance.cuda_graphs import CudaGraphs
 from marserve.handlers.performance.device_stages import DeviceStages, partition_stages, stages_of
 from marserve.handlers.performance.fixed_sizes import BatchSizes, FixedSizes
@@ -44,6 +43,7 @@ from marserve.handlers.performance.precision import (
     raise_outputs,
 )
 from marserve.handlers.performance.torch_compile import (
+    Compilation,
     CompiledForward,
     compilation_of,
     compile_arguments,
@@ -164,10 +164,8 @@ def made_in(options: Optimization | None, make: Callable[[], Any]) -> Callable[[
 def optimize(model: Any, context: Context, device: torch.device) -> OptimizedModel | None:
     """Optimize an eager model; None if nothing is configured, or torch refuses to compile.
 
-    The model is in evaluation mode on ``device``, where inputs come from and results go to.
-
-    Raises:
-        OptionRefused: An option of the section ``optimization`` is not possible here.
+    The model is in evaluation mode on ``device``, where inputs come from and results go to. An
+    option that is not possible here raises `OptionRefused`.
     """
     config = getattr(context, "model_yaml_config", None) or {}
     options, arguments = read_optimization(config), compile_arguments(config.get("pt2"))

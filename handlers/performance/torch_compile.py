@@ -8,19 +8,21 @@
 A model that cannot be compiled is served uncompiled, with a warning.
 """
 
+import importlib
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
-from marserve.handlers.performance.compilation import Compilation, compiled_graphs
 from marserve.handlers.performance.trees import tensors_of
 from marserve.handlers.utils import check_valid_pt2_backend
 
 logger = logging.getLogger(__name__)
 
+_MAX_REASONS = 10
+_MAX_REASON = 200  # characters: the first line of torch's reason
 _MAX_SHAPES = 20
 
 
@@ -43,6 +45,53 @@ def compile_arguments(pt2: Any) -> dict[str, Any] | None:
     return dict(pt2)
 
 
+class Compilation:
+    """What was compiled, or recorded as CUDA graphs, before the first request, for describe.
+
+    ``by`` is what compiles, with its options; ``count()`` returns the number of graphs.
+    """
+
+    def __init__(self, by: Mapping[str, Any], count: Callable[[], int]) -> None:
+        self.other_sizes = ""  # how batches of other sizes run
+        self.fallback: str | None = None  # why the model is not compiled as configured
+        self.unforeseen: Counter[str] = Counter()  # batches that run uncompiled, by shape
+        self._by = dict(by)
+        self._count = count
+        self._counted = count()
+        self._breaks = _counters("graph_break")
+        self._sizes: list[dict[str, Any]] = []
+
+    def add(self, size: int, seconds: float) -> None:
+        """Add the first run of a batch size and its duration."""
+        logger.info("Batch size %d: first run %.1f s", size, seconds)
+        before, self._counted = self._counted, self._count()
+        graphs = self._counted - before
+        self._sizes.append({"size": size, "seconds": round(seconds, 3), "graphs": graphs})
+
+    def described(self) -> dict[str, Any]:
+        """Return the current figures as JSON values."""
+        breaks = (_counters("graph_break") - self._breaks).most_common(_MAX_REASONS)
+        return {
+            **self._by,
+            "sizes": self._sizes,
+            "graphBreaks": {reason.strip()[:_MAX_REASON]: count for reason, count in breaks},
+            "otherSizes": self.other_sizes,
+            "fallback": self.fallback,
+            "unforeseen": dict(self.unforeseen),
+        }
+
+
+def _compiled_graphs() -> int:
+    return int(_counters("stats")["unique_graphs"])
+
+
+def _counters(kind: str) -> Counter[str]:
+    # torch has no public interface for these; empty if a release lacks them.
+    utils = importlib.import_module("torch._dynamo.utils")
+    counters: Mapping[str, Counter[str]] = getattr(utils, "counters", {})
+    return Counter(counters.get(kind, {}))
+
+
 def compilation_of(arguments: dict[str, Any]) -> Compilation:
     """Return an empty description of a compilation with these arguments of torch.compile."""
     by = {
@@ -51,7 +100,7 @@ def compilation_of(arguments: dict[str, Any]) -> Compilation:
         "mode": str(arguments.get("mode") or "default"),
         **({"dynamic": arguments["dynamic"]} if "dynamic" in arguments else {}),
     }
-    return Compilation(by, compiled_graphs)
+    return Compilation(by, _compiled_graphs)
 
 
 def try_to_compile(model: Any, arguments: dict[str, Any]) -> Any:

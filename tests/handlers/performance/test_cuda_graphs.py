@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 import torch
 
-from marserve.handlers.performance.compilation import Compilation
 from marserve.handlers.performance.cuda_graphs import CudaGraphs, Replay, record_graph
 from marserve.handlers.performance.fixed_sizes import BatchSizes, FixedSizes
 from marserve.handlers.performance.optimization import Optimization
 from marserve.handlers.performance.optimized_model import OptimizedModel, optimize
 from marserve.handlers.performance.precision import Forward
+from marserve.handlers.performance.torch_compile import Compilation
 
 
 class Recorder:
