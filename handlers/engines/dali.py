@@ -60,7 +60,7 @@ def _file_of(row: Any) -> Any:
 
 
 def get_dali_pipeline(ctx: Context) -> Any:
-    """Return an ``nvidia.dali.Pipeline`` for a model; ValueError for its configuration."""
+    """Return an ``nvidia.dali.Pipeline``; ValueError without a complete section ``dali``."""
     settings = (ctx.model_yaml_config or {}).get("dali")
     if not settings:
         raise ValueError(f"{ctx.model_name} has no dali config in model config yaml file")
