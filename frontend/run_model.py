@@ -15,7 +15,7 @@ import mimetypes
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO
@@ -150,16 +150,16 @@ def _prepare(options: argparse.Namespace, workdir: Path) -> "_Run":
     return _Run(host, model)
 
 
+@dataclass(eq=False)
 class _Run:
-    def __init__(self, host: WorkerHost, model: ServedModel) -> None:
-        self._host = host
-        self._model = model
-        self._service: Service
-        self._loop: asyncio.AbstractEventLoop | None = None
+    host: WorkerHost
+    model: ServedModel
+    _service: Service = field(init=False)
+    _loop: asyncio.AbstractEventLoop | None = field(default=None, init=False)
 
     def load(self, count: int) -> None:
         """Load the model for batches of at least ``count`` inputs; raise as the handler does."""
-        model, host = self._model, self._host
+        model, host = self.model, self.host
         settings = model.settings
         gpus = host.devices.acquire(1, settings.device_ids) if settings.use_gpu else ()
         spec = worker_spec(model, host, 0, gpus, position=0, count=1)
@@ -191,11 +191,11 @@ class _Run:
     ) -> None:
         """Run the handler, and again for the answers that continue in steps."""
         while indexes:
-            run_as = self._model.settings.batching.run_as(len(indexes))
+            run_as = self.model.settings.batching.run_as(len(indexes))
             send = partial(answers.add, indexes=indexes)
             reply = self._service.predict([inputs[index] for index in indexes], send, run_as)
             send(reply)
-            if not self._model.settings.continuous_batching or reply.code != 200:
+            if not self.model.settings.continuous_batching or reply.code != 200:
                 return
             indexes = [
                 index
@@ -205,15 +205,15 @@ class _Run:
             inputs = [Input(input_.id, input_.headers, []) for input_ in inputs]
 
 
+@dataclass(eq=False)
 class _Answers:
     """Prints the bodies of answers, and their heads on stderr, with the inputs' ``names``."""
 
-    def __init__(self, names: Sequence[str], stdout: BinaryIO) -> None:
-        self.failed = False  # whether any answer is a failure
-        self._names = names
-        self._stdout = stdout
-        self._index = -1
-        self._lacks_newline = False
+    names: Sequence[str]
+    stdout: BinaryIO
+    failed: bool = False  # whether any answer is a failure
+    _index: int = -1
+    _lacks_newline: bool = False
 
     def add(self, reply: Reply | Piece, indexes: Sequence[int]) -> None:
         """Print a reply, or a piece of one, for the inputs at these indexes."""
@@ -230,8 +230,8 @@ class _Answers:
     def close(self) -> None:
         """End the last line and flush."""
         if self._lacks_newline:
-            self._stdout.write(b"\n")
-        self._stdout.flush()
+            self.stdout.write(b"\n")
+        self.stdout.flush()
 
     def _print(self, index: int, prediction: Prediction) -> None:
         if index != self._index:
@@ -240,11 +240,11 @@ class _Answers:
             self._index = index
             status = f"{prediction.status} {prediction.reason}".strip()
             headers = "".join(f"\n  {key}: {value}" for key, value in prediction.headers.items())
-            logger.info("%s: %s%s", self._names[index], status, headers)
+            logger.info("%s: %s%s", self.names[index], status, headers)
         self.failed = self.failed or prediction.status >= 400
         body = bytes(prediction.body)
-        self._stdout.write(body)
-        self._stdout.flush()
+        self.stdout.write(body)
+        self.stdout.flush()
         if body:
             self._lacks_newline = not body.endswith(b"\n") and b"\0" not in body
 

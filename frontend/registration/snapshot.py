@@ -11,6 +11,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from marserve.frontend.aio.background import DaemonThreads
@@ -78,21 +79,15 @@ def _chosen_settings(settings: ModelSettings) -> dict[str, object]:
     }
 
 
+@dataclass(eq=False)
 class SnapshotWriter:
     """Writes snapshots with these properties, and keeps the newest of each kind; blocks."""
 
-    def __init__(
-        self,
-        directory: Path,
-        properties: Mapping[str, str],
-        kept: int,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        self._directory = directory
-        self._properties = properties
-        self._kept = kept
-        self._clock = clock
-        self._last_ms = 0
+    directory: Path
+    properties: Mapping[str, str]
+    kept: int
+    clock: Callable[[], float] = time.time
+    _last_ms: int = field(default=0, init=False)
 
     def write(self, kind: str, models: Iterable[SavedModel]) -> Path:
         """Write a snapshot of the kind startup, snapshot or shutdown.
@@ -100,17 +95,17 @@ class SnapshotWriter:
         Raises:
             OSError: It cannot be written; no part of it is left.
         """
-        self._directory.mkdir(parents=True, exist_ok=True)
+        self.directory.mkdir(parents=True, exist_ok=True)
         # The last one is restored, so the times must increase: also of two changes within a
         # millisecond, and after a restart with a clock that was set back.
-        latest_ms = max(_written_ms(self._directory), default=0)
-        created_ms = max(int(self._clock() * 1000), self._last_ms + 1, latest_ms + 1)
-        while (path := self._directory / f"{_stamp(created_ms)}-{kind}.cfg").exists():
+        latest_ms = max(_written_ms(self.directory), default=0)
+        created_ms = max(int(self.clock() * 1000), self._last_ms + 1, latest_ms + 1)
+        while (path := self.directory / f"{_stamp(created_ms)}-{kind}.cfg").exists():
             created_ms += 1
         self._last_ms = created_ms
         snapshot = snapshot_json(path.name, created_ms, models)
         date = time.strftime("%a %b %d %H:%M:%S %Z %Y", time.localtime(created_ms / 1000))
-        entries = {**self._properties, "model_snapshot": snapshot}
+        entries = {**self.properties, "model_snapshot": snapshot}
         text = format_properties(entries, ("Saving snapshot", date))
         replace_file(path, text.encode("ascii"))
         os.utime(path, ns=(created_ms * 10**6,) * 2)
@@ -120,8 +115,8 @@ class SnapshotWriter:
     def _remove_old(self, kind: str) -> None:
         # Incomplete files of killed servers begin with a dot, and are removed first.
         ours = re.compile(rf"\.?\d{{17}}-{kind}\.cfg(\.\w+\.new)?")
-        old = sorted(path for path in self._directory.iterdir() if ours.fullmatch(path.name))
-        for path in old[: -self._kept]:
+        old = sorted(path for path in self.directory.iterdir() if ours.fullmatch(path.name))
+        for path in old[: -self.kept]:
             path.unlink(missing_ok=True)
 
 
@@ -136,6 +131,7 @@ def _stamp(epoch_ms: int) -> str:
     return f"{time.strftime('%Y%m%d%H%M%S', time.localtime(seconds))}{milliseconds:03d}"
 
 
+@dataclass(eq=False)
 class Snapshots:
     """Writes snapshots in a thread, one after the other; none without a writer.
 
@@ -143,17 +139,14 @@ class Snapshots:
     last successful one.
     """
 
-    def __init__(
-        self, writer: SnapshotWriter | None, models: Callable[[], list[SavedModel]]
-    ) -> None:
-        self._writer = writer
-        self._models = models
-        self._thread: DaemonThreads | None = None
-        self._failed = False  # logged once, until one succeeds again
+    writer: SnapshotWriter | None
+    models: Callable[[], list[SavedModel]]
+    _thread: DaemonThreads | None = field(default=None, init=False)
+    _failed: bool = field(default=False, init=False)  # logged once, until one succeeds again
 
     async def begin(self) -> None:
         """Write the first snapshot, when the server has started."""
-        if self._writer is not None:
+        if self.writer is not None:
             self._thread = DaemonThreads("snapshots", 1)
         await self._save("startup")
 
@@ -170,7 +163,7 @@ class Snapshots:
         if self._thread is None:
             return
         try:
-            writing = asyncio.wrap_future(self._thread.submit(self._write, kind, self._models()))
+            writing = asyncio.wrap_future(self._thread.submit(self._write, kind, self.models()))
         except ServerBusy as error:  # the disk hangs
             logger.error("A snapshot was not written. %s", error)  # noqa: TRY400 - no traceback
             return
@@ -181,9 +174,9 @@ class Snapshots:
             logger.warning("A snapshot takes more than %g s.", _MAX_WAIT_SECONDS)
 
     def _write(self, kind: str, models: list[SavedModel]) -> None:
-        assert self._writer is not None
+        assert self.writer is not None
         try:
-            path = self._writer.write(kind, models)
+            path = self.writer.write(kind, models)
         except OSError as error:
             if not self._failed:
                 logger.error("Snapshots cannot be written; the server continues: %s", error)  # noqa: TRY400 - no traceback
