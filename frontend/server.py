@@ -169,7 +169,7 @@ class Server:
             OSError: A listener cannot be bound, or a directory cannot be used.
             RestoreFailed: The models of a snapshot cannot be served.
         """
-        self._watchdog.watch(asyncio.get_running_loop())
+        self._watchdog.loop = asyncio.get_running_loop()
         signals = Signals(
             self._reload, partial(leaves_interrupts, self._registry), self._watchdog.begin
         )
@@ -243,7 +243,7 @@ class Server:
         background = await opened.enter_async_context(BackgroundTasks())
         background.keep_running("The sign of life", partial(_notify_watchdog, self._starter))
         workdir = await _make_workdir(opened)  # first: it marks all processes
-        self._watchdog.set_workdir(workdir)
+        self._watchdog.workdir = workdir
         gpus = GpuReader()
         start_monitoring(background, config, self._metrics, self._registry, gpus)
         host = await self._make_host(opened)

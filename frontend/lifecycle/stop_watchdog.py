@@ -42,19 +42,13 @@ class StopWatchdog:
     def __init__(self, seconds: float, release: Callable[[], object] = lambda: None) -> None:
         self._seconds = seconds
         self._release = release
-        self._workdir: Path | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
+        #: Removed at a forced end, with the server's processes.
+        self.workdir: Path | None = None
+        #: Its tasks are reported at a forced end.
+        self.loop: asyncio.AbstractEventLoop | None = None
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._writer, False)
         threading.Thread(target=self._run, name="stop-watchdog", daemon=True).start()
-
-    def watch(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Report the tasks of this event loop at a forced end."""
-        self._loop = loop
-
-    def set_workdir(self, workdir: Path) -> None:
-        """Remove this working directory and the server's processes at a forced end."""
-        self._workdir = workdir
 
     def begin(self) -> None:
         """Count from now on; takes no lock, so that signal handlers may call it."""
@@ -81,13 +75,13 @@ class StopWatchdog:
             "The stop took more than %g s (lame_duck_seconds, drain_timeout and stop_grace); the "
             "server is ended by force. Still running:\n%s",
             self._seconds,
-            "\n".join([*_tasks(self._loop), _stacks()]),
+            "\n".join([*_tasks(self.loop), _stacks()]),
         )
 
     def _remove(self) -> None:
         self._release()
-        if self._workdir is not None:
-            remove_with_processes(self._workdir)
+        if self.workdir is not None:
+            remove_with_processes(self.workdir)
 
 
 def _tasks(loop: asyncio.AbstractEventLoop | None) -> Iterable[str]:

@@ -25,6 +25,7 @@ class ConnectionLost(Exception):
     cause = ""  # a sentence, found out later
     code = 500  # for clients that wait for a load; 507 if the kernel killed it for lack of memory
     in_trial = False  # whether batches of samples, and not the model, may be the cause
+    over_requests = False  # whether it had requests in flight
 
     def __str__(self) -> str:
         return with_cause(str(self.args[0]), self.cause)

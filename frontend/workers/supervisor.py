@@ -112,7 +112,6 @@ class WorkerSupervisor:
         #: Whether it ends when the requests that were sent to it are answered; whether it ends now.
         self._draining = False
         self._stopping = False
-        self._died_over_requests = False
         self._task: asyncio.Task[None] | None = None
         self._on_load: Callable[[], object] = lambda: None
         self._loop = asyncio.get_running_loop()
@@ -310,13 +309,13 @@ class WorkerSupervisor:
             self._log.warning("%s Worker disconnected. %s", self._spec.name, LOG_NAMES[self.state])
             self._set_state(WorkerState.FAILED)
             loss.cause = await find_cause(loss, process, "responseTimeout", dispatch.timeout)
+            loss.over_requests = dispatch.is_busy
             cause = loss.cause or str(loss)
             # Before clients are answered: they may read the description of the worker next.
             self._history.last = Failure.of(loss, Diagnostics())
             raise loss
         finally:
             self._grace = 0.0 if dispatch.is_busy else _LEAVE_SECONDS
-            self._died_over_requests = dispatch.is_busy
             if connection.has_answered:
                 self._history.answered()
                 if not isinstance(connection.failure, Poisoned):
@@ -339,13 +338,14 @@ class WorkerSupervisor:
         self._set_state(WorkerState.FAILED)
         self._metrics.worker_failures.update(1)
         self._history.recovering()
-        if not (isinstance(error, ConnectionLost) and error.in_trial):  # else it may load without
+        loss = error if isinstance(error, ConnectionLost) else None
+        if loss is None or not loss.in_trial:  # else it may load without
             self._set_outcome(error)
         self._on_load()
         if isinstance(error, LoadFailed) and error.permanent:
             self._log.error("Worker %d is given up: another try would not help.", self.worker_id)
             return None
-        over_requests = was_ready and self._died_over_requests
+        over_requests = loss is not None and loss.over_requests
         delay = self._backoff.failed(time.monotonic(), over_requests=over_requests)
         if delay is None:
             self._log.error("Worker %d is given up: its retry window is over.", self.worker_id)
