@@ -60,12 +60,11 @@ class _Management:
         """At least one worker, because 0 counts as absent."""
         low = request.min_worker if request.min_worker > 0 else 1
         high = request.max_worker if request.max_worker > 0 else low
-        limits = Parameters({"min_worker": low, "max_worker": high})
-        version, synchronous = request.model_version or None, request.synchronous
-        change = self.operations.change(
-            request.model_name, version, limits, synchronous=synchronous
+        parameters = Parameters(
+            {"min_worker": low, "max_worker": high, "synchronous": request.synchronous}
         )
-        return _sentence(await change)
+        version = request.model_version or None
+        return _sentence(await self.operations.change(request.model_name, version, parameters))
 
     async def set_default(self, request: Message, _call: Call) -> Message:
         changed = self.operations.set_default(request.model_name, request.model_version)

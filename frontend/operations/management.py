@@ -111,21 +111,18 @@ class ModelManagement:
             warnings.append(f"validateBatching: {failure}.")
         return outcome._replace(warnings=tuple(warnings))
 
-    async def change(
-        self, name: str, version: str | None, parameters: Parameters, *, synchronous: bool
-    ) -> Outcome:
+    async def change(self, name: str, version: str | None, parameters: Parameters) -> Outcome:
         """Change workers, batching, or both; all parameters are checked before the first change.
 
-        A ``synchronous`` client waits for the workers.
+        Without a ``version``, a parameter may name it.
         """
         found = unread_parameters(parameters, is_registration=False)
         unread = _logged(found, f"Change of {name}")
-        outcome = await self._change(name, version, parameters, synchronous=synchronous)
+        version = version or parameters.text("model_version") or None
+        outcome = await self._change(name, version, parameters)
         return outcome._replace(warnings=unread)
 
-    async def _change(
-        self, name: str, version: str | None, parameters: Parameters, *, synchronous: bool
-    ) -> Outcome:
+    async def _change(self, name: str, version: str | None, parameters: Parameters) -> Outcome:
         changes, is_batching = changed_settings(parameters), changes_batching(parameters)
         has_workers = parameters.has("min_worker") or parameters.has("max_worker")
         is_scaled = has_workers or not is_batching
@@ -139,6 +136,7 @@ class ModelManagement:
                 sentence = f"Batching updated for model: {name}{_suffix(version)}: {batching}"
                 return Outcome(200, sentence)
         low, high = limits
+        synchronous = parameters.flag("synchronous", default=False)
         model = await self.manager.scale(name, version, low, high, synchronous=synchronous)
         if not synchronous:
             return _IN_PROGRESS

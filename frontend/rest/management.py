@@ -122,11 +122,7 @@ class _Management:
 
     async def _change(self, request: HttpRequest) -> HttpResponse:
         parameters = await read_parameters(request, self.max_request_bytes, may_be_empty=True)
-        name, version = _model_of(request)
-        version = version or parameters.text("model_version") or None
-        synchronous = parameters.flag("synchronous", default=False)
-        change = self.operations.change(name, version, parameters, synchronous=synchronous)
-        return outcome_response(await change)
+        return outcome_response(await self.operations.change(*_model_of(request), parameters))
 
     async def _set_default(self, request: HttpRequest) -> HttpResponse:
         _, name, version, _ = request.segments
