@@ -7,7 +7,7 @@ application per request costs as much as everything here.
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 from marserve.frontend.batching.jobs import OnAnswer
 from marserve.frontend.errors import RouteNotFound, ServeError, unexpected
@@ -49,31 +49,32 @@ class Route:
     choose: "Callable[[HttpRequest | PlainRequest], Route] | None" = None
 
 
+async def _not_found(_request: HttpRequest) -> HttpResponse:
+    raise RouteNotFound
+
+
+_NOT_FOUND = Route(_not_found)
+
+
+@dataclass(frozen=True)
 class Router:
     """Passes the requests of a listener to its routes, by first path segment."""
 
-    def __init__(
-        self,
-        routes: Mapping[str, Route],
-        *,
-        guard: Guard,
-        access_log: AccessLog,
-        common_headers: str,
-    ) -> None:
-        self.access_log = access_log
-        self.common_headers = common_headers
-        self._routes = routes
-        self._any_other = routes.get(ANY_OTHER, Route(_not_found))
-        self._guard = guard
+    routes: Mapping[str, Route]
+    _: KW_ONLY
+    guard: Guard
+    access_log: AccessLog
+    common_headers: str  # header lines of every answer
 
     async def answer(self, request: HttpRequest) -> HttpResponse:
         """Answer a request, also after an unexpected error, and log it."""
         segments = request.segments
-        route = self._routes.get(segments[0] if segments else "", self._any_other)
+        route = self.routes.get(segments[0] if segments else "")
+        route = route or self.routes.get(ANY_OTHER, _NOT_FOUND)
         while route.choose is not None:
             route = route.choose(request)
         try:
-            self._guard.admit(route.guard, request.headers)
+            self.guard.admit(route.guard, request.headers)
             answer = await route.serve(request)
         except ServeError as error:
             answer = route.refuse(error)
@@ -88,18 +89,14 @@ class Router:
     def accept(self, request: PlainRequest) -> Submit | None:
         """Return the function that submits a plain request; None leaves the request to `answer`."""
         segments = request.segments
-        route = self._routes.get(segments[0]) if segments else None
+        route = self.routes.get(segments[0]) if segments else None
         while route is not None and route.choose is not None:
             route = route.choose(request)
         if route is None or route.accept is None:
             return None
         try:
-            self._guard.admit(route.guard, request.headers)
+            self.guard.admit(route.guard, request.headers)
             request.refuse = route.refuse
             return route.accept(request)
         except ServeError:
             return None
-
-
-async def _not_found(_request: HttpRequest) -> HttpResponse:
-    raise RouteNotFound

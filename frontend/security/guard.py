@@ -8,6 +8,7 @@ requests of other machines: most proxies can add headers that show it.
 import ipaddress
 import re
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from urllib.parse import urlsplit
 
 from marserve.frontend.configuration.config import Config
@@ -18,29 +19,17 @@ from marserve.frontend.security.tokens import KINDS, Kind
 _FORWARDED = re.compile(r"forwarded|x-forwarded-.*|x-real-ip|via", re.IGNORECASE)
 
 
+@dataclass(frozen=True)
 class Guard:
-    """Checks requests to guarded routes.
+    """Checks requests to guarded routes."""
 
-    Args:
-        tokens: None without keys.
-        keyless: Whether requests need no key. A ``Bearer`` key of a management request must be
-            correct all the same, and then nothing else is checked.
-        local: Kinds of routes that without a key are for programs on this machine only.
-        browsers: Whether web pages can send requests to the listener.
-    """
-
-    def __init__(
-        self,
-        tokens: Tokens | None,
-        *,
-        keyless: bool = False,
-        local: Collection[Kind] = (),
-        browsers: bool = True,
-    ) -> None:
-        self._tokens = tokens
-        self._keyless = keyless
-        self._local = local
-        self._browsers = browsers
+    tokens: Tokens | None  # None: no keys
+    _: KW_ONLY
+    #: Whether requests need no key. A ``Bearer`` key of a management request must be correct all
+    #: the same, and then nothing else is checked.
+    keyless: bool = False
+    local: Collection[Kind] = ()  # routes that without a key are for programs on this machine only
+    browsers: bool = True  # whether web pages can send requests to the listener
 
     @classmethod
     def of(cls, config: Config, tokens: Tokens | None, *, browsers: bool) -> "Guard":
@@ -52,8 +41,8 @@ class Guard:
     def checks(self, kind: Kind | None) -> bool:
         """Return whether `admit` checks anything for a route of this kind."""
         return kind is not None and (
-            kind in self._local
-            or (self._tokens is not None and (not self._keyless or kind == "management"))
+            kind in self.local
+            or (self.tokens is not None and (not self.keyless or kind == "management"))
         )
 
     def admit(self, kind: Kind | None, headers: Mapping[str, str]) -> None:
@@ -65,15 +54,15 @@ class Guard:
         """
         if kind is None:
             return
-        if self._tokens is not None and (
+        if self.tokens is not None and (
             # On other routes without keys the header may be for the handler.
-            not self._keyless or (kind == "management" and _has_bearer(headers))
+            not self.keyless or (kind == "management" and _has_bearer(headers))
         ):
-            self._tokens.authorize(kind, headers.get("authorization"))
-        elif kind in self._local:
+            self.tokens.authorize(kind, headers.get("authorization"))
+        elif kind in self.local:
             for name in filter(_FORWARDED.fullmatch, headers):
                 raise ForeignOrigin(f"the header {name}")
-            if self._browsers:
+            if self.browsers:
                 _refuse_pages(headers)
 
 
