@@ -54,7 +54,7 @@ class _Read:
 
 
 class MessageReads:
-    """Reads the first messages of calls that share a limit, so many ``slots`` at a time.
+    """Reads the first messages of calls that share a limit, at most ``slots`` at a time.
 
     A free slot goes to the newest call of the client with the fewest slots. So one client does not
     block the others, and a complete message does not wait behind incomplete ones. A read lasts

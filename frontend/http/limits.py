@@ -36,7 +36,7 @@ _MAX_DESCRIPTORS = 1 << 20
 
 @dataclass(frozen=True)
 class ConnectionLimits:
-    """What the clients of one listener may use; times are in seconds, 0 is no limit.
+    """What the clients of one listener may use; times are in seconds, 0 means no limit.
 
     A body must arrive, and an answer be read, within its timeout and a second for each ``rate``
     bytes; also the next part of either must come within the timeout.

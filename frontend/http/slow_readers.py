@@ -37,7 +37,7 @@ class SlowReaders:
     """The clients of a listener that have not read everything yet.
 
     A client must read something within ``timeout`` seconds. For everything it has the same time,
-    and a second for each ``rate`` bytes; 0 is no limit in total.
+    and a second for each ``rate`` bytes; 0 means no limit in total.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, timeout: float, rate: int) -> None:

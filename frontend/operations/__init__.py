@@ -1,1 +1,1 @@
-"""What clients may ask for, whatever the transport: predictions, and the management of models."""
+"""Transport-independent requests: predictions, and the management of models."""

@@ -220,7 +220,7 @@ def _swap(source: Any, target: Any, first: int, second: int, inner: int) -> Step
 
 
 def _slices(first: int, second: int, inner: int) -> Iterator[tuple[slice, slice]]:
-    """Yield the slices of source and target, as few as possible.
+    """Yield the slices of source and target in the smallest number.
 
     They are the items of ``inner``, or one item of all places of the longer other dimension.
     """

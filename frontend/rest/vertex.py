@@ -1,8 +1,8 @@
 """The routes of Vertex AI for predictions and health, whose paths Vertex AI chooses.
 
 If a path is an existing route, such as ``/predictions/m`` or ``/ping``, that route answers.
-Elsewhere predictions are those of the one model that there is, and health is readiness: Vertex
-sends requests once it is told yes.
+Elsewhere predictions are those of the only model, and health is readiness, because Vertex sends
+requests after the first positive answer.
 """
 
 from collections.abc import Awaitable, Mapping, Sequence

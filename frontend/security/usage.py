@@ -28,7 +28,7 @@ class ClientUsage:
 
 @dataclass(eq=False)
 class Usage:
-    """The use of all clients of a listener; a limit of 0 is none.
+    """The use of all clients of a listener; 0 means no limit.
 
     ``on_limit`` is called with the name of a limit and a sentence for the log.
     """
