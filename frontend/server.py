@@ -257,7 +257,9 @@ class Server:
         management = ModelManagement(
             changes, self._registry, gpus, config.model_api, catalog.describe if catalog else None
         )
-        registrar = WorkflowRegistrar(self._workflows, manager, self._registry, host, self._metrics)
+        registrar = WorkflowRegistrar(
+            self._workflows, manager, self._registry, config, self._metrics
+        )
         workflows = WorkflowManagement(self._workflows, registrar, config.model_api)
         tokens = _make_tokens(config, opened)
         services = Services(

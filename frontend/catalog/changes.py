@@ -6,7 +6,7 @@ catalog, and are changed on this server only.
 """
 
 from collections.abc import Coroutine
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from marserve.frontend.aio.background import outcome_of
@@ -30,16 +30,13 @@ from marserve.frontend.serving.registry import ModelRegistry
 T = TypeVar("T")
 
 
+@dataclass(frozen=True)
 class CatalogChanges(ModelChanges):
     """Writes changes to the catalog, and applies them to this server."""
 
-    def __init__(
-        self, synchroniser: Synchroniser, manager: ModelManager, registry: ModelRegistry
-    ) -> None:
-        self._synchroniser = synchroniser
-        self._convergence = synchroniser.convergence
-        self._manager = manager
-        self._registry = registry
+    synchroniser: Synchroniser
+    manager: ModelManager
+    registry: ModelRegistry
 
     async def register(self, registration: Registration) -> ModelVersion:
         """Register here first, then in the catalog."""
@@ -50,41 +47,41 @@ class CatalogChanges(ModelChanges):
     ) -> ModelVersion:
         """Write the numbers of workers to the catalog, and apply them."""
         if self._is_own(name):
-            return await self._manager.scale(name, version, low, high, synchronous=synchronous)
+            return await self.manager.scale(name, version, low, high, synchronous=synchronous)
         edit = with_workers(name, version, low, high)
-        await self._to_its_end(self._synchroniser.change(edit))
-        applied = self._synchroniser.start(self._apply(name, version))
+        await self._to_its_end(self.synchroniser.change(edit))
+        applied = self.synchroniser.start(self._apply(name, version))
         if synchronous:
             await outcome_of(applied)
-        return self._registry.find(name, version)
+        return self.registry.find(name, version)
 
     async def reconfigure(self, name: str, version: str | None, changes: Fields) -> ModelVersion:
         """Write changed settings to the catalog, and apply them."""
         if self._is_own(name):
-            return await self._manager.reconfigure(name, version, changes)
+            return await self.manager.reconfigure(name, version, changes)
         return await self._to_its_end(self._reconfigure(name, version, changes))
 
     async def set_default(self, name: str, version: str) -> None:
         """Write the default version to the catalog, and apply it."""
         if self._is_own(name):
-            await self._manager.set_default(name, version)
+            await self.manager.set_default(name, version)
         else:
             await self._to_its_end(self._change(name, version, with_default(name, version)))
 
     async def unregister(self, name: str, version: str | None = None) -> None:
         """Remove a version from the catalog, and unregister it."""
         if self._is_own(name):
-            await self._manager.unregister(name, version)
+            await self.manager.unregister(name, version)
         else:
             await self._to_its_end(self._change(name, version, without(name, version)))
 
     def _is_own(self, name: str) -> bool:
-        is_node = any(model.name == name and model.origin.workflow for model in self._registry)
-        return is_node and self._convergence.model(name) is None
+        is_node = any(model.name == name and model.origin.workflow for model in self.registry)
+        return is_node and self.synchroniser.convergence.model(name) is None
 
     async def _register(self, registration: Registration) -> ModelVersion:
-        self._synchroniser.check_writable()
-        model = await self._manager.register(replace(registration, is_private=True))
+        self.synchroniser.check_writable()
+        model = await self.manager.register(replace(registration, is_private=True))
         settings = model.settings
         chosen = CatalogEntry(
             url=registration.url,
@@ -96,7 +93,7 @@ class CatalogChanges(ModelChanges):
         )
         entry = as_read(chosen)
         try:
-            await self._synchroniser.change(added(model.name, model.version, entry))
+            await self.synchroniser.change(added(model.name, model.version, entry))
         except Exception:
             await self._hand_over(model, entry)
             raise
@@ -105,15 +102,15 @@ class CatalogChanges(ModelChanges):
 
     async def _hand_over(self, model: ModelVersion, entry: CatalogEntry) -> None:
         """Make a version one of the catalog; unregister it if it was not written there."""
-        wanted = self._convergence.model(model.name)
+        wanted = self.synchroniser.convergence.model(model.name)
         if wanted is not None and model.version in wanted.versions:
-            self._convergence.adopt(model, entry)
-            await self._synchroniser.converge(model.name)
-        elif model in self._registry:
-            await self._manager.unregister(model.name, model.version)
+            self.synchroniser.convergence.adopt(model, entry)
+            await self.synchroniser.converge(model.name)
+        elif model in self.registry:
+            await self.manager.unregister(model.name, model.version)
 
     async def _reconfigure(self, name: str, version: str | None, changes: Fields) -> ModelVersion:
-        model = self._registry.find(name, version)
+        model = self.registry.find(name, version)
         settings = changed_settings(model, changes)
         before = chosen_settings(model.settings)
         # Dependent settings too: another server may start from other settings.
@@ -123,19 +120,19 @@ class CatalogChanges(ModelChanges):
             if attribute not in before or before[attribute] != value
         }
         await self._change(name, model.version, with_settings(name, model.version, chosen))
-        return self._registry.find(name, version)
+        return self.registry.find(name, version)
 
     async def _change(self, name: str, version: str | None, edit: Edit) -> None:
-        await self._synchroniser.change(edit)
+        await self.synchroniser.change(edit)
         await self._apply(name, version)
 
     async def _apply(self, name: str, version: str | None) -> None:
         """Make a model as the catalog wants it; raises the error of a step for the version."""
-        wanted = self._convergence.model(name)
+        wanted = self.synchroniser.convergence.model(name)
         version = version or (wanted.default if wanted else None)
-        for failure in await self._synchroniser.converge(name):
+        for failure in await self.synchroniser.converge(name):
             if failure.version == version:
                 raise failure.error
 
     async def _to_its_end(self, work: Coroutine[Any, Any, T]) -> T:
-        return await outcome_of(self._synchroniser.start(work))
+        return await outcome_of(self.synchroniser.start(work))

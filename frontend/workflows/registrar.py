@@ -17,6 +17,7 @@ from marserve.frontend.aio.background import BackgroundTasks, outcome_of
 from marserve.frontend.aio.long_work import LongWork
 from marserve.frontend.archives.archive import Archive
 from marserve.frontend.archives.contents import WorkflowContents
+from marserve.frontend.configuration.config import Config
 from marserve.frontend.errors import (
     Conflict,
     ModelNotFound,
@@ -30,7 +31,6 @@ from marserve.frontend.errors import (
 from marserve.frontend.logs.formats import one_line
 from marserve.frontend.registration.manager import ModelManager
 from marserve.frontend.registration.model_changes import Registration
-from marserve.frontend.serving.host import WorkerHost
 from marserve.frontend.serving.model_version import ModelVersion
 from marserve.frontend.serving.registry import ModelRegistry
 from marserve.frontend.telemetry.metrics import Metrics, WorkflowMetrics
@@ -56,22 +56,17 @@ class WorkflowRegistration:
     s3_sse_kms: bool = False
 
 
+@dataclass(eq=False)
 class WorkflowRegistrar:
     """Registers and unregisters workflows, within `running`."""
 
-    def __init__(
-        self,
-        workflows: WorkflowRegistry,
-        manager: ModelManager,
-        models: ModelRegistry,
-        host: WorkerHost,
-        metrics: Metrics,
-    ) -> None:
-        self._workflows = workflows
-        self._manager = manager
-        self._models = models
-        self._config = host.config
-        self._metrics = metrics
+    workflows: WorkflowRegistry
+    manager: ModelManager
+    models: ModelRegistry
+    config: Config
+    metrics: Metrics
+
+    def __post_init__(self) -> None:
         self._long_work = LongWork()
         self._background = BackgroundTasks()
         #: Names that are being registered.
@@ -86,7 +81,7 @@ class WorkflowRegistrar:
             async with self._background:
                 yield
         finally:
-            for workflow in self._workflows:
+            for workflow in self.workflows:
                 workflow.refusal = ServerStopping()
 
     async def register(self, registration: WorkflowRegistration) -> Workflow:
@@ -106,7 +101,7 @@ class WorkflowRegistrar:
         await self._run(self._unregister(name))
 
     async def _register(self, registration: WorkflowRegistration) -> Workflow:
-        archives = self._manager.archives
+        archives = self.manager.archives
         async with AsyncExitStack() as undo:
             archive, contents = await archives.open_workflow(
                 registration.url, s3_sse_kms=registration.s3_sse_kms
@@ -121,13 +116,13 @@ class WorkflowRegistrar:
                     await gone.wait()  # its `unregister` has the deadline
                 models = await self._register_nodes(registration, manifest, archive, specification)
                 undo.pop_all()
-                metrics = WorkflowMetrics(self._metrics, name, specification.nodes)
-                longest = self._config.max_response_size
-                graph = Graph(name, specification, self._models, metrics, longest)
+                metrics = WorkflowMetrics(self.metrics, name, specification.nodes)
+                longest = self.config.max_response_size
+                graph = Graph(name, specification, self.models, metrics, longest)
                 queues = (model.settings.batching.queue_size for model in models)
-                max_runs = self._config.max_workflow_runs or min(queues)
+                max_runs = self.config.max_workflow_runs or min(queues)
                 workflow = Workflow(archive, graph, max_runs, self._long_work)
-                self._workflows.add(workflow)
+                self.workflows.add(workflow)
         logger.info("Workflow %s registered: %s", name, specification.dag_text)
         return workflow
 
@@ -143,9 +138,9 @@ class WorkflowRegistrar:
         async def register(node: Node) -> ModelVersion:
             wanted = _registration_of(node, registration, manifest, archive)
             async with turns:
-                if any(model.name == wanted.model_name for model in self._models):
+                if any(model.name == wanted.model_name for model in self.models):
                     raise Conflict(f"Model {wanted.model_name} is registered already.")
-                return await self._manager.register(wanted)
+                return await self.manager.register(wanted)
 
         nodes = list(specification.nodes.values())
         outcomes = await asyncio.gather(*map(register, nodes), return_exceptions=True)
@@ -167,17 +162,17 @@ class WorkflowRegistrar:
         )
 
     async def _unregister(self, name: str) -> None:
-        workflow = self._workflows.find(name)
-        self._workflows.remove(workflow)
+        workflow = self.workflows.find(name)
+        self.workflows.remove(workflow)
         workflow.refusal = WorkflowNotFound(f"Workflow not found: {name}")
         gone = self._leaving[name] = asyncio.Event()
         try:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._config.unregister_model_timeout):
+                async with asyncio.timeout(self.config.unregister_model_timeout):
                     await workflow.drained()
             failures = await self._unregister_nodes(workflow.graph.model_names.values())
             workflow.graph.metrics.close()
-            await self._manager.archives.remove(workflow.archive)
+            await self.manager.archives.remove(workflow.archive)
         finally:
             del self._leaving[name]
             gone.set()
@@ -190,7 +185,7 @@ class WorkflowRegistrar:
     async def _unregister_nodes(self, names: Iterable[str]) -> list[str]:
         async def unregister(name: str) -> str:
             try:
-                await self._manager.unregister(name)
+                await self.manager.unregister(name)
             except ModelNotFound:
                 logger.info("Node %s was unregistered before.", name)
             except ServeError as error:
@@ -201,7 +196,7 @@ class WorkflowRegistrar:
 
     @contextlib.contextmanager
     def _claimed(self, name: str) -> Iterator[None]:
-        if name in self._workflows or name in self._registering:
+        if name in self.workflows or name in self._registering:
             raise Conflict(f"Workflow {name} is already registered.")
         self._registering.add(name)
         try:
