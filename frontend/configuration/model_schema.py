@@ -11,6 +11,7 @@ differ from those of TorchServe.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from marserve.frontend.configuration.other_servers import FOREIGN_SETTINGS, check_foreign
@@ -71,8 +72,8 @@ _BATCHING = ("request", "yaml", "models", "server")
 _REGISTERED = ("request", "yaml", "models")
 _TIMEOUT = ("yaml", "models", "request", "server")
 _ARCHIVE = ("yaml", "models")
-_ASKED = ("request", *_ARCHIVE)
-_STRICT = {"is_strict": True}
+# A setting whose wrong value refuses the archive.
+_strict = partial(setting, is_strict=True)
 #: The number of torch's threads; 0 means that it is measured.
 THREADS = replace(
     automatic_or(whole(1, _MAX_THREADS)),
@@ -82,11 +83,11 @@ THREADS = replace(
 
 
 def _live(key: str, kind: Kind, default: Any, text: str, **more: Any) -> Any:
-    return setting(key, kind, default, text, _BATCHING, **{"is_live": True, **_STRICT, **more})
+    return _strict(key, kind, default, text, _BATCHING, is_live=True, **more)
 
 
 def _archive(key: str, kind: Kind, default: Any, text: str) -> Any:
-    return setting(key, kind, default, text, _ARCHIVE, **_STRICT)
+    return _strict(key, kind, default, text, _ARCHIVE)
 
 
 def _workers(key: str, kind: Kind, parameter: str, text: str) -> Any:
@@ -291,12 +292,11 @@ class ModelValues:
     asynchronous: bool = setting(
         "asyncCommunication", FLAG, False, "Whether each request goes to the handler alone."
     )
-    stateful: bool = setting(
+    stateful: bool = _strict(
         "sequenceBatching",
         FLAG,
         False,
         "Whether the requests of a sequence go to the same worker, in order.",
-        is_strict=True,
     )
     sequence_max_idle: float = setting(
         "sequenceMaxIdleMSec",
@@ -332,30 +332,27 @@ class ModelValues:
         None,
         "Whether its workers vary with its queue, and how fast.",
     )
-    sample_inputs: tuple[str, ...] = setting(  # empty: the handler is asked for samples
+    sample_inputs: tuple[str, ...] = _strict(  # empty: the handler is asked for samples
         "sampleInput",
         FILES,
         (),
         "File of the archive that batches are made of to see what they cost; several are compared.",
-        is_strict=True,
     )
-    validation: str = setting(  # empty: none
+    validation: str = _strict(  # empty: none
         "validateBatching",
         CHECK,
         "",
         "Whether batches of samples are compared with single ones before the model is served.",
         _REGISTERED,
-        is_strict=True,
     )
-    validation_tolerance: float | None = setting(  # None: the usual tolerance of the precision
+    validation_tolerance: float | None = _strict(  # None: the usual tolerance of the precision
         "validateBatchingTolerance",
         ABOVE_0,
         None,
         "The difference of numbers that this comparison allows.",
         _REGISTERED,
-        is_strict=True,
     )
-    overlap_stages: bool = setting(
+    overlap_stages: bool = _strict(
         "overlapStages",
         flag_or(
             word(AUTOMATIC),
@@ -364,16 +361,14 @@ class ModelValues:
         ),
         False,
         "Whether the stages of successive batches overlap in a worker.",
-        is_strict=True,
     )
-    tensors: Mapping[str, Any] = setting(
+    tensors: Mapping[str, Any] = _strict(
         "openInference",
         TENSORS,
         {},
         "The input and output tensors of the handler, for the metadata of clients.",
-        is_strict=True,
     )
-    stack_inputs: str = setting(  # empty: a list with a dict for each row
+    stack_inputs: str = _strict(  # empty: a list with a dict for each row
         "stackInputs",
         flag_or(
             word("numpy", "torch"),
@@ -382,33 +377,29 @@ class ModelValues:
         ),
         "",
         "Whether the handler gets arrays of all rows of a batch, and of which library.",
-        is_strict=True,
     )
-    outstanding_batches: int | None = setting(  # None: the number that a worker can use
+    outstanding_batches: int | None = _strict(  # None: the number that a worker can use
         "outstandingBatches",
         whole(1, _MAX_OUTSTANDING),
         None,
         "Maximum number of batches, or with asyncCommunication requests, of a worker at a time.",
-        _ASKED,
-        is_strict=True,
+        _REGISTERED,
     )
-    torch_threads: int = setting(  # 0: the worker's share of the cores, or fewer if that is as fast
+    torch_threads: int = _strict(  # 0: the worker's share of the cores, or fewer if that is as fast
         "torchThreads",
         THREADS,
         0,
         "Threads that torch computes with in a worker; `auto`: its share of the cores.",
         _BATCHING,
         server="torch_threads",
-        is_strict=True,
     )
-    torch_wait_policy: str = setting(
+    torch_wait_policy: str = _strict(
         "torchWaitPolicy",
         word(*WAIT_POLICIES),
         AUTOMATIC,
         "How threads of torch wait for each other: `active` keeps their cores busy.",
         _BATCHING,
         server="torch_wait_policy",
-        is_strict=True,
     )
 
 
