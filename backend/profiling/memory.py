@@ -8,12 +8,12 @@ started, which errs on the safe side.
 
 import contextlib
 import sys
-from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
+from marserve.backend.control_groups import MOUNTS, PROC, memory_limits
+
 _RESET_PEAK = "5"  # proc(5), /proc/pid/clear_refs
-_KIB = 1024
 
 
 class DeviceMemory:
@@ -45,42 +45,34 @@ class DeviceMemory:
 class HostMemory:
     """The memory of this process on a Linux machine; elsewhere nothing is known."""
 
-    def __init__(self, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> None:
-        self._own = proc / "self"
-        self._machine = proc / "meminfo"
+    def __init__(self, proc: Path = PROC, cgroups: Path = MOUNTS) -> None:
+        self._proc = proc
         self._cgroups = cgroups
         self._baseline = self._held()
 
     def reset_peak(self) -> None:
         """Start a new peak, if that is permitted."""
         with contextlib.suppress(OSError):
-            (self._own / "clear_refs").write_text(_RESET_PEAK)
+            (self._proc / "self/clear_refs").write_text(_RESET_PEAK)
 
     def peak(self) -> int:
         """Return the most that was held since `reset_peak`, beyond the baseline."""
-        return max(0, (_figure(self._own / "status", "VmHWM:", _KIB) or 0) - self._baseline)
+        peak = _bytes_of(self._proc / "self/status", "VmHWM") or 0
+        return max(0, peak - self._baseline)
 
     def available(self) -> int | None:
         """Return how much can be held, beyond the baseline; None if unknown."""
-        available = _figure(self._machine, "MemAvailable:", _KIB)
+        available = _bytes_of(self._proc / "meminfo", "MemAvailable")
         if available is None:
             return None
-        return min([available, *self._permitted()]) + self._held() - self._baseline
+        left = (group.left for group in memory_limits(self._proc, self._cgroups))
+        return min([available, *left]) + self._held() - self._baseline
 
     def release(self) -> None:
         """Do nothing: the host keeps nothing for reuse."""
 
     def _held(self) -> int:
-        return _figure(self._own / "status", "VmRSS:", _KIB) or 0
-
-    def _permitted(self) -> Iterator[int]:
-        """Yield what each control group around this process still permits."""
-        for line in _lines(self._own / "cgroup"):
-            _, controllers, path = line.split(":", 2)
-            if not controllers:
-                yield from _left_in_groups(_V2, self._cgroups, path)
-            elif "memory" in controllers.split(","):
-                yield from _left_in_groups(_V1, self._cgroups / "memory", path)
+        return _bytes_of(self._proc / "self/status", "VmRSS") or 0
 
 
 Memory = DeviceMemory | HostMemory
@@ -94,36 +86,11 @@ def memory_of(gpu_id: int | None) -> Memory:
     return HostMemory()
 
 
-# The files of limit and usage, and the field of memory.stat for the part of the usage that the
-# kernel drops first: pages of files that have not been used for a while.
-_V1 = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
-_V2 = "memory.max", "memory.current", "inactive_file"
-
-
-def _left_in_groups(names: tuple[str, str, str], root: Path, path: str) -> Iterator[int]:
-    """Yield what a group and those around it permit; a container may see its own as the root."""
-    limit_name, usage_name, cache_name = names
-    inner = PurePosixPath(path.lstrip("/"))
-    for group in (root / inner, *(root / outer for outer in inner.parents)):
-        limit, usage = _figure(group / limit_name), _figure(group / usage_name)
-        if limit is not None and usage is not None:
-            yield max(0, limit - usage + (_figure(group / "memory.stat", cache_name) or 0))
-
-
-def _figure(file: Path, label: str = "", unit: int = 1) -> int | None:
-    """Return the number on the line that begins with a label; None if there is none."""
-    for line in _lines(file):
-        words = line.split()
-        if label and words[:1] == [label]:
-            words = words[1:]
-        elif label:
-            continue
-        return int(words[0]) * unit if words and words[0].isdecimal() else None
+def _bytes_of(file: Path, label: str) -> int | None:
+    """Return a number of kB of a file in /proc as bytes; None if it does not have the label."""
+    with contextlib.suppress(OSError):
+        for line in file.read_text(encoding="utf-8").splitlines():
+            name, _, value = line.partition(":")
+            if name == label:
+                return int(value.split()[0]) * 1024
     return None
-
-
-def _lines(file: Path) -> list[str]:
-    try:
-        return file.read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return []

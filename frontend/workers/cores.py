@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from marserve.frontend.configuration.control_groups import MOUNTS, PROC, nested_groups
+from marserve.backend.control_groups import MOUNTS, PROC, nested_groups
 
 
 def usable_cores(proc: Path = PROC, mounts: Path = MOUNTS, affinity: int | None = None) -> int:

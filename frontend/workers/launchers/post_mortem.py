@@ -11,7 +11,7 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-from marserve.frontend.configuration.control_groups import PROC, nested_groups
+from marserve.backend.control_groups import PROC, nested_groups
 
 _MAX_STACK_BYTES = 16 * 1024
 _MAX_STACK_LINES = 50
