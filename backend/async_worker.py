@@ -91,7 +91,7 @@ class _Connection(asyncio.BufferedProtocol):
                 await asyncio.wait({ending})  # no deadline: the frontend has one for its answer
         calls = RequestCalls(self._calls, message.number)
         try:
-            call = self._service.predict_request(message.inputs[0], send, calls)
+            call = self._service.predict_request(message, send, calls)
             send(await self._reply_of(call))
         finally:
             calls.close()

@@ -22,7 +22,7 @@ from marserve.backend.context import Context, RequestProcessor
 from marserve.backend.conversion import Conversion, headers_of
 from marserve.backend.errors import HANDLER_LOG, batch_status, failure_of, poison_of
 from marserve.backend.metrics import MetricsStore
-from marserve.backend.protocol import STREAM_NEXT, Input, Part, Piece, Prediction, Reply
+from marserve.backend.protocol import STREAM_NEXT, Input, Part, Piece, Predict, Prediction, Reply
 from marserve.backend.suspects import suspect_of
 from marserve.backend.tensors.answers import AnswerFormat
 from marserve.backend.tensors.outputs import outputs_of
@@ -38,7 +38,7 @@ Send = Callable[[Piece], None]
 
 
 class BatchRun:
-    """One call of the handler with a batch (`Predict`).
+    """One call of the handler with a batch.
 
     Args:
         context: Of the handler; gets the requests of the batch.
@@ -55,13 +55,12 @@ class BatchRun:
         self,
         conversion: Conversion,
         context: Context,
-        inputs: Sequence[Input],
+        batch: Predict,
         send: Send,
-        run_as: int = 0,
-        rows: Sequence[int] = (),
         stack: Stack | None = None,
     ) -> None:
-        self.count = sum(rows) or len(inputs)
+        inputs, rows, run_as = batch.inputs, batch.rows, batch.run_as
+        self.count = batch.count
         self.context = context
         self._conversion = conversion
         self._send = send

@@ -20,7 +20,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -32,9 +32,9 @@ from marserve.backend.errors import HANDLER_LOG, sentence_of
 from marserve.backend.loader import load_service
 from marserve.backend.protocol import (
     EndSequence,
-    Input,
     Load,
     Loaded,
+    Predict,
     Prediction,
     Profile,
     Profiled,
@@ -107,24 +107,22 @@ class DebuggedModel:
         """Refuse to profile."""
         return Profiled(note="a handler that is debugged is not profiled")
 
-    def predict(
-        self, inputs: Sequence[Input], send: Send, run_as: int = 0, rows: Sequence[int] = ()
-    ) -> Reply:
+    def predict(self, batch: Predict, send: Send) -> Reply:
         """Run the handler; a failure is an answer with the traceback.
 
         The frontend would split a failed batch, and reach the breakpoint again.
         """
         self.refresh()
-        service, count = self._service, sum(rows) or len(inputs)
+        service = self._service
         if service is None:
             assert self._refusal is not None
-            return Reply(predictions=[self._refusal] * count)
+            return Reply(predictions=[self._refusal] * batch.count)
         with self._interruptible():
             try:
                 if self._loop is None:
-                    reply = service.predict(inputs, send, run_as, rows)
+                    reply = service.predict(batch, send)
                 else:
-                    reply = _finished(self._loop, service, inputs[0], send)
+                    reply = _finished(self._loop, service, batch, send)
             except (KeyboardInterrupt, SystemExit) as error:
                 reply = failure_reply(error, service.context)
         self._note_modules()
@@ -132,7 +130,7 @@ class DebuggedModel:
             return reply
         answer = self._handler_log.answer(reply.code, reply.message)
         return Reply(
-            predictions=[answer] * count,
+            predictions=[answer] * batch.count,
             metrics=reply.metrics,
             poisoned=reply.poisoned,
         )
@@ -254,7 +252,7 @@ def _behind(modules: tuple[str, ...], frames: TracebackType | None) -> Traceback
 
 
 def _finished(
-    loop: asyncio.AbstractEventLoop, service: Service, request: Input, send: Send
+    loop: asyncio.AbstractEventLoop, service: Service, request: Predict, send: Send
 ) -> Reply:
     """Run a handler that is a coroutine; if interrupted, cancel it."""
     task = loop.create_task(service.predict_request(request, send))

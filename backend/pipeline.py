@@ -233,9 +233,7 @@ class _Loop:
         return None
 
     def _run_alone(self, batch: _Batch) -> None:
-        message = batch.message
-        predict = self._service.predict
-        batch.send(predict(message.inputs, batch.send, message.run_as, message.rows))
+        batch.send(self._service.predict(batch.message, batch.send))
 
     def _finish(self, last_reference: list[_Batch], predicted: Future[None] | None) -> None:
         if predicted is not None:

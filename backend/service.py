@@ -18,7 +18,7 @@ from marserve.backend.context import Caller, Context, current_caller
 from marserve.backend.conversion import Conversion, tensor_error
 from marserve.backend.input_lengths import InputLengths
 from marserve.backend.metrics import MetricsStore
-from marserve.backend.protocol import EndSequence, Input, Piece, Predict, Prediction, Reply
+from marserve.backend.protocol import EndSequence, Piece, Predict, Prediction, Reply
 from marserve.backend.tensors.stacking import Stack, StackedBatch, Stacking
 
 EntryPoint = Callable[[Any, Context], Any]
@@ -88,54 +88,39 @@ class Service:
         self._conversion = Conversion(decode_input, max_response_bytes, batch_dims)
         self._stacking = stacking
 
-    def predict(
-        self,
-        inputs: Sequence[Input],
-        send: Send = _discard,
-        run_as: int = 0,
-        rows: Sequence[int] = (),
-    ) -> Reply:
-        """Call the handler with a batch (`Predict`): once, or once for each kind of arrays.
+    def predict(self, batch: Predict, send: Send = _discard) -> Reply:
+        """Call the handler with a batch: once, or once for each kind of arrays.
 
         ``send`` is called with pieces of the answers.
         """
-        stacked = self._stacked(inputs, rows)
+        stacked = self._stacked(batch)
         stack = stacked.whole if stacked is not None else None
         if stacked is not None and stack is None:
-            reply = self._predict_stacks(stacked, inputs, send, run_as, rows)
+            reply = self._predict_stacks(stacked, batch, send)
         else:
-            reply = self._predict(inputs, send, run_as, rows, stack)
+            reply = self._predict(batch, send, stack)
         self.poison = self.poison or reply.poisoned
-        if run_as > (sum(rows) or len(inputs)):
+        if batch.run_as > batch.count:
             reply.metrics = without_padding(reply.metrics)
         return reply
 
     def begin(self, context: Context, batch: Predict, send: Send) -> BatchRun | None:
         """Start a batch that is run in stages; None if it takes several calls of the handler."""
-        stacked, stack = self._stacked(batch.inputs, batch.rows), None
+        stacked, stack = self._stacked(batch), None
         if stacked is not None and (stack := stacked.whole) is None:
             return None
-        return BatchRun(
-            self._conversion, context, batch.inputs, send, batch.run_as, batch.rows, stack
-        )
+        return BatchRun(self._conversion, context, batch, send, stack)
 
-    def _stacked(self, inputs: Sequence[Input], rows: Sequence[int]) -> StackedBatch | None:
-        if self._stacking is None or inputs[0].headers.get("describe") == "True":
+    def _stacked(self, batch: Predict) -> StackedBatch | None:
+        if self._stacking is None or batch.inputs[0].headers.get("describe") == "True":
             return None
-        return self._stacking.read(self._conversion.row, inputs, rows)
+        return self._stacking.read(self._conversion.row, batch.inputs, batch.rows)
 
-    def _predict(
-        self,
-        inputs: Sequence[Input],
-        send: Send,
-        run_as: int,
-        rows: Sequence[int] = (),
-        stack: Stack | None = None,
-    ) -> Reply:
+    def _predict(self, batch: Predict, send: Send, stack: Stack | None) -> Reply:
         context = self.context
         run = None
         try:
-            run = BatchRun(self._conversion, context, inputs, send, run_as, rows, stack)
+            run = BatchRun(self._conversion, context, batch, send, stack)
             began = time.perf_counter()
             lengths = self._input_lengths.of(run.rows[: run.count])
             started = time.perf_counter()
@@ -149,31 +134,24 @@ class Service:
         finally:
             context.on_intermediate = None
 
-    def _predict_stacks(
-        self,
-        batch: StackedBatch,
-        inputs: Sequence[Input],
-        send: Send,
-        run_as: int,
-        rows: Sequence[int],
-    ) -> Reply:
-        counts = rows or [1] * len(inputs)
+    def _predict_stacks(self, stacked: StackedBatch, batch: Predict, send: Send) -> Reply:
+        inputs = batch.inputs
+        counts = batch.rows or [1] * len(inputs)
         starts = [*accumulate(counts, initial=0)]
         whole = Reply()
         #: By input: predictions, and how many rows each is for.
         answers: dict[int, list[tuple[Prediction, int]]] = {
             place: [(tensor_error(400, why, "BadRequestException"), counts[place])]
-            for place, why in batch.refused.items()
+            for place, why in stacked.refused.items()
         }
-        for stack in batch.stacks:
+        for stack in stacked.stacks:
             places = [starts[place] + row for place in stack.places for row in range(counts[place])]
-            reply = self._predict(
+            part = Predict(
                 [inputs[place] for place in stack.places],
-                partial(_send_at, send, places),
-                run_as if run_as > sum(counts) else 0,
-                [counts[place] for place in stack.places],
-                stack,
+                run_as=batch.run_as if batch.run_as > batch.count else 0,
+                rows=[counts[place] for place in stack.places],
             )
+            reply = self._predict(part, partial(_send_at, send, places), stack)
             whole.metrics += reply.metrics
             whole.handler_ms += reply.handler_ms
             if reply.code != 200:
@@ -190,7 +168,7 @@ class Service:
         return whole
 
     async def predict_request(
-        self, request: Input, send: Send = _discard, caller: Caller | None = None
+        self, request: Predict, send: Send = _discard, caller: Caller | None = None
     ) -> Reply:
         """Call a handler that is a coroutine with one request; several calls may run at once."""
         context = self.context
@@ -198,7 +176,7 @@ class Service:
         try:
             context = context.for_request()
             context.caller = caller
-            run = BatchRun(self._conversion, context, [request], send)
+            run = BatchRun(self._conversion, context, request, send)
             started = time.perf_counter()
             results = self._entry_point(run.data, context)
             if inspect.isawaitable(results):

@@ -174,7 +174,7 @@ def _predict(
         elif isinstance(message, SetThreads):
             send(change_threads(message))
         else:
-            send(model.predict(message.inputs, send, message.run_as, message.rows))
+            send(model.predict(message, send))
 
 
 def _serve_concurrently(connection: FrontendConnection, load: Load) -> int:

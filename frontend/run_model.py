@@ -22,7 +22,7 @@ from typing import BinaryIO
 
 from marserve.backend.async_worker import new_loop
 from marserve.backend.loader import load_service
-from marserve.backend.protocol import STREAM_NEXT, Input, Part, Piece, Prediction, Reply
+from marserve.backend.protocol import STREAM_NEXT, Input, Part, Piece, Predict, Prediction, Reply
 from marserve.backend.service import Service
 from marserve.backend.worker import WorkerPlace, enter_model
 from marserve.frontend.archives.archive import ArchiveOpener, make_helpers
@@ -184,7 +184,11 @@ class _Run:
             return
         for index, input_ in enumerate(inputs):
             send = partial(answers.add, indexes=[index])
-            send(self._loop.run_until_complete(self._service.predict_request(input_, send)))
+            send(
+                self._loop.run_until_complete(
+                    self._service.predict_request(Predict([input_]), send)
+                )
+            )
 
     def _predict_batch(
         self, inputs: Sequence[Input], indexes: list[int], answers: "_Answers"
@@ -193,7 +197,8 @@ class _Run:
         while indexes:
             run_as = self.model.settings.batching.run_as(len(indexes))
             send = partial(answers.add, indexes=indexes)
-            reply = self._service.predict([inputs[index] for index in indexes], send, run_as)
+            batch = Predict([inputs[index] for index in indexes], run_as=run_as)
+            reply = self._service.predict(batch, send)
             send(reply)
             if not self.model.settings.continuous_batching or reply.code != 200:
                 return

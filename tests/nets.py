@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from marserve.backend.protocol import Input, Part
+from marserve.backend.protocol import Input, Part, Predict
 from marserve.backend.service import Service
 from marserve.handlers.inputs.images import sample_image
 
@@ -53,14 +53,14 @@ def ask(service: Service, count: int = 1, headers: dict[str, str] | None = None)
     """The answers to so many images."""
     body, headers = sample_image(), headers or {}
     inputs = [Input(str(i), headers, [Part("body", "", bytearray(body))]) for i in range(count)]
-    reply = service.predict(inputs)
+    reply = service.predict(Predict(inputs))
     assert reply.code == 200, reply.message
     return [json.loads(item.body) for item in reply.predictions]
 
 
 def ask_numbers(service: Service, count: int) -> list[Any]:
     part = Part("body", "application/json", b"[1.0, 2.0, 3.0, 4.0]")
-    reply = service.predict([Input(str(i), {}, [part]) for i in range(count)])
+    reply = service.predict(Predict([Input(str(i), {}, [part]) for i in range(count)]))
     assert reply.code == 200, reply.message
     return [json.loads(item.body) for item in reply.predictions]
 

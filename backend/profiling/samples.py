@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from marserve.backend.batch_run import repeats
-from marserve.backend.protocol import Input, Load, Part, Reply
+from marserve.backend.protocol import Input, Load, Part, Predict, Reply
 from marserve.backend.service import Service
 
 
@@ -77,7 +77,8 @@ def find_samples(
 
 def predict_samples(service: Service, sample: Input, rows: int) -> Reply:
     """Run a batch of copies of a sample."""
-    return service.predict(repeats(sample, (f"{sample.id}-{place}" for place in range(rows))))
+    ids = (f"{sample.id}-{place}" for place in range(rows))
+    return service.predict(Predict(repeats(sample, ids)))
 
 
 def failed_status(reply: Reply) -> int:

@@ -8,7 +8,6 @@ the batch (a BatchNorm left in training mode).
 
 import itertools
 import logging
-from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ from typing import Any
 from marserve.backend.batch_run import repeats
 from marserve.backend.profiling.comparison import TOLERANCES, compare
 from marserve.backend.profiling.samples import NoSample, find_samples
-from marserve.backend.protocol import BatchCost, Input, Load, Piece, Prediction
+from marserve.backend.protocol import BatchCost, Input, Load, Piece, Predict, Prediction
 from marserve.backend.service import Service
 
 logger = logging.getLogger(__name__)
@@ -163,7 +162,8 @@ class _Validator:
                 pieces[place] += bytes(prediction.body)
 
         size = len(batch)
-        reply = self._service.predict(batch, keep, self._run_as(size))
+        run_as = next((compiled for compiled in self._compiled if compiled >= size), 0)
+        reply = self._service.predict(Predict(batch, run_as=run_as), keep)
         if reply.code != 200 or len(reply.predictions) != size:
             reason = f": {reply.message}" if reply.message else ""
             what = f"a batch of {size}" if size > 1 else f"sample {arrangement[0] + 1} alone"
@@ -171,10 +171,6 @@ class _Validator:
         for place, prediction in enumerate(reply.predictions):
             prediction.body = pieces[place] + bytes(prediction.body)
         return reply.predictions
-
-    def _run_as(self, size: int) -> int:
-        at = bisect_left(self._compiled, size)
-        return self._compiled[at] if at < len(self._compiled) else 0
 
     def _check_alone(self) -> None:
         """Check that the answers to single requests are the same as before."""

@@ -314,7 +314,7 @@ def test_there_is_nothing_to_call_without_a_request_of_a_coroutine() -> None:
     with pytest.raises(RuntimeError, match="asyncCommunication"):
         context.infer("b")
     reply = Service(lambda _data, context: [context.infer("b")], context).predict(
-        [Input("1", {}, [])]
+        Predict([Input("1", {}, [])])
     )
     assert reply.code == 503
 

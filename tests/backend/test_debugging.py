@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from marserve.backend.debugging import DebuggedModel
-from marserve.backend.protocol import Input, Load, Part, Piece, Reply
+from marserve.backend.protocol import Input, Load, Part, Piece, Predict, Reply
 
 Write = Callable[[str, str], None]
 
@@ -70,7 +70,7 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Reply]
         if not made:
             made.append(DebuggedModel(Load(**settings), lambda number, frame: None))
         each = Input("id", {}, [Part("body", "", bytearray(b"x"))])
-        return made[0].predict([each] * count, send)
+        return made[0].predict(Predict([each] * count), send)
 
     return ask
 

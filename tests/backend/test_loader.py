@@ -14,7 +14,7 @@ from marserve.backend.context import Context
 from marserve.backend.errors import HandlerUnusable
 from marserve.backend.loader import find_handler, load_service
 from marserve.backend.metrics import MetricsStore
-from marserve.backend.protocol import Input, Load, Part
+from marserve.backend.protocol import Input, Load, Part, Predict
 from marserve.backend.service import Service
 
 OWN = "ts.torch_handler"
@@ -299,7 +299,7 @@ def test_the_service_decodes_as_the_load_says(
     write(SHOWS_CONTEXT)
     service = load_service(make_load(tmp_path, decode_input_request=decode))
     part = Part("body", "application/json", bytearray(b"[1]"))
-    [prediction] = service.predict([Input("id", {}, [part])]).predictions
+    [prediction] = service.predict(Predict([Input("id", {}, [part])])).predictions
     assert seen.encode() in bytes(prediction.body)
 
 
@@ -317,7 +317,7 @@ def test_somebody_elses_ts_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
 def in_envelope(envelope: str, model_dir: Path, **headers: str) -> Any:
     service = load_service(make_load(model_dir, envelope=envelope))
     part = Part("body", "application/json", bytearray(b'{"instances": [1, 2]}'))
-    return service.predict([Input("id", headers, [part])])
+    return service.predict(Predict([Input("id", headers, [part])]))
 
 
 def test_an_envelope_wraps_the_entry_point_and_not_the_initialisation(

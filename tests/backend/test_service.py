@@ -15,7 +15,7 @@ from marserve.backend.batch_run import padded, repeats, without_padding
 from marserve.backend.context import Context, RequestProcessor
 from marserve.backend.errors import PredictionException, failure_of
 from marserve.backend.metrics import MetricsStore
-from marserve.backend.protocol import EndSequence, Input, Part, Piece, Prediction, Reply
+from marserve.backend.protocol import EndSequence, Input, Part, Piece, Predict, Prediction, Reply
 from marserve.backend.service import Service
 
 
@@ -33,7 +33,7 @@ def make_input(*parts: Part, id_: str = "id", **headers: str) -> Input:
 
 def predict(entry_point: Callable[[Any, Context], Any], count: int = 1, **options: Any) -> Reply:
     inputs = [make_input(id_=f"id-{i}") for i in range(count)]
-    return make_service(entry_point, **options).predict(inputs)
+    return make_service(entry_point, **options).predict(Predict(inputs))
 
 
 def raising(error: BaseException) -> Callable[[Any, Context], Any]:
@@ -56,7 +56,7 @@ def error_of(prediction: Prediction) -> tuple[int, str]:
 
 def rows(*inputs: Input, **options: Any) -> list[dict[str, Any]]:
     seen: list[Any] = []
-    make_service(lambda data, _: seen.extend(data) or data, **options).predict(inputs)
+    make_service(lambda data, _: seen.extend(data) or data, **options).predict(Predict(inputs))
     return seen
 
 
@@ -136,8 +136,8 @@ def test_the_context_knows_ids_and_headers_of_the_batch_in_hand() -> None:
 
     service = make_service(entry_point)
     part = Part("body", "text/plain", b"")
-    service.predict([Input("a", {"X-Trace": "1"}, [part]), Input("b", {}, [part])])
-    service.predict([Input("c", {"X-Trace": "2", "body": "header wins"}, [part])])
+    service.predict(Predict([Input("a", {"X-Trace": "1"}, [part]), Input("b", {}, [part])]))
+    service.predict(Predict([Input("c", {"X-Trace": "2", "body": "header wins"}, [part])]))
     described = {"content-type": "text/plain"}
     assert seen == [
         ({0: "a", 1: "b"}, ["1", None], [described, described]),
@@ -220,8 +220,8 @@ def test_what_one_batch_set_of_its_answers_does_not_stick_to_the_next() -> None:
         return ["done"]
 
     service = make_service(entry_point)
-    service.predict([make_input()])
-    [prediction] = service.predict([make_input(Part("body", "", b"y"))]).predictions
+    service.predict(Predict([make_input()]))
+    [prediction] = service.predict(Predict([make_input(Part("body", "", b"y"))])).predictions
     assert prediction == Prediction(b"done")
 
 
@@ -322,7 +322,7 @@ def test_what_a_handler_reports_travels_with_its_reply_once() -> None:
 
     service = make_service(entry_point)
     for _ in range(2):
-        reply = service.predict([make_input()])
+        reply = service.predict(Predict([make_input()]))
         assert names(reply) == ["Cats"]
         assert reply.handler_ms > 0
 
@@ -342,7 +342,7 @@ def stream(entry_point: Callable[[Any, Context], Any], count: int = 2) -> tuple[
     """The pieces a handler sent, and the reply behind them."""
     pieces: list[Piece] = []
     inputs = [make_input(id_=f"id-{i}") for i in range(count)]
-    return pieces, make_service(entry_point).predict(inputs, pieces.append)
+    return pieces, make_service(entry_point).predict(Predict(inputs), pieces.append)
 
 
 def test_a_piece_has_a_prediction_for_each_request_and_says_that_more_follows() -> None:
@@ -399,7 +399,7 @@ def test_stopping_criteria_say_which_answers_go_on() -> None:
         ]
         return ["a", "b", "c", "d", "e"]
 
-    reply = make_service(handle).predict([make_input() for _ in range(5)])
+    reply = make_service(handle).predict(Predict([make_input() for _ in range(5)]))
     headers = [each.headers.get("ts_stream_next") for each in reply.predictions]
     assert headers == ["false", "true", None, None, "false"]
 
@@ -411,8 +411,8 @@ def test_stopping_criteria_are_of_one_batch() -> None:
         return data
 
     service = make_service(lambda data, context: [str(handle(data, context))])
-    first = service.predict([make_input(Part("body", "", bytearray(b"first")))])
-    second = service.predict([make_input()])
+    first = service.predict(Predict([make_input(Part("body", "", bytearray(b"first")))]))
+    second = service.predict(Predict([make_input()]))
     assert first.predictions[0].headers == {"ts_stream_next": "true"}
     assert second.predictions[0].headers == {}
 
@@ -430,7 +430,7 @@ def test_a_handler_sees_a_padded_batch_as_it_sees_any_other() -> None:
         return ["a", "b", "p", "p"]
 
     first, last = make_input(id_="a"), Input("b", {"X-Trace": "1"}, [Part("body", "", b"y")])
-    reply = make_service(handle).predict([first, last], run_as=4)
+    reply = make_service(handle).predict(Predict([first, last], run_as=4))
     assert reply.predictions == [Prediction(b"a"), Prediction(b"b")]
     data, ids, traces = seen
     assert [bytes(row["body"]) for row in data] == [b"x", b"y", b"y", b"ychanged in place"]
@@ -442,14 +442,14 @@ def test_a_handler_sees_a_padded_batch_as_it_sees_any_other() -> None:
 @pytest.mark.parametrize("run_as", [-1, 0, 1, 2])
 def test_a_batch_that_is_large_enough_is_not_padded(run_as: int) -> None:
     service = make_service(lambda data, _: [str(len(data)) for _ in data])
-    reply = service.predict([make_input(), make_input()], run_as=run_as)
+    reply = service.predict(Predict([make_input(), make_input()], run_as=run_as))
     assert [each.body for each in reply.predictions] == [b"2", b"2"]
 
 
 @pytest.mark.parametrize("count", [0, 2, 3, 5])
 def test_the_number_of_results_is_that_of_the_padded_batch(count: int) -> None:
     service = make_service(lambda *_: ["x"] * count)
-    reply = service.predict([make_input(), make_input()], run_as=4)
+    reply = service.predict(Predict([make_input(), make_input()], run_as=4))
     assert (reply.code, reply.message) == (503, "number of batch response mismatched")
 
 
@@ -463,7 +463,7 @@ def test_pieces_about_the_padding_stay_here() -> None:
         context.send_intermediate(["p", "a2"], {1: ids[0], 0: ids[1]})
         return ["a3", "p", "p"]
 
-    reply = make_service(handle).predict([make_input(id_="a")], pieces.append, run_as=3)
+    reply = make_service(handle).predict(Predict([make_input(id_="a")], run_as=3), pieces.append)
     assert [piece.places for piece in pieces] == [[0], [0]]
     assert [piece.predictions[0].body for piece in pieces] == [b"a", b"a2"]
     assert reply.predictions == [Prediction(b"a3", headers={"ts_stream_next": "false"})]
@@ -474,7 +474,7 @@ def test_an_answer_is_no_stream_for_pieces_about_the_padding_alone() -> None:
         context.send_intermediate(["p"], {0: (context.request_ids or {})[1]})
         return ["a", "p"]
 
-    reply = make_service(handle).predict([make_input()], run_as=2)
+    reply = make_service(handle).predict(Predict([make_input()], run_as=2))
     assert reply.predictions == [Prediction(b"a")]
 
 
@@ -485,7 +485,7 @@ def test_stopping_criteria_are_not_asked_about_the_padding() -> None:
         context.stopping_criteria = [asked.append] * 3
         return ["a", "p", "p"]
 
-    make_service(handle).predict([make_input()], run_as=3)
+    make_service(handle).predict(Predict([make_input()], run_as=3))
     assert asked == ["a"]
 
 
@@ -500,7 +500,9 @@ def test_metrics_about_the_padding_stay_here(fails: bool) -> None:
             raise ValueError
         return data
 
-    reply = make_service(handle).predict([make_input(id_="a"), make_input(id_="b")], run_as=4)
+    reply = make_service(handle).predict(
+        Predict([make_input(id_="a"), make_input(id_="b")], run_as=4)
+    )
     ids = {row[1]: row[5] for row in reply.metrics}
     assert ids == {"All": ["a", "b"], "Row0": ["a"], "Row1": ["b"], "Errors": []}
 
@@ -528,8 +530,8 @@ def test_whatever_the_size_clients_get_what_they_would_without_padding(
     inputs = [make_input(id_=each) for each in ids]
     plain_pieces: list[Piece] = []
     padded_pieces: list[Piece] = []
-    plain = make_service(answering).predict(inputs, plain_pieces.append)
-    padded = make_service(answering).predict(inputs, padded_pieces.append, run_as)
+    plain = make_service(answering).predict(Predict(inputs), plain_pieces.append)
+    padded = make_service(answering).predict(Predict(inputs, run_as=run_as), padded_pieces.append)
     plain.handler_ms = padded.handler_ms = 0.0
     assert padded == plain
     assert padded_pieces == plain_pieces
@@ -549,11 +551,11 @@ def test_warming_up_leaves_no_trace_in_the_context() -> None:
     fresh = {name: value for name, value in vars(context).items() if name != "metrics"}
     service = Service(handle, context)
     with service.without_traces():
-        service.predict([make_input()])
+        service.predict(Predict([make_input()]))
         context.metrics.add_counter("Between", 1)
     assert {name: value for name, value in vars(context).items() if name != "metrics"} == fresh
     assert context.metrics.request_ids is None
-    assert names(service.predict([make_input()])) == ["Early", "Batch"]
+    assert names(service.predict(Predict([make_input()]))) == ["Early", "Batch"]
 
 
 # -- coroutines ------------------------------------------------------------------------------------
@@ -574,7 +576,7 @@ def test_requests_of_a_coroutine_have_a_context_of_their_own() -> None:
         context.seen = []  # type: ignore[attr-defined]
         service = Service(handle, context)
         return await asyncio.gather(
-            *(service.predict_request(make_input(id_=each)) for each in "ab")
+            *(service.predict_request(Predict([make_input(id_=each)])) for each in "ab")
         )
 
     replies = asyncio.run(scenario())
@@ -587,7 +589,7 @@ def test_a_context_with_what_cannot_be_copied_serves_coroutines() -> None:
 
     context, lock, model = make_context(), threading.Lock(), object()
     context.lock, context.model = lock, model  # type: ignore[attr-defined]
-    reply = asyncio.run(Service(handle, context).predict_request(make_input()))
+    reply = asyncio.run(Service(handle, context).predict_request(Predict([make_input()])))
     assert bytes(reply.predictions[0].body) == b"true"
 
 
@@ -598,7 +600,9 @@ def test_a_context_with_what_cannot_be_copied_serves_coroutines() -> None:
 def test_one_request_beside_others_ends_as_it_would_alone(entry_point: Any, code: int) -> None:
     service = make_service(entry_point)
     assert (
-        asyncio.run(service.predict_request(make_input(Part("body", "text/plain", b"x")))).code
+        asyncio.run(
+            service.predict_request(Predict([make_input(Part("body", "text/plain", b"x"))]))
+        ).code
         == code
     )
 

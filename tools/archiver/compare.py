@@ -13,7 +13,7 @@ from pathlib import Path
 from marserve.backend.errors import OptionRefused, sentence_of
 from marserve.backend.loader import load_service
 from marserve.backend.manifest import Manifest
-from marserve.backend.protocol import Input, Load
+from marserve.backend.protocol import Input, Load, Predict
 from marserve.backend.worker import WorkerPlace, enter_model
 
 _MAX_BYTES = 2**31 - 1
@@ -45,7 +45,7 @@ def _compare(directory: str, sample: str) -> object:
     )
     try:
         service = load_service(load)
-        reply = service.predict([Input("describe", {"describe": "True"}, [])])
+        reply = service.predict(Predict([Input("describe", {"describe": "True"}, [])]))
         described = json.loads(bytes(reply.predictions[0].body))
     except OptionRefused as error:
         return {"reason": str(error)}

@@ -9,7 +9,7 @@ import pytest
 from marserve.backend.context import Context
 from marserve.backend.metrics import MetricsStore
 from marserve.backend.profiling.measurements import Measurements
-from marserve.backend.protocol import Input, Load, Part, Profile
+from marserve.backend.protocol import Input, Load, Part, Predict, Profile
 from marserve.backend.service import Service
 
 TICK = 0.01
@@ -72,7 +72,7 @@ def test_requests_are_answered_in_between(make_profiled: MakeProfiling) -> None:
     profiled = make_profiled()
     profiled.begin(1, 2)
     request = Input("id", {}, [Part("data", "", b"1")])
-    assert profiled.service.predict([request] * 3).code == 200
+    assert profiled.service.predict(Predict([request] * 3)).code == 200
     profiled.go_on(8)
     assert profiled.runs == [1, 3, 1, 1, 1, 2, 2, 2, 2]
 

@@ -13,7 +13,7 @@ from fuzz.limits import Limits
 from marserve.backend.context import Context
 from marserve.backend.loader import wrap
 from marserve.backend.metrics import MetricsStore
-from marserve.backend.protocol import Input, Part, Reply
+from marserve.backend.protocol import Input, Part, Predict, Reply
 from marserve.backend.service import Service
 from marserve.handlers.request_envelope.json import JSONEnvelope
 from marserve.handlers.request_envelope.kserve import KServeEnvelope
@@ -56,7 +56,7 @@ def _predict(envelope: Any, *requests: Input) -> Reply:
 
     manifest = {"model": {"modelName": "m", "modelVersion": "1"}}
     context = Context("m", "/m", manifest, 4, None, "1", metrics=MetricsStore())
-    return Service(wrap(handle, envelope), context).predict(requests)
+    return Service(wrap(handle, envelope), context).predict(Predict(requests))
 
 
 def _check_json(reply: Reply) -> None:

@@ -10,7 +10,7 @@ import torch
 from nets import MODEL, NUMBERS, NUMBERS_HANDLER, ask, ask_numbers, close, net
 
 from marserve.backend.errors import OptionRefused
-from marserve.backend.protocol import Input, Part
+from marserve.backend.protocol import Input, Part, Predict
 from marserve.handlers.inputs.images import sample_image
 
 ALL = "precision: bf16, channels_last: true, fold_batch_norm: true"
@@ -26,7 +26,7 @@ def test_accuracy_is_checked_logged_and_described(load, caplog) -> None:
         f"optimization: {{{ALL}, check_accuracy: {{max_relative_error: 0.05, min_agreement: 1}}}}"
     )
     assert "Against fp32: relative error 0.0" in caplog.text
-    reply = service.predict([Input("1", {"describe": "True"}, [])])
+    reply = service.predict(Predict([Input("1", {"describe": "True"}, [])]))
     described = json.loads(reply.predictions[0].body)["optimization"]
     assert (described["precision"], described["channels_last"]) == ("bf16", True)
     assert 0 < described["accuracy"]["relative_error"] < 0.05
@@ -77,7 +77,9 @@ def test_every_size_is_compiled_before_the_worker_is_ready(load, compiler, sizes
 def test_a_batch_with_a_refused_request_is_compiled_too(load, compiler) -> None:
     service = load("pt2: {compile: {backend: aot_eager}}", sizes=(4,))
     parts = [bytearray(sample_image()) for _ in range(3)] + [bytearray(b"no image")]
-    reply = service.predict([Input(str(i), {}, [Part("body", "", b)]) for i, b in enumerate(parts)])
+    reply = service.predict(
+        Predict([Input(str(i), {}, [Part("body", "", b)]) for i, b in enumerate(parts)])
+    )
     assert [item.status for item in reply.predictions] == [200, 200, 200, 400]
     assert compiled_frames(compiler) == 1
     assert len(json.loads(reply.predictions[0].body)) == 5
@@ -87,7 +89,7 @@ def test_new_shapes_are_not_compiled_in_traffic(load, compiler) -> None:
     model = NUMBERS.replace("nn.Linear(4, 3)", "nn.ReLU()")
     service = load("pt2: {compile: {backend: aot_eager}}", model, NUMBERS_HANDLER, sizes=(1,))
     part = Part("body", "application/json", b"[1.0, -2.0]")
-    reply = service.predict([Input("1", {}, [part])])
+    reply = service.predict(Predict([Input("1", {}, [part])]))
     assert json.loads(reply.predictions[0].body) == [1.0, 0.0]
     assert compiled_frames(compiler) == 1
 
@@ -128,10 +130,10 @@ def test_shapes_that_run_uncompiled_in_traffic_are_counted(load, compiler, caplo
     service = load("pt2: {compile: {backend: aot_eager}}", model, NUMBERS_HANDLER, sizes=(1,))
     for body in (b"[1.0, -2.0]", b"[1.0, -2.0]", b"[1.0, 2.0, 3.0, 4.0]"):
         part = Part("body", "application/json", body)
-        assert service.predict([Input("1", {}, [part])]).code == 200
+        assert service.predict(Predict([Input("1", {}, [part])])).code == 200
     assert compiled_of(service)["unforeseen"] == {"[1, 2]": 2}
     assert caplog.text.count("A batch of shape [1, 2] runs uncompiled") == 1
-    reply = service.predict([Input("1", {"describe": "True"}, [])])
+    reply = service.predict(Predict([Input("1", {"describe": "True"}, [])]))
     described = json.loads(reply.predictions[0].body)["optimization"]["compiled"]
     assert described == compiled_of(service)
 

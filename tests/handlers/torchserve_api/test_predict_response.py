@@ -4,7 +4,7 @@ import pytest
 from ts.handler_utils.utils import create_predict_response
 
 from marserve.backend.context import Context
-from marserve.backend.protocol import Input, Part, Piece, Reply
+from marserve.backend.protocol import Input, Part, Piece, Predict, Reply
 from marserve.backend.service import Service
 from marserve.handlers.torchserve_api.predict_response import send_intermediate_predict_response
 
@@ -17,7 +17,7 @@ def run():
         pieces: list[Piece] = []
         service = Service(entry_point, Context("m", "/m", None, 1, None, "1"))
         reply = service.predict(
-            [Input("a", {}, [Part("body", "", bytearray(b"x"))])], pieces.append
+            Predict([Input("a", {}, [Part("body", "", bytearray(b"x"))])]), pieces.append
         )
         return pieces, reply
 
