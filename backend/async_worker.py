@@ -40,10 +40,7 @@ def new_loop() -> asyncio.AbstractEventLoop:
 def serve_concurrently(
     loop: asyncio.AbstractEventLoop, sock: socket.socket, service: Service, max_call_bytes: int
 ) -> int:
-    """Answer requests until the frontend closes the connection; return the exit status.
-
-    ``max_call_bytes`` is the limit of the body of a call of another model.
-    """
+    """Answer requests until the frontend closes the connection; return the exit status."""
 
     async def serve() -> int:
         _, connection = await loop.create_connection(
@@ -58,14 +55,12 @@ def serve_concurrently(
 
 
 class _Connection(asyncio.BufferedProtocol):
-    """Starts a task for each request, and sends its reply.
-
-    ``closed`` is the exit status, when the frontend has left or broken the protocol.
-    """
+    """Starts a task for each request, and sends its reply."""
 
     def __init__(self, service: Service, max_call_bytes: int) -> None:
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
+        #: The exit status, when the frontend has left or broken the protocol.
         self.closed: asyncio.Future[int] = self._loop.create_future()
         self._service = service
         self._decoder = Decoder(MAX_REQUEST_FRAME_BYTES)

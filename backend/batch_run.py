@@ -9,8 +9,7 @@ the last input, which has the shape and type that the handler expects. The copie
 client can have chosen, and their results and metrics are dropped.
 
 Successive rows of one request with tensors are a *block*: one `Input`, answered by one prediction.
-The frontend cuts such requests and batches the rows of all clients; to copy, describe and answer
-each row by itself would cost far more than to run it.
+To copy, describe and answer each row by itself would cost far more than to run it.
 """
 
 import logging
@@ -38,10 +37,9 @@ Send = Callable[[Piece], None]
 
 
 class BatchRun:
-    """One call of the handler with a batch.
+    """One call of the handler with a batch, whose context gets the requests.
 
     Args:
-        context: Of the handler; gets the requests of the batch.
         send: Sends pieces of the answers.
         stack: The arrays that the handler gets instead of a list.
 
@@ -273,7 +271,7 @@ def without_padding(rows: Iterable[list[Any]]) -> list[list[Any]]:
 
 
 def _row_inputs(inputs: Sequence[Input], rows: Sequence[int]) -> list[Input]:
-    """Return an input for each row, with id and headers; of rows in blocks without the body.
+    """Return an input for each row; of rows in blocks without the body.
 
     A block has the id of its first row, which ends in the number of the row in its request.
     """

@@ -65,12 +65,10 @@ class FrontendConnection:
     def receive(self) -> Message | None:
         """Wait for the next message; None when the frontend has closed the connection.
 
-        No deadline: an idle worker has nothing else to do, and sees the frontend's end as EOF.
-
         Raises:
             ProtocolError: The bytes are not a message, or end in the middle of one.
         """
-        while not self._inbox:
+        while not self._inbox:  # no deadline: the frontend's end is seen as EOF
             count = self._sock.recv_into(self._decoder.buffer)
             if count == 0:
                 if self._decoder.is_between_frames:

@@ -108,10 +108,7 @@ class Context:
     """The model of a handler and, while it predicts, its batch.
 
     Args:
-        model_name: The name under which the model is registered.
-        model_dir: Directory of the unpacked archive.
         manifest: MANIFEST.json of the archive, None without one.
-        batch_size: The maximum number of requests in a batch.
         gpu: Ordinal of the worker's accelerator, None on the CPU.
         mms_version: The server's version.
         metrics: A `MetricsStore` in a worker, any object in a handler's test.
@@ -179,8 +176,7 @@ class Context:
     def for_request(self) -> "Context":
         """Return a context for a request beside others.
 
-        Attributes, lists, dicts and sets are separate, and the values in them shared: a deep copy
-        takes longer than a few microseconds.
+        Attributes, lists, dicts and sets are separate, the values in them shared: no deep copy.
         """
         context = copy.copy(self)
         for name, value in vars(self).items():

@@ -34,7 +34,7 @@ class Conversion:
 
     Args:
         decode_input: Whether the handler gets JSON and text parts decoded, not as bytearray.
-        max_response_bytes: The limit of the body of a prediction, for each row.
+        max_response_bytes: Of a prediction, for each row.
         dims: The dimensions that count rows, of inputs and of outputs.
     """
 
@@ -206,9 +206,7 @@ def encode_result(result: Any) -> Buffer:
     """Encode a result: bytes raw, str as UTF-8, a tensor by ``torch.save``, all else as JSON.
 
     In JSON, numpy's scalars are numbers, its arrays lists, and tensors of one element numbers.
-
-    Raises:
-        TypeError, ValueError: The result cannot be encoded (`describe_unsendable`).
+    Raises TypeError, ValueError (`describe_unsendable`).
     """
     if isinstance(result, bytes | bytearray):
         return result

@@ -393,11 +393,7 @@ class Decoder:
         return memoryview(self._store)[self._filled :]
 
     def received(self, count: int) -> list[Message]:
-        """Accept ``count`` new bytes in `buffer`; return the messages that are complete.
-
-        Raises:
-            ProtocolError: The bytes are not a frame, or it is longer than allowed.
-        """
+        """Accept ``count`` new bytes in `buffer`; return the messages that are complete."""
         self._filled += count
         if len(self._store) > _SCRATCH_BYTES:
             return self._received_large()

@@ -94,10 +94,8 @@ def is_length(number: float) -> bool:
 
 @contextmanager
 def _limit(seconds: float) -> Iterator[None]:
-    """Raise `_TookTooLong` in the block after some seconds.
-
-    Only in the main thread, since others cannot be interrupted, and if the handler has no timer.
-    """
+    """Raise `_TookTooLong` in the block after some seconds, if that is possible."""
+    # Other threads cannot be interrupted, and the timer may be the handler's.
     is_free = threading.current_thread() is threading.main_thread() and not any(
         signal.getitimer(signal.ITIMER_REAL)
     )

@@ -42,12 +42,7 @@ _NEEDS_LOOP = "The handler is a coroutine; model-config.yaml needs asyncCommunic
 
 
 class Handler(NamedTuple):
-    """The functions of a handler.
-
-    Attributes:
-        owner: The object or module with its optional methods.
-        instance: The object of a class handler; else None.
-    """
+    """The functions of a handler; ``owner`` is the object or module with its optional methods."""
 
     initialize: Callable[[Context], Any]
     entry_point: EntryPoint
@@ -59,7 +54,7 @@ def load_service(load: Load, run: Run | None = None) -> Service:
     """Import the handler, initialise it, and run its warm-ups.
 
     ``run`` runs a coroutine; None if handlers cannot be coroutines. Raises any exception of the
-    handler, and ImportError, HandlerUnusable or AttributeError if it is missing or unusable.
+    handler.
     """
     _check_own_name()
     context = _make_context(load)

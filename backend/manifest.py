@@ -4,7 +4,7 @@ Reading accepts missing fields, because a registration may supply a name, a runt
 and refuses fields of a wrong type.
 
 Numbers in text fields are read as their literals (``"modelVersion": 1.10`` means ``"1.10"``), as
-TorchServe does: manifests edited by hand depend on it.
+TorchServe does.
 """
 
 import json
@@ -58,7 +58,6 @@ class Manifest:
     Attributes:
         handler: Built-in name, ``file.py``, ``file`` or either with ``:function``.
         serialized_file: Weights; paths of files are relative to the model directory.
-        config_file: YAML for frontend and handler.
         extensions: Members that the archiver's caller added.
         created_on: Local time, day/month/year.
         raw: The whole JSON object with unknown keys; empty if nothing was read.
@@ -151,10 +150,7 @@ class Manifest:
 
 @dataclass(frozen=True)
 class WorkflowManifest:
-    """The manifest of a workflow; missing texts are empty.
-
-    ``specification_file`` is YAML with the nodes, ``handler`` a Python file with their functions.
-    """
+    """The manifest of a workflow; missing texts are empty."""
 
     workflow_name: str = ""
     specification_file: str = ""

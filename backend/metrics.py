@@ -1,17 +1,14 @@
 """Metrics of handlers: collected here, and sent to the frontend in the reply to the batch.
 
-TorchServe prints every sample as a log line that its frontend parses. Here a sample is a row of
-JSON values, and nothing is printed or summed up in the worker::
+A sample is a row of JSON values; nothing is printed or summed up in the worker::
 
     [type, name, unit, value, [[dimension, value], …], [request id, …]]
 
 ``type`` is ``counter`` (whose value is the increment), ``gauge`` or ``histogram``. ``unit`` is
-written in full (``Milliseconds`` for ``ms``), as by TorchServe's worker, for metrics that
-metrics.yaml does not declare. The declared metrics are in the `Load`.
+written in full (``Milliseconds`` for ``ms``), as by TorchServe's worker.
 
 Invalid values (a negative increment, NaN) are logged and dropped, and do not fail a batch. A wrong
-*type* is a defect of the handler and raises `MetricsCacheTypeError`, a wrong unit
-`MetricsCacheValueError`.
+type or unit is a defect of the handler and raises an error.
 """
 
 import contextlib
@@ -85,10 +82,7 @@ Dimensions = Sequence[Dimension] | None
 
 
 class CachingMetric:
-    """A named metric; each update is a sample for the frontend.
-
-    ``unit`` is a short one (``ms``) or any text.
-    """
+    """A named metric; each update is a sample for the frontend."""
 
     def __init__(
         self,
@@ -146,10 +140,7 @@ class CachingMetric:
 
 
 class Metric:
-    """A single measurement, as handlers for early versions of TorchServe make them.
-
-    ``is_reported`` is whether it is from a store, which reports it without `emit_metrics`.
-    """
+    """A single measurement, as handlers for early versions of TorchServe make them."""
 
     def __init__(
         self,
@@ -166,7 +157,7 @@ class Metric:
         self.dimensions = list(dimensions or ())
         self.request_id = request_id
         self.metric_method = metric_method
-        self.is_reported = False
+        self.is_reported = False  # by a store, without `emit_metrics`
 
     @property
     def metric_type(self) -> MetricTypes:
@@ -221,9 +212,7 @@ class MetricsStore:
     is no such place, the sample is about all requests.
 
     Args:
-        request_ids: By place in the batch, set by the context for every batch; or one id for all
-            samples, as of a load or a test.
-        model_name: The value of ``ModelName``.
+        request_ids: By place in the batch; or one id for all samples, as of a load or a test.
         declared: The metrics of metrics.yaml, as rows ``[type, name, unit, [dimension, …]]``.
         rows: Where samples are collected.
     """

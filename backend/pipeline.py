@@ -40,9 +40,7 @@ _MIN_BATCHES = 2
 def serve_in_stages(connection: FrontendConnection, service: Service) -> None:
     """Answer batches until the frontend closes the connection.
 
-    Raises:
-        ProtocolError, ConnectionError: The connection broke.
-        BaseException: The exception of a stage that ends the process, such as SystemExit.
+    Raises ProtocolError, ConnectionError, and SystemExit of a stage.
     """
     assert service.stages is not None
     service.stages.begin_overlapping()

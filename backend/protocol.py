@@ -13,7 +13,7 @@
     Call                          CallReply
     CancelCall                    nothing
 
-Frontend and worker are always of the same version. Only data classes, without I/O.
+Frontend and worker are always of the same version.
 """
 
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ class Trials:
 
     Attributes:
         threads: Numbers of torch's threads to compare, rising. The last is what the process was
-            started with; the worker takes a smaller one that is as fast.
+            started with.
         sizes: Batch sizes whose cost is measured, within about ``seconds``.
         validated_sizes: Batch sizes whose answers are compared with those of single requests.
         tolerance: Accepted difference of two numbers; 0 for the default of the model's precision.
@@ -63,14 +63,12 @@ class Load:
     Attributes:
         asynchronous: Whether the handler is a coroutine; requests are then sent without waiting
             for replies.
-        overlap_stages: Whether the stages of successive batches overlap.
-        samples: Files in the model directory that are sample inputs; if empty, the handler is
-            asked for samples.
+        samples: Files in the model directory; if empty, the handler may return samples.
         compiled_sizes: The only sizes of batches; if empty, any up to ``batch_size``.
         declared_metrics: The metrics of metrics.yaml, as rows for `backend.metrics`.
         max_call_bytes: The largest body of a `Call`.
-        sequence_headers: Of a stateful model: the names of the headers that contain the id of a
-            request's sequence, mark its first request, and its end.
+        sequence_headers: Of a stateful model: those with the id of a request's sequence, of its
+            first request, and of its end.
         batch_dims: The dimensions of a request's tensors, and of its answer's, that count the rows.
         stack_inputs: The library (numpy, torch) of whose arrays the handler gets one for each
             input, with all rows of the batch; empty for a list with a dict for each row.
@@ -142,7 +140,6 @@ class Loaded:
     """The model is loaded.
 
     Attributes:
-        metrics: Rows of `backend.metrics`, reported while it was loaded.
         overlaps: The number of batches that the model processes at a time if stages overlap; else
             0. A worker whose stages overlap sends a `NextBatch` for each batch.
         ends_sequences: Whether the handler is called when a sequence ends (`EndSequence`).
@@ -166,10 +163,7 @@ class Loaded:
 
 @dataclass(slots=True)
 class Part:
-    """One named field of an input, such as a form field; a plain request body is named ``body``.
-
-    The media type has no parameters, and may be empty.
-    """
+    """One named field of an input; a plain body is ``body``. The media type has no parameters."""
 
     name: str
     content_type: str
@@ -190,12 +184,12 @@ class Predict:
     """Run one batch.
 
     Attributes:
-        number: Of the batch; its replies have the same, so that a reply to another batch (of a
-            child that a handler forked, for example) does not reach the clients of this one.
+        number: Its replies have the same, so that a reply to another batch (of a child that a
+            handler forked, for example) does not reach the clients of this one.
         run_as: The number of rows that the handler gets, if larger than the number of rows in the
             batch: the last input is repeated, and the results of the repetitions are dropped.
         rows: How many rows of the batch each input is; empty for one each. An input that is several
-            is a block: rows of one request in tensors (`tensors.blocks`).
+            is a block: rows of one request in tensors.
     """
 
     inputs: Sequence[Input]
@@ -268,8 +262,8 @@ class Reply:
         code: A code other than 200 holds for the whole batch; there are then no predictions, and
             ``message`` is the error for the clients.
         metrics: Rows of `backend.metrics`, reported since the last reply.
-        poisoned: Why the process, though alive, cannot serve any more (`backend.errors`); empty
-            while it can. Such a reply is the last one: the process is replaced.
+        poisoned: Why the process, though alive, cannot serve any more (`backend.errors`). Such a
+            reply is the last one: the process is replaced.
         suspect: The place of the input that the failure may be about; -1 if unknown.
         raised_at: Where the exception was raised (`backend.suspects`).
         rows: The number of rows that each prediction is for, as of `Predict`; empty for one each. A
@@ -340,10 +334,9 @@ class CancelCall:
 
 @dataclass(slots=True)
 class CallReply:
-    """The answer to a `Call`: a prediction or an error.
+    """The answer to a `Call`: a prediction, or an error as in bodies of HTTP responses.
 
-    ``type`` is the error's type in bodies of HTTP responses; ``retry_after`` is in seconds, None if
-    unknown.
+    ``retry_after`` is in seconds, None if unknown.
     """
 
     number: int

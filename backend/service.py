@@ -55,8 +55,6 @@ class Service:
         context: The only context of this process, passed to the handler with every batch.
         owner: The object or module with the handler's optional methods: ``sample_input``,
             ``input_length`` and ``end_sequence``. They may be set at any time.
-        decode_input: Whether the handler gets JSON and text parts decoded.
-        batch_dims: The dimensions that count rows, of inputs and of outputs.
         stacking: Makes arrays of all rows of a batch; None for a list with a dict for each.
         tensors: The handler's declaration of its tensors.
         stages: Runs the handler's stages separately; None if those of batches do not overlap.
@@ -100,7 +98,7 @@ class Service:
         else:
             reply = self._predict(batch, send, stack)
         self.poison = self.poison or reply.poisoned
-        if batch.run_as > batch.count:
+        if batch.run_as and batch.run_as > batch.count:
             reply.metrics = without_padding(reply.metrics)
         return reply
 

@@ -24,8 +24,8 @@ def suspect_of(
 ) -> tuple[int, str]:
     """Return the place of the suspected input, -1 if unknown, and where the error was raised.
 
-    ``rows`` beyond ``count`` are copies of the last one. The text is the line that raised, the line
-    of the frame that names the suspect, and the type of the error.
+    ``rows`` beyond ``count`` are copies of the last one. The text has the line that raised, that of
+    the frame that names the suspect, and the type of the error.
     """
     frames = _innermost(error.__traceback__)
     place_of = _places(rows, count) if frames else {}

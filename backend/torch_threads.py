@@ -22,10 +22,9 @@ def set_threads(count: int) -> None:
 
 
 def change_threads(change: SetThreads) -> ThreadsSet:
-    """Change the number of threads of a loaded model, if it is still the one before.
+    """Change the number of threads of a loaded model, unless the handler has set another.
 
-    The handler may have set another one. Compiled code is for the number of threads at the time:
-    with another one torch would compile it again at the next batch.
+    Compiled code is for a number of threads: torch would compile it again at the next batch.
     """
     if threads_in_use() == change.before and not has_compiled():
         sys.modules["torch"].set_num_threads(change.count)

@@ -36,7 +36,6 @@ class Runner:
     """A module that, run as a program, starts the processes of one worker.
 
     Attributes:
-        module: Its name; its arguments end with ``--no-python`` and the command of a process.
         processes: How many it starts; ``LOCAL_RANK`` is the number of each.
         to_all: Whether all of them take part in each batch, or the first only.
         meets_itself: Whether it is torchrun without partners on other machines. Its rendezvous is

@@ -112,12 +112,9 @@ def offer_sockets(
 def fetch_sockets(
     address: str, rank: int
 ) -> tuple[str, socket.socket, Sequence[socket.socket], bool]:
-    """Fetch the text for all ranks and the socket of one.
+    """Fetch the text for all ranks and the socket of one; raises OSError.
 
     Rank 0 also gets those to the others, in order, and whether they take part in each batch.
-
-    Raises:
-        OSError: The socket does not exist or has been fetched.
     """
     with socket.socket(socket.AF_UNIX) as sock:
         sock.connect(_ABSTRACT + address)

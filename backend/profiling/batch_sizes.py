@@ -4,7 +4,7 @@ Sizes are run smallest first: one run to warm up (lazy initialisation, caches, c
 to three whose median counts. Profiling ends early for one of these reasons:
 
 * time     the next size would not fit into the time that is left, or would take longer than a run
-           may. Only the first size is always measured: one run to warm up, one that counts.
+           may. Only the first size is always measured.
 * memory   the next size would not fit into memory, or a size ran out of it. Some is left over,
            since allocators round up and workers beside this one grow as well.
 * gain     throughput (requests per second) gained too little, twice in a row.
@@ -44,8 +44,7 @@ class SizeProfiler:
         run_batch: Runs a batch of this size.
         memory: The memory that the batches use.
         clock: Returns seconds.
-        seconds: The time for all runs. Only the first size, and a run that takes longer than
-            predicted, exceed it.
+        seconds: The time for all runs.
         longest: The seconds of a run from which on it is not started, except for the first size.
     """
 

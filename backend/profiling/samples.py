@@ -1,8 +1,6 @@
 """Sample inputs: inputs like a client's, to try a model with before clients send theirs.
 
-A sample is a file of the archive, or the handler returns it (``sample_input``). Batches of samples
-go through the same `Service.predict` as requests. The first are those of the warm-ups that a
-handler has registered in `Context.warm_ups`.
+A sample is a file of the archive, or the handler returns it (``sample_input``).
 """
 
 import json
@@ -25,10 +23,7 @@ class WarmUpFailed(Exception):
 
 
 def warm_up(load: Load, service: Service) -> None:
-    """Run the warm-ups, when ``initialize`` has returned: a subclass may load more after its base.
-
-    An exception of a warm-up is raised: the model is not fit to serve.
-    """
+    """Run `Context.warm_ups`, when ``initialize`` has returned: a subclass may load more."""
 
     def run_samples(rows: int = 1, file: str = "") -> None:
         if load.asynchronous:
@@ -60,13 +55,10 @@ def find_sample(load: Load, service: Service, file: str = "") -> Input:
 def find_samples(
     model_dir: str, files: Sequence[str], sample_input: Callable[[], Any]
 ) -> list[Input]:
-    """Return requests with samples as their bodies; at least one.
+    """Return requests with samples as their bodies, at least one; raises NoSample.
 
     The names of files give the content type. Without files ``sample_input`` is called, which
     returns bytes, str or a value for JSON; a tuple of several; or None.
-
-    Raises:
-        NoSample: A file cannot be read or is outside the directory, or the handler has none.
     """
     found = [_read_file(Path(model_dir), file) for file in files] or _from_handler(sample_input)
     return [

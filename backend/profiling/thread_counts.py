@@ -76,10 +76,7 @@ def fewest_threads(
 ) -> tuple[int, str]:
     """Return the smallest of these counts with which a run is as fast as with the best, and why.
 
-    ``counts`` rise; ``cores`` measures how many cores a number of threads gets.
-
-    Raises:
-        Undecided: It could not be measured within a second.
+    ``counts`` rise; ``cores`` measures how many cores a number of threads gets. Raises Undecided.
     """
     deadline = clock() + _SECONDS
     share = counts[-1]

@@ -28,13 +28,7 @@ _MAX_PLACES = 8  # in the message
 
 @dataclass
 class Validation:
-    """The result of a validation, as `Loaded.validation` contains it.
-
-    Attributes:
-        sizes: Those without a difference.
-        largest: The largest difference between two numbers.
-        failure: Why batching may change answers; empty if it changes none.
-    """
+    """The sizes without a difference, and why batching may change answers, if it may."""
 
     samples: int = 0
     sizes: list[int] = field(default_factory=list)

@@ -52,11 +52,7 @@ class AnswerFormat:
         return next(iter(self._wanted.names), "")
 
     def encode(self, result: Any) -> tuple[bytes, int]:
-        """Return the answer with a handler's result, and the number of its bytes that are JSON.
-
-        Raises:
-            UnknownOutput, UnusableTensor: There is no such output, or it cannot be sent.
-        """
+        """Return the answer with a handler's result, and the number of its bytes that are JSON."""
         return self.write(*outputs_of(result, self.output_name))
 
     def write(self, document: Json, outputs: Sequence[Output]) -> tuple[bytes, int]:

@@ -15,10 +15,7 @@ _DATATYPES = {dtype.lstrip("<"): name for name, dtype in NUMPY.items()}
 
 
 def flat_array(datatype: str, buffer: Buffer) -> Any:
-    """Return the values of a buffer as a flat array, of BF16 as FP32 and of BYTES as bytes.
-
-    The array is a view of the buffer, except of BF16 and BYTES.
-    """
+    """Return a buffer as a flat array: BF16 as FP32, BYTES as bytes, all others as a view."""
     import numpy as np
 
     if datatype == BYTES:

@@ -45,11 +45,7 @@ def _is_declared_tensor(value: Any) -> bool:
 
 
 def check_request(document: Any) -> None:
-    """Check everything but the data of the inputs.
-
-    Raises:
-        UnusableTensor: It is not a request of the protocol.
-    """
+    """Raise UnusableTensor if anything but the data of the inputs is wrong."""
     _require(isinstance(document, dict), "The body", "a JSON object")
     id_ = document.get("id")
     _require(id_ is None or isinstance(id_, str | int | float), "id", "a text")

@@ -25,10 +25,7 @@ def one_row_of(shape: Sequence[int], dim: int) -> list[int]:
 
 
 class OutputJoiner:
-    """Joins the outputs of successive rows of one request.
-
-    The bytes of the joined outputs are row after row, whichever dimension counts the rows.
-    """
+    """Joins the outputs of successive rows, whose bytes are row after row for any dimension."""
 
     def __init__(self, dim: int) -> None:
         self._dim = dim

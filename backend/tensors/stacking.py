@@ -48,10 +48,7 @@ class Unstackable(Exception):
 
 @dataclass(frozen=True)
 class Stack:
-    """Inputs of a batch, by place, whose rows can be stacked.
-
-    ``columns`` has for each input of the model its datatype, and an array for each of the inputs.
-    """
+    """Inputs of a batch whose rows can be stacked: their places, and arrays for each tensor."""
 
     stacking: "Stacking"
     places: list[int] = field(default_factory=list)
@@ -77,15 +74,9 @@ class StackedBatch:
 
 
 class Stacking:
-    """Stacks the rows of a model.
+    """Stacks the rows of a model to arrays of a library; raises ImportError if it is missing.
 
-    Args:
-        library: ``numpy`` or ``torch``.
-        dim: The dimension that counts rows.
-        declared: The inputs that the model declares (`checks.is_declaration`).
-
-    Raises:
-        ImportError: The library is not installed.
+    ``declared`` are the inputs that the model declares (`checks.is_declaration`).
     """
 
     def __init__(self, library: str, dim: int, declared: Sequence[Json]) -> None:
@@ -96,10 +87,7 @@ class Stacking:
         self._default = declared[0]["name"] if len(declared) == 1 else _BODY
 
     def read(self, row_of: RowOf, inputs: Sequence[Input], rows: Sequence[int]) -> StackedBatch:
-        """Sort the inputs of a batch by the kinds of their rows.
-
-        ``row_of`` decodes an input that is not a block; ``rows`` as of `Predict`.
-        """
+        """Sort the inputs of a batch by the kinds of their rows; ``row_of`` decodes plain ones."""
         stacks: dict[Any, Stack] = {}
         refused: dict[int, str] = {}
         counts = rows or [1] * len(inputs)
@@ -198,9 +186,8 @@ class Stacking:
 class StackedResults:
     """The arrays that a handler returned for all rows of a batch.
 
-    Args:
-        arrays: By output, or an empty name. Their first dimension counts rows.
-        dim: The dimension that counted rows in the handler's arrays.
+    Their first dimension counts rows; in the handler's arrays it was ``dim``. An output without a
+    name has an empty one.
     """
 
     def __init__(self, arrays: Arrays, dim: int) -> None:

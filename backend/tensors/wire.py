@@ -74,10 +74,8 @@ def _flag(members: Json, name: str, *, default: bool) -> bool:
 def buffers_behind(inputs: Sequence[Json], body: Buffer, at: int) -> list[memoryview | None]:
     """Return the bytes of each input in a body; None for an input whose data is in the JSON.
 
-    `checks.check_request` has accepted the inputs; ``at`` is where the JSON ends.
-
-    Raises:
-        UnusableTensor: The sizes are not those of the buffers.
+    `checks.check_request` has accepted the inputs; ``at`` is where the JSON ends. Raises
+    UnusableTensor.
     """
     view = memoryview(body)
     buffers: list[memoryview | None] = []
@@ -99,10 +97,7 @@ def buffers_behind(inputs: Sequence[Json], body: Buffer, at: int) -> list[memory
 
 
 def pack_request(head: Json, buffers: Sequence[Buffer | None]) -> tuple[bytes, bytes]:
-    """Return the line of JSON of a request, and the whole body.
-
-    The line is padded, so that arrays can be views of the buffers.
-    """
+    """Return the line of JSON of a request, padded to align arrays, and the whole body."""
     text = json.dumps(head).encode()
     text += b" " * (-(len(text) + 1) % _ALIGNMENT) + b"\n"
     return text, b"".join([text, *(buffer for buffer in buffers if buffer is not None)])
@@ -118,10 +113,7 @@ class BinaryInput:
 
 
 def binary_inputs(inputs: Sequence[Json], body: Buffer, at: int) -> list[BinaryInput]:
-    """Return the inputs whose values are bytes, without the parameters that describe these.
-
-    The arguments and errors are those of `buffers_behind`.
-    """
+    """Return the inputs whose values are bytes, as by `buffers_behind`, without its parameters."""
     found = []
     for tensor, buffer in zip(inputs, buffers_behind(inputs, body, at), strict=True):
         if buffer is None:
@@ -136,10 +128,7 @@ def binary_inputs(inputs: Sequence[Json], body: Buffer, at: int) -> list[BinaryI
 
 
 def unpack_request(body: Buffer) -> tuple[Json, list[BinaryInput]]:
-    """Return the JSON of a request by `pack_request`, and its inputs that are bytes.
-
-    Raises one of `UNREADABLE` for anything else.
-    """
+    """Return the JSON of a request by `pack_request`, and its inputs that are bytes."""
     body = body if isinstance(body, bytes | bytearray) else bytes(body)
     at = body.index(b"\n") + 1
     head: Json = json.loads(bytes(body[:at]))
