@@ -20,9 +20,7 @@ from marserve.backend.tensors.wire import LENGTH_HEADER, UNREADABLE
 logger = logging.getLogger(HANDLER_LOG)
 
 _JSON_TYPE = "application/json"
-_TEXT_PREFIX = "text"
 _FAILURE = "InternalServerException"
-_BYTES_TYPE = "application/octet-stream"
 # Clients and proxies accept less: http.client 100 headers and lines of 64 KiB, nginx 4 KiB in all.
 _MAX_HEADERS = 1000
 _MAX_HEAD_CHARACTERS = 1 << 16
@@ -80,7 +78,7 @@ class Conversion:
                 return encode_result(result)
             body, head_bytes = encode(result)
             processor.add_response_property(LENGTH_HEADER, str(head_bytes))
-            kind = _BYTES_TYPE if head_bytes < len(body) else _JSON_TYPE
+            kind = "application/octet-stream" if head_bytes < len(body) else _JSON_TYPE
             processor.add_response_property("content-type", kind)
             return body
 
@@ -165,7 +163,7 @@ def _decoded(part: Part) -> Any:
     try:
         if media_type == _JSON_TYPE:
             return json.loads(bytes(part.body))
-        if media_type.startswith(_TEXT_PREFIX):
+        if media_type.startswith("text"):
             return bytes(part.body).decode()
         if media_type == TENSORS_TYPE:
             return _document(part)
@@ -220,7 +218,7 @@ def encode_result(result: Any) -> Buffer:
 
 
 def describe_unsendable(result: Any) -> str:
-    """Return why a result cannot be encoded; empty if unknown.
+    """Return why a result could not be encoded; empty if unknown.
 
     For example ``prediction[0]["mask"] is a torch.Tensor of 3 dimensions.``
     """
@@ -248,7 +246,7 @@ def _plain(value: Any) -> Any:
 def _unsendable(value: Any, place: str, above: tuple[int, ...]) -> str:
     """Describe the first place in a value that is not JSON; empty if there is none."""
     if isinstance(value, str):
-        return "" if above or _is_utf_8(value) else f"{place} is text that UTF-8 cannot encode"
+        return "" if above else f"{place} is text that UTF-8 cannot encode"
     if value is None or isinstance(value, int | float):
         return ""
     if id(value) in above:
@@ -269,14 +267,6 @@ def _unsendable_member(value: Any, place: str, above: tuple[int, ...]) -> str:
         if found := _unsendable(member, _shortened(f"{place}[{_formatted_key(key)}]"), above):
             return found
     return ""
-
-
-def _is_utf_8(text: str) -> bool:
-    try:
-        str.encode(text)
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _formatted_key(key: Any) -> str:

@@ -49,14 +49,12 @@ _STICKY = re.compile(
     r"|LAUNCH_TIMEOUT|HARDWARE_STACK_ERROR|INVALID_PC|INVALID_ADDRESS_SPACE|ECC_UNCORRECTABLE"
     r"|NVLINK_UNCORRECTABLE|CONTEXT_IS_DESTROYED)"
 )
-# torch's class for errors of an accelerator's runtime, since 2.8, and the texts of those that
-# concern one call only.
-_ACCELERATOR_ERROR = "AcceleratorError"
+# Of torch's class for errors of an accelerator's runtime, since 2.8, those that concern one call.
 _OF_ONE_CALL = re.compile(
     r"out of memory|invalid (argument|configuration argument|device ordinal|resource handle)"
     r"|no kernel image|operation not (supported|permitted)|too many resources requested"
 )
-_ABOUT_VALUES = (LookupError, TypeError, UnicodeError, ValueError)
+_ABOUT_VALUES = (LookupError, TypeError, ValueError)
 _POISONED = "Prediction failed: the worker's GPU has failed, and the worker is replaced"
 
 
@@ -164,7 +162,7 @@ def _is_sticky(error: BaseException) -> bool:
     text = text_of(error)
     if _STICKY.search(text):
         return True
-    is_of_accelerator = any(kind.__name__ == _ACCELERATOR_ERROR for kind in type(error).__mro__)
+    is_of_accelerator = any(kind.__name__ == "AcceleratorError" for kind in type(error).__mro__)
     return is_of_accelerator and not _OF_ONE_CALL.search(text)
 
 

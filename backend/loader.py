@@ -38,7 +38,6 @@ _OWN_NAME = "ts"
 _OWN_HANDLERS = f"{_OWN_NAME}.torch_handler"
 _ENVELOPES = f"{_OWN_HANDLERS}.request_envelope"
 _DEFAULT_FUNCTION = "handle"
-_NEEDS_LOOP = "The handler is a coroutine; model-config.yaml needs asyncCommunication"
 
 
 class Handler(NamedTuple):
@@ -70,7 +69,9 @@ def load_service(load: Load, run: Run | None = None) -> Service:
     if inspect.iscoroutine(started):  # a function handler that is a coroutine
         if run is None:
             started.close()
-            raise HandlerUnusable(_NEEDS_LOOP)
+            raise HandlerUnusable(
+                "The handler is a coroutine; model-config.yaml needs asyncCommunication"
+            )
         run(started)
     tensors = _declared_tensors(handler.owner)
     service = Service(

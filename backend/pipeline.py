@@ -90,10 +90,10 @@ class _Batch:
 
     def reply(self) -> Reply:
         """Return the reply, after the last stage."""
-        try:
-            reply = self._finished()
-        except Exception as error:  # noqa: BLE001 - foreign code
-            reply = failure_reply(error, self._context, self._run)
+        # The traceback refers to this batch: a cycle that holds the memory of the model's last run.
+        error, self._error = self._error, None
+        reply = self._finished() if error is None else self._failed(error)
+        del error
         self._context.on_intermediate = None
         reply.metrics = without_padding(reply.metrics)
         if reply.code != 200:  # the metrics of a failed batch are lost, those of others must not be
@@ -104,15 +104,14 @@ class _Batch:
         return reply
 
     def _finished(self) -> Reply:
-        # The traceback refers to this batch: a cycle that holds the memory of the model's last run.
-        error, self._error = self._error, None
-        if error is not None:
-            try:
-                raise error
-            finally:
-                del error
         assert self._run is not None
-        return self._run.finished(self._stages.leave_stages(self._steps), self._seconds)
+        try:
+            return self._run.finished(self._stages.leave_stages(self._steps), self._seconds)
+        except Exception as error:  # noqa: BLE001 - foreign code
+            return self._failed(error)
+
+    def _failed(self, error: Exception) -> Reply:
+        return failure_reply(error, self._context, self._run)
 
 
 class _Pace:

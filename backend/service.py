@@ -201,7 +201,9 @@ class Service:
             result = self._call_end_sequence(end)
             if inspect.iscoroutine(result):
                 result.close()
-                raise TypeError(_END_IS_COROUTINE)  # noqa: TRY301 - for the model's log
+                raise TypeError(  # noqa: TRY301 - for the model's log
+                    "end_sequence is a coroutine; model-config.yaml needs asyncCommunication"
+                )
         except Exception as error:  # noqa: BLE001 - foreign code
             return failure_reply(error, self.context)
         return Reply(metrics=self.take_metrics())
@@ -243,9 +245,6 @@ class Service:
             if isinstance(store, MetricsStore):
                 store.request_ids = ids
                 store.put_back(earlier)
-
-
-_END_IS_COROUTINE = "end_sequence is a coroutine; model-config.yaml needs asyncCommunication"
 
 
 def _send_at(send: Send, places: Sequence[int], piece: Piece) -> None:

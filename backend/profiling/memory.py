@@ -13,8 +13,6 @@ from typing import Any
 
 from marserve.backend.control_groups import MOUNTS, PROC, memory_limits
 
-_RESET_PEAK = "5"  # proc(5), /proc/pid/clear_refs
-
 
 class DeviceMemory:
     """The memory of a GPU, by the counters of the module ``torch.cuda``."""
@@ -53,7 +51,7 @@ class HostMemory:
     def reset_peak(self) -> None:
         """Start a new peak, if that is permitted."""
         with contextlib.suppress(OSError):
-            (self._proc / "self/clear_refs").write_text(_RESET_PEAK)
+            (self._proc / "self/clear_refs").write_text("5")  # proc(5)
 
     def peak(self) -> int:
         """Return the most that was held since `reset_peak`, beyond the baseline."""

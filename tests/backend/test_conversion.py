@@ -41,7 +41,7 @@ def deep() -> list[Any]:
         (OrderedDict(a=int), 'prediction["a"] is of type type.'),
         ({"k" * 60: {1}}, f'prediction["{"k" * 39}…"] is of type set.'),
         (deep(), "The prediction is nested too deeply."),
-        ("fine", ""),
+        ("\ud800", "prediction is text that UTF-8 cannot encode."),
     ],
 )
 def test_the_place_that_cannot_be_encoded_is_reported(result: Any, why: str) -> None:
