@@ -23,8 +23,13 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from marserve.backend.connection import FrontendConnection
-from marserve.backend.processes.ranks import fetch_connection
-from marserve.backend.processes.runner import FirstFailure, die_with_parent, offer_sockets
+from marserve.backend.processes.ranks import connection_of
+from marserve.backend.processes.runner import (
+    FirstFailure,
+    die_with_parent,
+    fetch_sockets,
+    offer_sockets,
+)
 from marserve.backend.worker import WorkerPlace, run
 
 #: Prefix of the code of ``python -c``: nothing is imported from the working directory.
@@ -97,8 +102,11 @@ def main() -> NoReturn:
 def join() -> NoReturn:
     """Run a process that a runner started."""
     die_with_parent()
-    text, connection = fetch_connection(_argument(), rank=int(os.environ.get("LOCAL_RANK", "0")))
-    _work(WorkerConfig.from_text(text), connection)
+    rank = int(os.environ.get("LOCAL_RANK", "0"))
+    text, sockets = fetch_sockets(_argument(), rank)
+    config = WorkerConfig.from_text(text)
+    assert config.runner is not None
+    _work(config, connection_of(rank, sockets, to_all=config.runner.to_all))
 
 
 def _argument() -> str:
@@ -112,9 +120,7 @@ def _work(config: WorkerConfig, connection: FrontendConnection) -> NoReturn:
 
 def _become(runner: Runner, config: WorkerConfig, sock: socket.socket) -> NoReturn:
     failure = FirstFailure()
-    address = offer_sockets(
-        config.to_text(), sock, runner.processes, to_all=runner.to_all, on_fetch=failure.watch
-    )
+    address = offer_sockets(config.to_text(), sock, runner.processes, failure.watch)
     sys.path.extend(config.python_path)  # last: torch may be a package of the model
     sys.argv = [*_arguments(runner), *_command(sys.executable, join, address)]
     try:

@@ -21,7 +21,6 @@ import threading
 from collections.abc import Sequence
 
 from marserve.backend.connection import FrontendConnection
-from marserve.backend.processes.runner import fetch_sockets
 from marserve.backend.protocol import (
     EndSequence,
     Load,
@@ -36,12 +35,14 @@ from marserve.backend.protocol import (
 logger = logging.getLogger(__name__)
 
 
-def fetch_connection(address: str, rank: int) -> tuple[str, FrontendConnection]:
-    """Return the text for all ranks and the connection of this one."""
-    text, upstream, followers, to_all = fetch_sockets(address, rank)
+def connection_of(
+    rank: int, sockets: Sequence[socket.socket], *, to_all: bool
+) -> FrontendConnection:
+    """Return the connection of a rank; with ``to_all`` all of them take part in each batch."""
+    upstream, *followers = sockets
     if rank:
-        return text, FollowerConnection(upstream, rank)
-    return text, LeaderConnection(upstream, followers, to_all=to_all)
+        return FollowerConnection(upstream, rank)
+    return LeaderConnection(upstream, followers, to_all=to_all)
 
 
 def _on_own_device(load: Load, rank: int) -> Load:
@@ -68,7 +69,7 @@ class FollowerConnection(FrontendConnection):
 
 
 class LeaderConnection(FrontendConnection):
-    """The connection of rank 0; with ``to_all`` the other ranks take part in each batch."""
+    """The connection of rank 0."""
 
     def __init__(
         self, sock: socket.socket, followers: Sequence[socket.socket], *, to_all: bool

@@ -82,14 +82,9 @@ class FirstFailure:
 
 
 def offer_sockets(
-    text: str,
-    sock: socket.socket,
-    ranks: int,
-    *,
-    to_all: bool,
-    on_fetch: Callable[[int], object] = lambda _pid: None,
+    text: str, sock: socket.socket, ranks: int, on_fetch: Callable[[int], object]
 ) -> str:
-    """Offer the sockets of all ranks, in a thread; return the address.
+    """Offer a text and the sockets of all ranks, in a thread; return the address.
 
     ``sock``, to the frontend, is for rank 0. ``on_fetch`` is called with the process id of each
     rank.
@@ -103,18 +98,15 @@ def offer_sockets(
     pairs = [socket.socketpair() for _ in range(ranks - 1)]
     offers = {0: [sock, *(ours for ours, _ in pairs)]}
     offers.update((rank, [theirs]) for rank, (_, theirs) in enumerate(pairs, 1))
-    data = f"{int(to_all)}{text}".encode()
-    arguments = listener, data, offers, on_fetch
+    arguments = listener, text.encode(), offers, on_fetch
     threading.Thread(target=_hand_out, args=arguments, daemon=True).start()
     return address
 
 
-def fetch_sockets(
-    address: str, rank: int
-) -> tuple[str, socket.socket, Sequence[socket.socket], bool]:
+def fetch_sockets(address: str, rank: int) -> tuple[str, Sequence[socket.socket]]:
     """Fetch the text for all ranks and the socket of one; raises OSError.
 
-    Rank 0 also gets those to the others, in order, and whether they take part in each batch.
+    Rank 0 also gets those to the others, in order.
     """
     with socket.socket(socket.AF_UNIX) as sock:
         sock.connect(_ABSTRACT + address)
@@ -124,8 +116,7 @@ def fetch_sockets(
         raise OSError(f"the socket of rank {rank} does not exist or has been fetched")
     for each in descriptors:
         os.set_inheritable(each, False)
-    upstream, *followers = (socket.socket(fileno=each) for each in descriptors)
-    return data[1:].decode(), upstream, followers, data[:1] == b"1"
+    return data.decode(), [socket.socket(fileno=each) for each in descriptors]
 
 
 def _hand_out(

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from marserve.backend.connection import FrontendConnection
-from marserve.backend.processes.ranks import LeaderConnection, fetch_connection
-from marserve.backend.processes.runner import offer_sockets
+from marserve.backend.processes.ranks import LeaderConnection, connection_of
+from marserve.backend.processes.runner import fetch_sockets, offer_sockets
 from marserve.backend.protocol import (
     Input,
     Load,
@@ -43,6 +43,15 @@ def batch(number: int = 1) -> Predict:
     return Predict([Input("id", {}, [Part("body", "", b"x")])], number)
 
 
+def offer(text: str, sock: socket.socket, ranks: int) -> str:
+    return offer_sockets(text, sock, ranks, lambda _pid: None)
+
+
+def fetch_connection(address: str, rank: int, *, to_all: bool = True) -> tuple[str, Any]:
+    text, sockets = fetch_sockets(address, rank)
+    return text, connection_of(rank, sockets, to_all=to_all)
+
+
 class Team:
     """The frontend's connection to a worker, and those of its ranks."""
 
@@ -71,8 +80,10 @@ def make_team() -> Iterator[Callable[..., Team]]:
     def make(ranks: int = 3, *, to_all: bool = True) -> Team:
         ours, theirs = socket.socketpair()
         opened.extend((ours, theirs))
-        address = offer_sockets("told", theirs, ranks, to_all=to_all)
-        fetched = [fetch_connection(address, rank) for rank in reversed(range(ranks))][::-1]
+        address = offer("told", theirs, ranks)
+        fetched = [
+            fetch_connection(address, rank, to_all=to_all) for rank in reversed(range(ranks))
+        ][::-1]
         connections = [connection for _, connection in fetched]
         opened.extend(connection.detach() for connection in connections)
         for connection in connections:
@@ -212,7 +223,7 @@ def test_what_ranks_that_share_each_batch_cannot_do_is_refused(
 def test_a_socket_is_handed_out_once(rank: int) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        address = offer_sockets("", theirs, 2, to_all=True)
+        address = offer("x", theirs, 2)
         _, connection = fetch_connection(address, 0)
         connection.detach().close()
         for other in connection._followers:  # type: ignore[attr-defined]
@@ -228,4 +239,4 @@ def test_a_socket_is_handed_out_once(rank: int) -> None:
 def test_more_ranks_than_one_message_can_serve_are_refused() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs, pytest.raises(ValueError, match="at most 250"):
-        offer_sockets("", theirs, 1000, to_all=True)
+        offer("", theirs, 1000)
