@@ -1,8 +1,7 @@
 """One call of the handler: makes its data and context of a batch, and a reply of its results.
 
 A result that cannot be sent fails only its own request. An exception, or a wrong number of results,
-fails the whole batch. A handler may answer in pieces (`Context.send_intermediate`); the value that
-it returns is then the last piece.
+fails the whole batch.
 
 A batch may be *padded* to a size that the model was compiled for. The additional rows are copies of
 the last input, which has the shape and type that the handler expects. The copies have ids that no

@@ -4,9 +4,6 @@
 and the group of the server. Ctrl-C therefore reaches both, and the server leaves it to the worker:
 at a prompt it clears the line, in the handler it raises KeyboardInterrupt, and between two requests
 the worker stops the server.
-
-Before each request, if a file of the model has changed, the modules of the model are removed and it
-is loaded again, in this process. If that fails, requests are answered with the traceback.
 """
 
 import asyncio

@@ -1,9 +1,8 @@
 """Exceptions for handlers and their authors, and what an exception means for batch and process.
 
 An exception of a handler fails its batch only. But after some errors of a GPU, according to CUDA's
-documentation, the process is in an inconsistent state in which any further work returns the same
-error, and must be restarted. Such an error *poisons* the process: the batch is answered, and the
-frontend replaces the worker.
+documentation, any further work of the process returns the same error. Such an error *poisons* the
+process: the batch is answered, and the frontend replaces the worker.
 
 Exceptions are classified by their text, because torch raises RuntimeError for most of them, and a
 worker does not import torch. Exceptions about values (ValueError, KeyError) are ignored: they quote

@@ -1,9 +1,8 @@
 """Finds the input that a handler was processing when it raised, by the frames of the traceback.
 
-Most handlers process rows one by one, and raise in a frame that holds the bad row, or in a function
-called with it. The suspect is the row in the innermost frame whose local variables hold exactly one
-row, or a value of exactly one. It is a hint: the variable of a loop that has ended holds the last
-row.
+Most handlers process rows one by one. The suspect is the row in the innermost frame whose local
+variables hold exactly one row, or a value of exactly one. It is a hint: the variable of a loop that
+has ended holds the last row.
 
 Objects are compared by identity, because ``__eq__`` is foreign code. No frame is kept.
 """

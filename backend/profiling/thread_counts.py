@@ -1,12 +1,10 @@
 """Finds the smallest number of threads with which a model is as fast as with its share of cores.
 
 Small operations end before a second thread has started: a model that consists of them is as fast
-or faster with one thread, and leaves the other cores to other workers. Batches of a sample are run
-with the share and with fewer threads, in turn.
+or faster with one thread, and leaves the other cores to other workers.
 
-The result is only valid if the cores are free. Beside other work the share is as slow as fewer
-threads, for any model; the share is then kept, which costs little since waiting threads sleep. How
-many cores are free is measured by threads that only compute.
+The result is only valid if the cores are free: beside other work the share is as slow as fewer
+threads, for any model. The share is then kept, which costs little since waiting threads sleep.
 """
 
 import hashlib

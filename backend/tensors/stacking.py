@@ -2,17 +2,13 @@
 
 Such a handler gets a dict with an array of numpy, or a tensor of torch, for each named input: all
 rows of the batch along one dimension. It returns arrays of as many rows, or a list with a result
-for each row, as any handler may.
+for each row, as any handler may. A batch that is one block is not copied.
 
-* Tensors of the Open Inference Protocol have names, datatypes and shapes. Successive rows of one
-  request are a block; a batch that is one block is not copied.
-* In JSON, a number or nested lists of numbers are a row of the only input that the model declares,
-  else of ``body``; an object has a row for each input, by name. They get the datatype declared for
-  that name, else the one that numpy (torch) infers.
-* Anything else is refused with 400, and does not affect other requests.
+In JSON, a number or nested lists of numbers are a row of the only input that the model declares,
+else of ``body``; an object has a row for each input, by name.
 
 Rows with different names, datatypes or shapes cannot be in one array: the handler is called for
-each kind of rows. Clients cannot agree on one.
+each kind of rows.
 """
 
 import importlib
