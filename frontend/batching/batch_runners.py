@@ -3,13 +3,10 @@
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from operator import attrgetter
 from typing import Protocol
 
 from marserve.frontend.batching.batches import Batch
 from marserve.frontend.batching.policies import WorkerPoolState
-
-_outstanding = attrgetter("outstanding")
 
 
 class BatchRunner(Protocol):
@@ -29,11 +26,6 @@ class BatchRunners(WorkerPoolState):
 
     waiting: deque[BatchRunner] = field(default_factory=deque)
 
-    def add(self, runner: BatchRunner) -> None:
-        """Add a worker that waits for a batch."""
-        self.waiting.append(runner)
-        self.idle += 1
-
     def remove(self, runner: BatchRunner, batches: Iterable[Batch] = ()) -> None:
         """Remove a worker, which may be lent, and the batches that it has. Safe to call twice."""
         for busy in (runner, *batches):
@@ -41,18 +33,6 @@ class BatchRunners(WorkerPoolState):
         if runner in self.waiting:
             self.waiting.remove(runner)
             self.idle -= 1
-
-    def start(self, batch: Batch) -> None:
-        """Run a batch in the worker with the fewest outstanding batches.
-
-        Among equals it is the one that has waited longest.
-        """
-        waiting = self.waiting
-        runner = waiting[0] if self.idle == 1 else min(waiting, key=_outstanding)
-        waiting.remove(runner)
-        self.idle -= 1
-        self.busy[batch] = batch.closed + batch.predicted, len(batch)
-        runner.run(batch)
 
     def replace(self, batch: Batch, part: Batch) -> None:
         """Note that the worker of a batch is now busy with a part of it."""

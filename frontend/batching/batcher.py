@@ -9,6 +9,7 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 from marserve.frontend.batching.batch_runners import BatchRunner, BatchRunners
@@ -28,6 +29,7 @@ from marserve.frontend.errors import Overloaded
 _TIMER_SECONDS = 0.001
 # How long a suspected job waits for a worker with continuous batching before no others join there.
 _SUSPECTED_SECONDS = 1.0
+_outstanding = attrgetter("outstanding")
 _ALONE = Plan(1, Reason.ALONE)
 _SUSPECTED = Plan(1, Reason.SUSPECTED)
 
@@ -153,7 +155,8 @@ class Batcher:
     def mark_idle(self, runner: BatchRunner, done: Batch | None = None) -> None:
         """Mark a worker as ready for one batch; ``done`` is the batch it has just finished."""
         self._note_done(done)
-        self.workers.add(runner)
+        self.workers.waiting.append(runner)
+        self.workers.idle += 1
         if self.queue:
             self._dispatch()
 
@@ -171,7 +174,7 @@ class Batcher:
     def remove(self, runner: BatchRunner, batches: Iterable[Batch]) -> None:
         """Remove a worker and the batches that it has. Safe to call twice."""
         self.workers.remove(runner, batches)
-        if not self.workers.idle:
+        if not self.workers.idle and self._window.timer is not None:
             self._window.close(0.0)
 
     @property
@@ -247,7 +250,7 @@ class Batcher:
 
     def _dispatch(self) -> None:
         now, queue, workers = self._now(), self.queue, self.workers
-        held = self._window.close(now)
+        held = self._window.close(now) if self._window.timer is not None else 0.0
         if self._lengths is not None:
             self._lengths.begin()
         while workers.idle and queue:
@@ -300,7 +303,14 @@ class Batcher:
         batch = Batch(jobs, now, plan.reason, run_as, predicted, held)
         if self._lengths is not None:
             batch.lengths = Lengths.of(jobs)
-        self.workers.start(batch)
+        # The worker with the fewest outstanding batches; among equals the one idle for longest.
+        workers = self.workers
+        waiting = workers.waiting
+        runner = waiting[0] if workers.idle == 1 else min(waiting, key=_outstanding)
+        waiting.remove(runner)
+        workers.idle -= 1
+        workers.busy[batch] = now + predicted, len(jobs)
+        runner.run(batch)
 
 
 class _Window:
@@ -322,9 +332,8 @@ class _Window:
         self.timer = self._loop.call_later(remaining, self._on_over)
 
     def close(self, now: float) -> float:
-        """Close the window; return for how many seconds it was open, 0 if it was not."""
-        if self.timer is None:
-            return 0.0
+        """Close the open window; return for how many seconds it was open."""
+        assert self.timer is not None
         self.timer.cancel()
         self.timer = None
         return now - self._opened
