@@ -21,7 +21,7 @@ import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -71,6 +71,8 @@ class Service:
     calls: object  # with a method for each call
     key: Kind | None  # that clients need if keys are enabled
     failure_of: Callable[[ServeError], Failure] = failure_of
+    #: Instead of ``failure_of``, for single calls by name.
+    failures: Mapping[str, Callable[[ServeError], Failure]] = field(default_factory=dict)
 
 
 class Call:
@@ -266,7 +268,7 @@ class _Method:
         self, router: CallRouter, service: Service, method: MethodDescriptor, kind: CallKind
     ) -> None:
         self._router = router
-        self._failure_of = service.failure_of
+        self._failure_of = service.failures.get(method.name, service.failure_of)
         self.key = service.key
         self.kind = kind
         self._request = message_class(method.input_type)

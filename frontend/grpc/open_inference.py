@@ -50,25 +50,19 @@ _FINAL = "triton_final_response"
 _WANTS_FINAL = "triton_enable_empty_final_response"
 
 
-class _InferenceFailed(ServeError):
-    """The error of an inference, which is sent with TorchServe's codes."""
-
-    def __init__(self, error: ServeError) -> None:
-        super().__init__(error.message, status=error.status)
-        self.error = error
-
-
 def open_inference_services(config: Config, registry: ModelRegistry) -> list[Service]:
     """Return the service in both packages, for the models of a registry."""
     models = OpenInferenceModels(registry)
     names = SequenceHeaders(config).all
     ours = _OpenInference(models, names)
     torchserves = _OpenInference(models, names, _TORCHSERVES)
+    descriptor, failures = (
+        torchserves.file.services[_SERVICE],
+        {"ModelInfer": failure_of_prediction},
+    )
     return [
         Service(ours.file.services[_SERVICE], ours, "inference", _plain_failure_of),
-        Service(
-            torchserves.file.services[_SERVICE], torchserves, "inference", _torchserves_failure_of
-        ),
+        Service(descriptor, torchserves, "inference", _torchserves_failure_of, failures),
     ]
 
 
@@ -84,8 +78,6 @@ def _plain_failure_of(error: ServeError) -> Failure:
 
 
 def _torchserves_failure_of(error: ServeError) -> Failure:
-    if isinstance(error, _InferenceFailed):
-        return failure_of_prediction(error.error)
     if isinstance(error, ParameterMissing):
         return failure_of_prediction(error)
     return failure_of(error)
@@ -151,7 +143,6 @@ class _OpenInference(_Health):
     ) -> None:
         self.file = load_proto(_FILE, package)
         super().__init__(models, self.file.messages)
-        self._is_torchserves = bool(package)
         self._sequence_headers = sequence_headers
         self._run = LongWork().run
 
@@ -175,23 +166,7 @@ class _OpenInference(_Health):
         statistics = self.models.statistics(request.name, request.version or None)
         return ParseDict(statistics, self.messages.ModelStatisticsResponse())
 
-    async def model_infer(self, request: Message, call: Call) -> Message:
-        try:
-            return await self._infer(request, call)
-        except ServeError as error:
-            if self._is_torchserves:
-                raise _InferenceFailed(error) from error
-            raise
-
-    def model_stream_infer(self, requests: AsyncIterator[Message], call: Call) -> Answers:
-        """Answer each request of a stream: a message for each piece of the answer, or an error.
-
-        Requests are submitted in their order, and do not wait for each other.
-        """
-        answers = partial(self._answers, call=call, order=asyncio.Lock())
-        return answer_stream(answers, requests)
-
-    async def _infer(self, message: Message, call: Call) -> Message:
+    async def model_infer(self, message: Message, call: Call) -> Message:
         asked = await self._read(message, call)
         model, request = asked.model, asked.request
         answer = await self._predict(asked)
@@ -201,6 +176,14 @@ class _OpenInference(_Health):
                 f"Model {model.name} answers with a stream; use ModelStreamInfer.", status=501
             )
         return await self._written(answer, model, request)
+
+    def model_stream_infer(self, requests: AsyncIterator[Message], call: Call) -> Answers:
+        """Answer each request of a stream: a message for each piece of the answer, or an error.
+
+        Requests are submitted in their order, and do not wait for each other.
+        """
+        answers = partial(self._answers, call=call, order=asyncio.Lock())
+        return answer_stream(answers, requests)
 
     async def _predict(
         self, asked: _Asked, on_ticket: Callable[[Ticket], object] | None = None
