@@ -5,8 +5,7 @@ longer; ``--foreground`` is the server. Both check the configuration first, so t
 reported where the command was typed.
 
 Under the name ``torchserve`` it replaces TorchServe's command: without flags it starts, and
-``--version`` adds the line that scripts read, with TorchServe's version. Under the name
-``marserve`` a command without arguments prints the help.
+``--version`` adds the line that scripts read, with TorchServe's version.
 
 Unlike TorchServe, ``--stop`` waits until the server has ended, and the exit code of a server that
 was stopped is 0, not 1.
@@ -25,13 +24,7 @@ from marserve.frontend.configuration.config import Config
 from marserve.frontend.configuration.config_file import SNAPSHOT_FOLDER
 from marserve.frontend.configuration.loading import load_config
 from marserve.frontend.configuration.properties import ConfigError
-from marserve.frontend.lifecycle.daemon import (
-    StartReport,
-    become_server,
-    claim,
-    start,
-    stop,
-)
+from marserve.frontend.lifecycle.daemon import StartReport, become_server, claim, start, stop
 from marserve.frontend.lifecycle.pidfile import PidFile, PidFileError
 from marserve.frontend.lifecycle.terminal import print_text
 from marserve.frontend.logs.setup import log_directories

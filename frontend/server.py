@@ -139,11 +139,7 @@ class Server:
     """A running server."""
 
     def __init__(
-        self,
-        config: Config,
-        report: StartReport,
-        watchdog: StopWatchdog,
-        starter: ServiceManager,
+        self, config: Config, report: StartReport, watchdog: StopWatchdog, starter: ServiceManager
     ) -> None:
         self._config = config
         self._watchdog = watchdog
@@ -214,10 +210,7 @@ class Server:
                     await skip.wait()
 
     def _reload(self) -> None:
-        """Handle SIGHUP: open the log files again, which may have been moved, and the certificates.
-
-        A certificate that cannot be read does not replace the present one.
-        """
+        """Handle SIGHUP: open the log files, perhaps moved ones, and the certificates again."""
         try:
             reopen_log_files()
             logger.info("SIGHUP: the log files were opened again.")
@@ -297,10 +290,7 @@ class Server:
     async def _listen_when_ready(
         self, opened: AsyncExitStack, listeners: Sequence[_Listener], stop: asyncio.Event
     ) -> None:
-        """Start the listeners of a platform when all models are READY.
-
-        Such a platform sends requests as soon as it can connect.
-        """
+        """Start the listeners of a platform, which sends requests as soon as it can connect."""
 
         async def wait_and_listen() -> None:
             await until_ready(self._registry)
@@ -371,10 +361,7 @@ async def _listen(opened: AsyncExitStack, listeners: Iterable[_Listener]) -> Non
 
 
 def _announce(*, as_json: bool) -> None:
-    """Print the words by which scripts detect the start of TorchServe, unless logs are JSON.
-
-    They appear on standard output with any log level and layout.
-    """
+    """Print the words by which scripts detect the start of TorchServe, with any log level."""
     logger.info("Model server started.", extra=None if as_json else DETAIL)
     if not as_json:
         with contextlib.suppress(OSError):  # it is closed
@@ -382,10 +369,7 @@ def _announce(*, as_json: bool) -> None:
 
 
 def _freeze_garbage_collector() -> None:
-    """Exclude the objects of the start from garbage collection, and collect less often.
-
-    Requests leave few reference cycles.
-    """
+    """Exclude the objects of the start from garbage collection; requests leave few cycles."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 100)

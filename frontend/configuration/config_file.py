@@ -2,11 +2,10 @@
 
 As in TorchServe the newest snapshot wins over ``config.properties`` in the working directory.
 Unlike there, it does not win over models of the command line, nor over a ``config.properties`` with
-a catalog: it is ignored as a whole. A snapshot file that was named explicitly always wins.
+a catalog: it is ignored as a whole.
 
-An incomplete snapshot, which a crash or a full disk leaves, is ignored with a warning, and the
-newest complete one is used: an empty file would start a server without models. A complete snapshot
-with errors stops the start.
+An incomplete snapshot, which a crash or a full disk leaves, is ignored with a warning: an empty
+file would start a server without models. A complete snapshot with errors stops the start.
 
 A file that is not UTF-8 is read in Latin-1, as Java does. TorchServe's snapshots set ``python=`` to
 its own interpreter, in which our workers cannot run. Both cause a warning.

@@ -349,9 +349,7 @@ def _log_failure(error: Exception) -> None:
 
 
 async def _drain(
-    models: Sequence[ModelVersion],
-    timeout: float,
-    drained: Callable[[], Awaitable[object]] | None,
+    models: Sequence[ModelVersion], timeout: float, drained: Callable[[], Awaitable[object]] | None
 ) -> None:
     loop = asyncio.get_running_loop()
     end = loop.time() + timeout

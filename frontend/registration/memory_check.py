@@ -1,11 +1,9 @@
 """The refusal to load a model for which memory is short, before the kernel ends a process.
 
-A model needs at least the memory of its weights. So its files must fit into the free memory minus
-``min_free_memory_percent``, which is kept for the models that are served. On GPUs the weights only
-pass through memory and count once, otherwise once per worker. Models that are loading count as used
-memory.
+The files of a model must fit into the free memory minus ``min_free_memory_percent``. On GPUs the
+weights only pass through memory and count once, otherwise once per worker. Models that are loading
+count as used memory.
 
-A client that gets 507 may unregister models and try again, as SageMaker's multi-model endpoints do.
 The first model, whose files may not all be weights, and the models of the start are not refused.
 """
 

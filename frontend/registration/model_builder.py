@@ -55,9 +55,7 @@ class ModelBuilder:
         """
         host, config = self._host, self._host.config
         archive = await self.archives.open(
-            registration.url,
-            s3_sse_kms=registration.s3_sse_kms,
-            is_private=registration.is_private,
+            registration.url, s3_sse_kms=registration.s3_sse_kms, is_private=registration.is_private
         )
         undo.push_async_callback(self.archives.remove, archive)
         manifest = registered_manifest(archive, registration, config)

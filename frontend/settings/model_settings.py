@@ -186,9 +186,7 @@ class ModelSettings(ModelValues):
 
 
 def resolve(layers: Sequence[Layer], start: ModelSettings) -> ModelSettings:
-    """Return the settings of the layers, the weakest first.
-
-    ``start`` has the mode of the model, which only the yaml sets.
+    """Return the settings of the layers, the weakest first, for the mode that ``start`` has.
 
     Raises:
         BadRequest, ArchiveRefused: They contradict each other; the text names fields and values.

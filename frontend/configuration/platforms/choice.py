@@ -57,8 +57,8 @@ def _set_up(platform: Platform, evidence: str, surroundings: Surroundings) -> Ch
         sentences.append("Nobody is let in before every model is READY.")
     if changes:
         reasons = {change.key: change.reason for change in changes}
-        told = "; ".join(f"{key}={text}, {reasons[key]}" for key, text in texts.items())
-        sentences.append(f"It sets {told}.")
+        changed = "; ".join(f"{key}={text}, {reasons[key]}" for key, text in texts.items())
+        sentences.append(f"It sets {changed}.")
     if evidence != f"--platform {platform.name}":
         sentences.append(f"--platform {NONE} leaves all as it is configured.")
     return ChosenPlatform(platform.name, platform.title, setup, texts, " ".join(sentences))

@@ -13,12 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from marserve.frontend.configuration.addresses import Address, UnixAddress, listener_address
-from marserve.frontend.configuration.platforms.platform import (
-    Change,
-    Platform,
-    Setup,
-    Surroundings,
-)
+from marserve.frontend.configuration.platforms.platform import Change, Platform, Setup, Surroundings
 
 _MOUNT = Path("/mnt/models")
 _FROM_KSERVE = ("TS_SERVICE_ENVELOPE", "PROTOCOL_VERSION")

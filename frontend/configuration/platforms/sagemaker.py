@@ -2,8 +2,7 @@
 
 The toolkit writes a configuration file, starts ``torchserve``, and finds the server among all
 processes by the name of TorchServe's Java class in the command line; so that is an argument of the
-server here. All requests use one port, without keys. Containers of a pipeline share a network, so
-no other port may be used.
+server here. All requests use one port, without keys: containers of a pipeline share a network.
 
 Without the toolkit the archives are in ``/opt/ml/model``, where SageMaker unpacks ``model.tar.gz``.
 With many models it registers each by its directory.
@@ -11,12 +10,7 @@ With many models it registers each by its directory.
 
 from collections.abc import Iterator, Mapping
 
-from marserve.frontend.configuration.platforms.platform import (
-    Change,
-    Platform,
-    Setup,
-    Surroundings,
-)
+from marserve.frontend.configuration.platforms.platform import Change, Platform, Setup, Surroundings
 
 _TOOLKITS_FILE = "sagemaker-ts.properties"
 _PORT, _MANY_MODELS = "SAGEMAKER_BIND_TO_PORT", "SAGEMAKER_MULTI_MODEL"

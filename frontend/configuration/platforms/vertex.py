@@ -9,12 +9,7 @@ with the JSON envelope. A server with that directory and no model does the same.
 import re
 from collections.abc import Iterator, Mapping
 
-from marserve.frontend.configuration.platforms.platform import (
-    Change,
-    Platform,
-    Setup,
-    Surroundings,
-)
+from marserve.frontend.configuration.platforms.platform import Change, Platform, Setup, Surroundings
 
 _PORT, _PREDICT, _HEALTH = "AIP_HTTP_PORT", "AIP_PREDICT_ROUTE", "AIP_HEALTH_ROUTE"
 _STORAGE = "AIP_STORAGE_URI"
