@@ -123,7 +123,7 @@ class ModelManager(ModelChanges):
                         await self._workers.wait_until_up(model, order, started)
                         _check_goal(model, model.settings)
                 except BaseException:
-                    if order.is_superseded:  # the model is the later request's now
+                    if order.superseded.is_set():  # the model is the later request's now
                         undo.pop_all()
                         self._forget_failed(model, registration)
                     raise

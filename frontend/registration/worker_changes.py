@@ -90,9 +90,9 @@ class WorkerChanges:
         try:
             await unless(order.superseded, waiting)
         except WorkersFailed:  # perhaps of a worker that the later order has removed
-            if not order.is_superseded:
+            if not order.superseded.is_set():
                 raise
-        if not order.is_superseded:
+        if not order.superseded.is_set():
             return
         which = f"model {model.name} version {model.version}"
         if model not in self.registry:

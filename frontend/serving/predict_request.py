@@ -12,9 +12,10 @@ while the other requests of the batch are answered. Coroutines use ``await model
 import asyncio
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from types import NoneType
 from typing import Protocol
 
 from marserve.backend.protocol import Input, Prediction
@@ -58,6 +59,14 @@ JointAnswer = list[Prediction] | ServeError
 OnJointAnswer = Callable[[JointAnswer], None]
 
 
+_REASONS_UNSERVED: Mapping[type, str] = {
+    NoneType: "client_gone",
+    Overloaded: "overloaded",
+    RequestExpired: "expired",
+    SequenceOver: "sequence_over",
+}
+
+
 class Ticket(Protocol):
     """Handle of an accepted request, to cancel it."""
 
@@ -97,14 +106,7 @@ class PendingRequests:
 
     def count_unserved(self, answer: Answer | JointAnswer | None) -> None:
         """Count a request that was not sent to a worker; ``answer`` is None if its client left."""
-        if answer is None:
-            self.metrics.rejected("client_gone")
-        elif isinstance(answer, Overloaded):
-            self.metrics.rejected("overloaded")
-        elif isinstance(answer, SequenceOver):
-            self.metrics.rejected("sequence_over")
-        else:
-            self.metrics.rejected("expired" if isinstance(answer, RequestExpired) else "no_worker")
+        self.metrics.rejected(_REASONS_UNSERVED.get(type(answer), "no_worker"))
 
     def count_stream(
         self, counters: RequestCounters, arrived: float, queued: float, complete: bool

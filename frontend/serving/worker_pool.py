@@ -47,11 +47,6 @@ class WorkerOrder:
     high: int
     superseded: asyncio.Event = field(default_factory=asyncio.Event)
 
-    @property
-    def is_superseded(self) -> bool:
-        """Whether another order is valid now."""
-        return self.superseded.is_set()
-
 
 class Resized(NamedTuple):
     """Workers that were started, and those removed (youngest first), which the caller retires."""
