@@ -1,4 +1,4 @@
-"""Sends signals to a process group, and never to another process that reuses its id."""
+"""Sends signals to processes and their groups, never to others that reuse their ids."""
 
 import contextlib
 import errno
@@ -9,58 +9,74 @@ import signal
 _NO_PIDFDS = (errno.ENOSYS, errno.EPERM)
 
 
-class ProcessGroup:
-    """The group that a process leads, or will lead shortly; raises OSError without descriptors.
+class ProcessHandle:
+    """Signals a process, and never another one that reuses its id.
 
-    The kernel reuses a process id when the process is reaped and no group has the id. A worker
-    whose parent, the fork server, has died is reaped by another process. So a signal is sent only
-    while the leader is not reaped, which its pidfd shows; or if no process has the id, because then
-    only the remaining processes of the group have it. Without pidfds, the leader counts as alive.
+    Without pidfds, the process counts as alive until `close`.
     """
 
-    def __init__(self, leader: int) -> None:
-        self._number = leader
-        self._pidfd = -1
-        self._is_reaped = False
-        self._is_closed = False
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.pidfd = -1
+        self.is_reaped = False
         try:
-            self._pidfd = os.pidfd_open(leader)
+            self.pidfd = os.pidfd_open(pid)
         except ProcessLookupError:
-            self._is_reaped = True
+            self.is_reaped = True
         except OSError as error:
             if error.errno not in _NO_PIDFDS:
                 raise
+
+    def send(self, number: int) -> bool:
+        """Signal the process; return False if it is reaped."""
+        if self.is_reaped:
+            return False
+        try:
+            if self.pidfd >= 0:
+                signal.pidfd_send_signal(self.pidfd, number)
+            else:
+                os.kill(self.pid, number)
+        except ProcessLookupError:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Send no further signals. Safe to call twice."""
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
+        self.pidfd = -1
+        self.is_reaped = True
+
+
+class ProcessGroup:
+    """The group that a process leads, or will lead shortly.
+
+    The kernel reuses a process id when the process is reaped and no group has the id. A worker
+    whose parent, the fork server, has died is reaped by another process. So a signal is sent only
+    while the leader is not reaped; or if no process has the id, because then only the remaining
+    processes of the group have it.
+    """
+
+    def __init__(self, leader: int) -> None:
+        self._leader = ProcessHandle(leader)
+        self._is_closed = False
 
     def send(self, number: signal.Signals) -> None:
         """Send a signal to the group, or to the leader if the group does not exist yet."""
         if self._is_closed:
             return
         with contextlib.suppress(ProcessLookupError):
-            if not self._send_to_leader(0) and _exists(self._number):
+            if not self._leader.send(0) and _exists(self._leader.pid):
                 return  # another process has the id
             try:
-                os.killpg(self._number, number)
+                os.killpg(self._leader.pid, number)
             except ProcessLookupError:
-                self._send_to_leader(number)
+                self._leader.send(number)
 
     def close(self) -> None:
         """Send no further signals. Safe to call twice."""
-        if not self._is_closed and self._pidfd >= 0:
-            os.close(self._pidfd)
+        self._leader.close()
         self._is_closed = True
-
-    def _send_to_leader(self, number: int) -> bool:
-        """Signal the leader alone; return False if it is reaped."""
-        if self._is_reaped:
-            return False
-        try:
-            if self._pidfd >= 0:
-                signal.pidfd_send_signal(self._pidfd, number)
-            else:
-                os.kill(self._number, number)
-        except ProcessLookupError:
-            return False
-        return True
 
 
 def _exists(pid: int) -> bool:

@@ -15,7 +15,6 @@ container continues when its server has died. With this program in front they ca
 """
 
 import contextlib
-import errno
 import os
 import re
 import select
@@ -25,10 +24,10 @@ import struct
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from marserve.backend.processes.runner import become_subreaper
 from marserve.frontend.lifecycle.service_manager import SOCKET_VARIABLE, ServiceManager
+from marserve.frontend.process_group import ProcessHandle
 
 _STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 _FORWARDED = (*_STOPS, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -59,30 +58,21 @@ def supervise(command: Sequence[str]) -> int:
         return _NOT_FOUND if isinstance(error, FileNotFoundError) else _NOT_EXECUTABLE
 
 
-@dataclass
-class _Process:
+class _Process(ProcessHandle):
     """The command or the server."""
 
-    pid: int
-    pidfd: int = -1  # on old kernels none; then the end of another's child is seen at SIGCHLD
-    has_ended: bool = False
+    has_ended = False
     status: int | None = None  # the exit status; None if it is not a child of ours
 
-    def send(self, number: int) -> None:
-        with contextlib.suppress(OSError):  # it has ended, or belongs to another user
-            if self.pidfd >= 0:
-                signal.pidfd_send_signal(self.pidfd, number)
-            elif not self.has_ended:
-                os.kill(self.pid, number)
+    def send(self, number: int) -> bool:
+        try:
+            return super().send(number)
+        except PermissionError:  # it belongs to another user
+            return True
 
     def is_gone(self) -> bool:
-        # Without a pidfd, which reports the end.
-        if self.pidfd < 0:
-            try:
-                os.kill(self.pid, 0)
-            except OSError as error:
-                return error.errno == errno.ESRCH
-        return False
+        # On kernels without pidfds; the end of another's child is seen at the next SIGCHLD.
+        return self.pidfd < 0 and not self.send(0)
 
     def gets_typed_signals(self) -> bool:
         # From the terminal, as this process.
@@ -205,27 +195,20 @@ class _Init:
         if self._server is not None:
             if not self._server.has_ended or self._server.pid == pid:
                 return
-            if self._server.pidfd >= 0:
-                os.close(self._server.pidfd)
+            self._server.close()
         self._reported_stopping = False
-        try:
-            pidfd = os.pidfd_open(pid)
-        except ProcessLookupError:
+        server = self._command if pid == self._command.pid else _Process(pid)
+        if server.is_reaped:
             return
-        except OSError:
-            pidfd = -1
-        if pid == self._command.pid:
-            self._command.pidfd = pidfd
-            self._server = self._command
-        else:
-            self._server = _Process(pid, pidfd)
+        self._server = server
         if self._is_stopping:  # since before the command started the server
-            self._server.send(signal.SIGTERM)
+            server.send(signal.SIGTERM)
 
     def _reap(self) -> None:
         for pid, code in _ended_children():
             for process in (self._command, self._server):
                 if process is not None and process.pid == pid:
+                    process.is_reaped = True
                     process.status = code if code >= 0 else 128 - code  # as in shells
                     self._set_ended(process)
         server = self._server
