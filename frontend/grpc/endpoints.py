@@ -14,7 +14,7 @@ grpc has no timeout for a client that is connected but does not read its answer.
 one message in memory until its deadline or the end of its connection.
 """
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
@@ -56,32 +56,26 @@ class TlsIdentity:
 
     def __init__(self, files: TlsFiles) -> None:
         self._files = files
-        self._current = self._read()
+        self._current: Any
+        self.reload()
 
     def reload(self) -> None:
-        """Read the files again, for connections to come; with a ConfigError the old ones stay."""
-        if self._files.are_configured:
-            self._current = self._read()
+        """Read the files, for connections to come; with a ConfigError the old ones stay."""
+        self._current = grpc.ssl_server_certificate_configuration([identity_pem(self._files)])
 
     def credentials(self) -> grpc.ServerCredentials:
         """Return the credentials of a listener."""
-        return grpc.dynamic_ssl_server_credentials(self._current, self._news())
-
-    def _news(self) -> Callable[[], Any]:
-        """Return the function that grpc calls at each handshake; it returns new files, or None."""
         known = self._current
 
-        def fetch() -> Any:
+        def news() -> Any:
+            """Return new files, or None; grpc calls this at each handshake."""
             nonlocal known
             if known is self._current:
                 return None
             known = self._current
             return known
 
-        return fetch
-
-    def _read(self) -> Any:
-        return grpc.ssl_server_certificate_configuration([identity_pem(self._files)])
+        return grpc.dynamic_ssl_server_credentials(known, news)
 
 
 @dataclass
