@@ -31,6 +31,7 @@ from marserve.frontend.configuration.model_schema import (
 from marserve.frontend.configuration.models_key import ModelNumbers, model_numbers
 from marserve.frontend.configuration.platforms.platform import ChosenPlatform
 from marserve.frontend.configuration.saved_models import SavedModel, saved_models
+from marserve.frontend.configuration.setting_kinds import FLAG, word
 
 T = TypeVar("T")
 
@@ -61,7 +62,11 @@ def _optional(parse: Callable[[str], T], instead: str | None = None) -> T | None
 
 def _flag(default: str, other_true: str = "true") -> bool:
     """Return a switch of TorchServe, where every text but "true" is false."""
-    return _key(lambda text: text == other_true or values.boolean(text), default, instead="false")
+    return _key(lambda text: text == other_true or FLAG.from_text(text), default, instead="false")
+
+
+def _one_of(*words: str) -> Callable[[str], str]:
+    return word(*words, rule=" or ".join(words)).from_text
 
 
 @dataclass(frozen=True)
@@ -116,7 +121,7 @@ class Config:
     ts_header_key_sequence_end: str = _key(values.header_name, "ts_request_sequence_end")
 
     # gRPC
-    enable_grpc: bool = _key(values.boolean, "true")
+    enable_grpc: bool = _key(FLAG.from_text, "true")
     grpc_inference_address: str = _key(host, "127.0.0.1")
     grpc_inference_port: int = _key(port_number, "7070")
     grpc_management_address: str = _key(host, "127.0.0.1")
@@ -129,11 +134,11 @@ class Config:
     grpc_max_calls: int = _key(values.whole(1), "10000")  # at once, of a listener
     grpc_keepalive_time: float = _key(values.positive, "60")
     grpc_keepalive_timeout: float = _key(values.positive, "20")
-    grpc_compression: str = _key(values.one_of("none", "deflate", "gzip"), "none")
+    grpc_compression: str = _key(_one_of("none", "deflate", "gzip"), "none")
 
     # Access; None if not set, see `model_api` and `token_authorization`
-    enable_model_api: bool | None = _optional(values.boolean, instead="false")
-    disable_token_authorization: bool | None = _optional(values.boolean, instead="false")
+    enable_model_api: bool | None = _optional(FLAG.from_text, instead="false")
+    disable_token_authorization: bool | None = _optional(FLAG.from_text, instead="false")
     token_expiration_min: float = _key(values.positive, "60", instead="60")  # minutes
     # None: the server generates keys
     token_directory: Path | None = _optional(values.absolute_path)
@@ -144,8 +149,8 @@ class Config:
     load_models: tuple[str, ...] = _key(values.models_to_load, "")
     models: ModelNumbers = _key(model_numbers, "{}")
     model_snapshot: tuple[SavedModel, ...] | None = _optional(saved_models)
-    model_catalog: str | None = _optional(values.path_or_url("http", "https", "s3"))
-    model_catalog_mode: str | None = _optional(values.one_of("read-only", "read-write"))
+    model_catalog: str | None = _optional(values.path_or_url)
+    model_catalog_mode: str | None = _optional(_one_of("read-only", "read-write"))
     model_catalog_interval: float = _key(values.positive, "5")
     model_catalog_timeout: float = _key(values.positive, "10")
     snapshots_kept: int = _key(values.whole(0), "100")  # of each kind; 0: no snapshots
@@ -166,7 +171,7 @@ class Config:
     default_workers_per_model: int = _key(values.whole(0, MAX_WORKERS), "0")
     job_queue_size: int = _key(values.whole(1), "100")
     max_workflow_runs: int = _key(values.whole(0), "0")  # of a workflow; 0: its shortest job queue
-    default_batch_policy: str = _key(values.one_of(*BATCH_POLICIES), BATCH_POLICIES[0])
+    default_batch_policy: str = _key(_one_of(*BATCH_POLICIES), BATCH_POLICIES[0])
     default_response_timeout: float = _key(values.positive, "120")
     default_startup_timeout: float = _key(values.positive, "120")
     unregister_model_timeout: float = _key(values.positive, "120")
@@ -174,15 +179,15 @@ class Config:
     lame_duck_seconds: float = _key(values.not_negative, "0")
     drain_timeout: float = _key(values.not_negative, "30")
     stop_grace: float = _key(values.positive, "20")
-    autoscale_workers: bool = _key(values.boolean, "false")
+    autoscale_workers: bool = _key(FLAG.from_text, "false")
     number_of_gpu: int | None = _optional(values.whole(0))  # None: all that are found
     initial_worker_port: int = _key(values.whole(1), "9000")
     initial_distribution_port: int = _key(values.whole(1), "29500")
     python: Path | None = _optional(values.program, instead="")  # None: the server's
-    worker_start_method: str = _key(values.one_of("forkserver", "spawn"), "forkserver")
+    worker_start_method: str = _key(_one_of("forkserver", "spawn"), "forkserver")
     preload_modules: tuple[str, ...] = _key(values.modules, "torch,torchvision")
     torch_threads: int = _key(THREADS.from_text, "auto")
-    torch_wait_policy: str = _key(values.one_of(*WAIT_POLICIES), WAIT_POLICIES[0])
+    torch_wait_policy: str = _key(_one_of(*WAIT_POLICIES), WAIT_POLICIES[0])
     blacklist_env_vars: re.Pattern[str] | None = _optional(values.pattern)
     cpu_launcher_enable: bool = _flag("false")
     cpu_launcher_args: str | None = _optional(str)
@@ -190,7 +195,7 @@ class Config:
     ipex_gpu_enable: bool = _flag("false")
 
     # Metrics
-    metrics_mode: str = _key(values.one_of("log", "prometheus", "legacy"), "log", instead="log")
+    metrics_mode: str = _key(_one_of("log", "prometheus", "legacy"), "log", instead="log")
     metrics_config: Path | None = _optional(values.absolute_path)
     model_metrics_auto_detect: bool = _flag("false")
     disable_system_metrics: bool = _flag("false")
@@ -200,7 +205,7 @@ class Config:
     # Logs
     log_config: Path | None = _optional(values.absolute_path)
     vmargs: tuple[str, ...] = _key(values.arguments, "", instead="")
-    log_format: str = _key(values.one_of("text", "json"), "text")
+    log_format: str = _key(_one_of("text", "json"), "text")
     async_logging: bool = _flag("false")
 
     # Sources of values

@@ -12,13 +12,6 @@ _URL = re.compile(r"(?<=://)(?:[^\s/?#]*@)?([^\s?#]*)(?:[?#]\S*)?")
 _DECIMAL = re.compile(r"[0-9]{1,12}(\.[0-9]{1,12})?")
 
 
-def boolean(text: str) -> bool:
-    """Return whether it is true, not false, in any case of letters."""
-    if text.lower() not in ("true", "false"):
-        raise ValueError("true or false")
-    return text.lower() == "true"
-
-
 def whole(minimum: int, maximum: float = math.inf) -> Callable[[str], int]:
     """Return a parser of decimal whole numbers."""
     allowed = f"{minimum} or more" if maximum == math.inf else f"from {minimum} to {maximum}"
@@ -43,17 +36,6 @@ def positive(text: str) -> float:
     if not _DECIMAL.fullmatch(text) or float(text) == 0:
         raise ValueError("a number above 0")
     return float(text)
-
-
-def one_of(*words: str) -> Callable[[str], str]:
-    """Return a parser of these words, in any case of letters."""
-
-    def parse(text: str) -> str:
-        if text.lower() not in words:
-            raise ValueError(" or ".join(words))
-        return text.lower()
-
-    return parse
 
 
 def pattern(text: str, flags: int = 0) -> re.Pattern[str]:
@@ -124,18 +106,14 @@ def absolute_path(text: str) -> Path:
     return path.resolve() if ".." in path.parts else path
 
 
-def path_or_url(*schemes: str) -> Callable[[str], str]:
-    """Return a parser of paths, which become absolute, and of URLs of some schemes."""
-
-    def parse(text: str) -> str:
-        scheme, separator, rest = text.partition("://")
-        if not separator:
-            return str(absolute_path(text))
-        if scheme.lower() not in schemes or not rest.partition("/")[0]:
-            raise ValueError(f"a path, or a URL of {', '.join(schemes)}")
-        return f"{scheme.lower()}://{rest}"
-
-    return parse
+def path_or_url(text: str) -> str:
+    """Return an absolute path, or a URL of a web server or of S3."""
+    scheme, separator, rest = text.partition("://")
+    if not separator:
+        return str(absolute_path(text))
+    if scheme.lower() not in ("http", "https", "s3") or not rest.partition("/")[0]:
+        raise ValueError("a path, or a URL of http, https, s3")
+    return f"{scheme.lower()}://{rest}"
 
 
 def without_secrets(text: str) -> str:
