@@ -88,9 +88,6 @@ class ArchiveOpener:
         With ``s3_sse_kms`` an http(s) URL leads to S3 and needs AWS credentials. A download that
         ``is_private`` is kept out of the store, which several servers may share, and is deleted
         when it is unpacked.
-
-        Raises:
-            ServeError: It cannot be opened.
         """
         archive, contents = await self._open(
             url,
@@ -107,11 +104,7 @@ class ArchiveOpener:
     async def open_workflow(
         self, url: str, *, s3_sse_kms: bool = False
     ) -> tuple[Archive, WorkflowContents]:
-        """Open the archive of a workflow by a name in its store, or by a URL.
-
-        Raises:
-            ServeError: It cannot be opened.
-        """
+        """Open the archive of a workflow by a name in its store, or by a URL."""
         store = self._config.workflows_directory
         try:
             archive, contents = await self._open(

@@ -75,9 +75,6 @@ class Downloader:
         """Download an allowed URL into the store, under the file name of the URL.
 
         An http(s) URL that ``is_signed`` needs AWS credentials, as s3 URLs always do.
-
-        Raises:
-            ServeError: It cannot be downloaded; the reason is logged.
         """
         part = _PartFile(store, _file_name(url))
         try:

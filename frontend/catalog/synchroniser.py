@@ -11,6 +11,7 @@ import logging
 import math
 import random
 from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TypeVar
@@ -60,23 +61,18 @@ _SHORT_BYTES = 4096
 _CONFLICT_PAUSE_SECONDS = 0.05
 
 
+@dataclass(eq=False)
 class Synchroniser:
     """Reads, applies and changes a catalog."""
 
-    def __init__(
-        self,
-        store: CatalogStore,
-        convergence: Convergence,
-        metrics: CatalogMetrics,
-        *,
-        mode: str | None,  # of `MODES`; None: as the store permits
-        interval: float,  # seconds between two reads
-        timeout: float,  # seconds of every call of the store
-    ) -> None:
-        self._store = store
-        self.convergence = convergence
-        self._metrics = metrics
-        self._mode, self._interval, self._timeout = mode, interval, timeout
+    store: CatalogStore
+    convergence: Convergence
+    metrics: CatalogMetrics
+    mode: str | None  # of `MODES`; None: as the store permits
+    interval: float  # seconds between two reads
+    timeout: float  # seconds of every call of the store
+
+    def __post_init__(self) -> None:
         self._revision = ""
         self._read_at: dt.datetime | None = None  # last time that it was known to be up to date
         self._trouble = ""  # why it cannot be read now
@@ -102,11 +98,7 @@ class Synchroniser:
             yield
 
     async def change(self, edit: Edit) -> None:
-        """Write a change to the catalog, and make it the wanted one.
-
-        Raises:
-            ServeError: It must not or cannot be written now, or the edit is not possible.
-        """
+        """Write a change to the catalog, and make it the wanted one."""
         self.check_writable()
         for attempt in range(_ATTEMPTS):
             if attempt:
@@ -118,11 +110,11 @@ class Synchroniser:
             except StoreConflict:
                 continue
             except (StoreFailed, WrongCatalog) as error:
-                self._metrics.write_failures.update(1)
-                what = f"The catalog {self._store.place} cannot be changed now: {error}"
+                self.metrics.write_failures.update(1)
+                what = f"The catalog {self.store.place} cannot be changed now: {error}"
                 raise CatalogUnavailable(what) from error
         raise Conflict(
-            f"The catalog {self._store.place} was changed by others at each of {_ATTEMPTS} "
+            f"The catalog {self.store.place} was changed by others at each of {_ATTEMPTS} "
             "attempts to change it. Try again later."
         )
 
@@ -139,7 +131,7 @@ class Synchroniser:
     def check_writable(self) -> None:
         """Raise CatalogReadOnly unless this server changes the catalog."""
         if self._why_read_only:
-            raise CatalogReadOnly(self._store.place, self._why_read_only)
+            raise CatalogReadOnly(self.store.place, self._why_read_only)
 
     def describe(self) -> dict[str, Any]:
         """Return the state of the catalog and of its application, for operators."""
@@ -151,7 +143,7 @@ class Synchroniser:
             (each.described(now) for name in failures for each in failures.of(name)),
         )
         return {
-            "catalog": self._store.place,
+            "catalog": self.store.place,
             "mode": READ_ONLY if self._why_read_only else READ_WRITE,
             "revision": self._revision or None,
             "lastRead": self._read_at and self._read_at.isoformat(timespec="milliseconds"),
@@ -166,16 +158,16 @@ class Synchroniser:
     async def _decide_mode(self) -> None:
         why = ""
         with contextlib.suppress(StoreFailed):  # the first change will fail
-            why = await self._in_time(self._store.why_read_only())
-        if self._mode == READ_WRITE and why:
-            raise OSError(f"model_catalog_mode=read-write, and {self._store.place}: {why}.")
+            why = await self._in_time(self.store.why_read_only())
+        if self.mode == READ_WRITE and why:
+            raise OSError(f"model_catalog_mode=read-write, and {self.store.place}: {why}.")
         changes = "changes of clients are written to it"
-        if self._mode == READ_ONLY:
+        if self.mode == READ_ONLY:
             why = f"model_catalog_mode={READ_ONLY}"
         if why:
             changes = f"it is read-only ({why}), so that clients cannot change models here"
         self._why_read_only = why
-        logger.info("The models are those of the catalog %s; %s.", self._store.place, changes)
+        logger.info("The models are those of the catalog %s; %s.", self.store.place, changes)
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
@@ -203,21 +195,21 @@ class Synchroniser:
             self._wake.set()
 
     def _pause(self) -> float:
-        return self._interval * random.uniform(1 - _JITTER, 1 + _JITTER)  # noqa: S311 - no secret
+        return self.interval * random.uniform(1 - _JITTER, 1 + _JITTER)  # noqa: S311 - no secret
 
     async def _refresh(self) -> None:
         """Read the catalog, and apply it if it has changed."""
         async with self._turn:
             try:
-                document = await self._in_time(self._store.read(self._revision))
+                document = await self._in_time(self.store.read(self._revision))
                 if document is not None:
                     catalog = await _parse(document, read_catalog, document.text)
             except (StoreFailed, WrongCatalog) as error:
-                self._metrics.read_failures.update(1)
+                self.metrics.read_failures.update(1)
                 reason = one_line(error)
                 if reason != self._trouble:
                     known = "the last one that could be read stays" if self._revision else "waiting"
-                    logger.error("The catalog %s: %s (%s)", self._store.place, reason, known)  # noqa: TRY400 - said in full
+                    logger.error("The catalog %s: %s (%s)", self.store.place, reason, known)  # noqa: TRY400 - said in full
                 self._trouble = reason
             else:
                 if document is not None:
@@ -227,7 +219,7 @@ class Synchroniser:
     @contextlib.asynccontextmanager
     async def _turn_in_time(self) -> AsyncIterator[None]:
         """Take a turn; if the store is silent, each one before takes its whole timeout."""
-        patience = _TURNS * self._timeout
+        patience = _TURNS * self.timeout
         try:
             async with asyncio.timeout(patience):
                 await self._turn.acquire()
@@ -239,7 +231,7 @@ class Synchroniser:
             self._turn.release()
 
     async def _edit(self, edit: Edit) -> None:
-        document = await self._in_time(self._store.read())
+        document = await self._in_time(self.store.read())
         assert document is not None, "no revision is empty"
         catalog, edited, text = await _parse(document, _edited, document.text, edit)
         revision = document.revision
@@ -250,26 +242,26 @@ class Synchroniser:
 
     async def _write(self, text: bytes, revision: str) -> str:
         try:
-            return await self._in_time(self._store.write(text, revision))
+            return await self._in_time(self.store.write(text, revision))
         except StoreFailed:  # perhaps only its answer was lost
             with contextlib.suppress(StoreFailed):
-                document = await self._in_time(self._store.read())
+                document = await self._in_time(self.store.read())
                 if document is not None and document.text == text:
                     return document.revision
             raise
 
     async def _in_time(self, work: Coroutine[Any, Any, T]) -> T:
         try:
-            async with asyncio.timeout(self._timeout):
+            async with asyncio.timeout(self.timeout):
                 return await work
         except TimeoutError as error:
-            raise StoreFailed(f"no answer within {self._timeout:g} s") from error
+            raise StoreFailed(f"no answer within {self.timeout:g} s") from error
 
     async def _apply(self, catalog: Catalog, revision: str) -> None:
         if revision != self._revision:
             logger.info(
                 "The catalog %s has revision %s: %d models.",
-                self._store.place,
+                self.store.place,
                 one_line(revision),
                 len(catalog),
             )
@@ -279,10 +271,10 @@ class Synchroniser:
 
     def _has_been_read(self) -> None:
         if self._trouble:
-            logger.info("The catalog %s can be read again.", self._store.place)
+            logger.info("The catalog %s can be read again.", self.store.place)
         self._trouble = ""
         self._read_at = dt.datetime.now(dt.UTC)
-        self._metrics.last_read = self._read_at.timestamp()
+        self.metrics.last_read = self._read_at.timestamp()
 
 
 async def _parse(document: Document, work: Callable[..., T], *arguments: object) -> T:
@@ -324,11 +316,5 @@ def make_synchroniser(
         store = HttpStore(place, timeout, may_write=mode == READ_WRITE)
     else:
         store = FileStore(Path(place), timeout)
-    return Synchroniser(
-        store,
-        convergence,
-        counted,
-        mode=mode,
-        interval=config.model_catalog_interval,
-        timeout=timeout,
-    )
+    interval = config.model_catalog_interval
+    return Synchroniser(store, convergence, counted, mode, interval, timeout)

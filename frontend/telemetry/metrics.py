@@ -162,11 +162,7 @@ class Metrics:
             self._log.write()
 
     def report_system(self, name: str, value: float, *values: str) -> None:
-        """Update a metric of the host, if metrics.yaml declares it; ``values`` lack the host.
-
-        Raises:
-            ValueError: The values do not fit it, or there are too many series.
-        """
+        """Update a metric of the host, if metrics.yaml declares it; ``values`` lack the host."""
         if name not in self._declared:
             return
         series = self._system.get((name, *values)) or self._join_system(name, values)

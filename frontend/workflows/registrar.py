@@ -85,11 +85,7 @@ class WorkflowRegistrar:
                 workflow.refusal = ServerStopping()
 
     async def register(self, registration: WorkflowRegistration) -> Workflow:
-        """Open an archive, register its nodes, and serve it when all their workers are ready.
-
-        Raises:
-            ServeError: It is not a workflow, its name is in use, or a node could not be registered.
-        """
+        """Open an archive, register its nodes, and serve it when all their workers are ready."""
         return await self._run(self._register(registration))
 
     async def unregister(self, name: str) -> None:

@@ -76,10 +76,6 @@ class Workflow:
 
         The timeout of the request is that of the run. Without one the limit is the time of all
         attempts on the longest path. A cancelled run removes its jobs from their queues.
-
-        Raises:
-            ServeError: A node failed, the timeout has passed, a model or the workflow is
-                overloaded, or the outputs cannot be joined.
         """
         self.check()
         self.runs += 1
@@ -169,9 +165,6 @@ def answer_of(outputs: Mapping[str, Prediction]) -> Steps[Prediction]:
 
     The output of a single leaf keeps the status and headers of its handler. Its default content
     type is JSON, as in TorchServe, and it gets the standard reason phrase.
-
-    Raises:
-        ServeError: One of several outputs is not text.
     """
     if len(outputs) == 1:
         [output] = outputs.values()
