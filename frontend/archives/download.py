@@ -38,6 +38,7 @@ from marserve.frontend.errors import (
 from marserve.frontend.logs.formats import one_line
 
 _CHUNK_BYTES = 1 << 20
+_MAX_REDIRECTS = 10
 _PROGRESS_BYTES = 1 << 16  # that must arrive within the time that a peer may be silent
 _ABANDONED_SECONDS = 3600.0
 _PART_NAME = re.compile(r"\.[0-9a-f]{32}\.part")
@@ -133,7 +134,7 @@ class Downloader:
         elif scheme == "gs":
             url, headers = await in_abandonable_thread(authorised_request, url)
         async with http_client(self.limits.stall_seconds, read_bytes=_CHUNK_BYTES) as client:
-            for _ in range(10):
+            for _ in range(_MAX_REDIRECTS):
                 async with send(client, "GET", url, headers) as response:
                     if response.status == HTTPStatus.OK:
                         async for piece in response.content.iter_chunked(_CHUNK_BYTES):
