@@ -65,32 +65,28 @@ class HandlerMetrics:
         self.hostname = hostname
         self.config = config
         self.log: UpdateLog | None = None
-        self._families: dict[str, Family] = {}
+        self.families: dict[str, Family] = {}
         self._warned: set[str] = set()
         for declared in config.model.values():
             self._add(declared)
 
-    def declared(self, name: str) -> Family | None:
-        """Return a metric that the file declares."""
-        return self._families[name] if name in self.config.model else None
-
     def find(self, kind: str, name: str, unit: str, dimensions: list[list[str]]) -> Family | None:
         """Return a metric as the file declares it or as it is reported; None if it is left out."""
         if name in self.config.model:
-            return self._families[name]
+            return self.families[name]
         if not self.config.keeps_undeclared:
             self.warn(name, _UNDECLARED)
             return None
         if kind not in KINDS:
             raise ValueError(f"it is not declared, and {kind!r} is not a type")
         labels = tuple(label for label, _ in dimensions if label != HOSTNAME)
-        known = self._families.get(name)
+        known = self.families.get(name)
         if known is not None and set(known.declared.dimensions[:-1]) == set(labels):
             return known
         reported = Declared(kind, name, unit, (*labels, HOSTNAME))
         if known is not None:
             self.warn(name, f"was reported before with {known.declared.dimensions}, not {labels}")
-        elif len(self._families) >= _MAX_NAMES + len(self.config.model):
+        elif len(self.families) >= _MAX_NAMES + len(self.config.model):
             self.warn("", f"are more than {_MAX_NAMES} names; further ones are only in the log")
         else:
             return self._add(reported)
@@ -98,9 +94,9 @@ class HandlerMetrics:
 
     def forget_unused(self) -> None:
         """Remove the undeclared metrics that have no series."""
-        for name in self._families.keys() - self.config.model.keys():
-            if not self._families[name].is_used:
-                self._registry.discard(self._families.pop(name))
+        for name in self.families.keys() - self.config.model.keys():
+            if not self.families[name].is_used:
+                self._registry.discard(self.families.pop(name))
 
     def warn(self, name: str, why: str) -> None:
         """Log once about a name, or about all handlers' metrics if it is empty."""
@@ -116,7 +112,7 @@ class HandlerMetrics:
         except ValueError as error:
             self.warn(declared.name, f"is in the log, but not on the page ({error})")
             family = Family(declared)
-        self._families[declared.name] = family
+        self.families[declared.name] = family
         return family
 
 
@@ -158,9 +154,9 @@ class ModelRows:
 
     def own(self, name: str, *values: str) -> Series | None:
         """Return a series that the server itself updates; None where it is not declared."""
-        family = self._metrics.declared(name)
-        if family is None:
+        if name not in self._metrics.config.model:
             return None
+        family = self._metrics.families[name]
         series = self._series["", name, values] = family.join(*values, self._metrics.hostname)
         return series
 
