@@ -34,7 +34,7 @@ reaches a transport is a defect: the client gets 500 and the log the traceback.
     ├── ModelNotYetLoaded         503  the catalog has it, and this server is starting
     ├── NoWorker                  503  also: queue full
     ├── TooMuchInFlight           503  the bytes in flight have reached their limit
-    ├── Overloaded                503  no answer is possible in time; has a Retry-After
+    ├── Overloaded                503  too much work is ahead of the request; has a Retry-After
     ├── CatalogUnavailable        503  the catalog of the models cannot be read, or not be changed
     ├── ServerBusy                503  too much work of one kind is running or waiting
     ├── ServerStopping            503
@@ -239,11 +239,15 @@ class NoWorker(ServeError, status=503, wire_type="ServiceUnavailableException"):
 
 
 class Overloaded(ServeError, status=503, wire_type="ServiceUnavailableException"):
-    """More work is ahead of the request than its deadline allows; try again after ``seconds``."""
+    """Too much work is ahead of the request; try again after ``seconds``.
 
-    def __init__(self, seconds: float) -> None:
+    Without a ``message`` it is more than the deadline allows.
+    """
+
+    def __init__(self, seconds: float, message: str = "") -> None:
         super().__init__(
-            "The request cannot be answered in time: "
+            message
+            or "The request cannot be answered in time: "
             f"it would take about {max(1, math.ceil(seconds * 1000))} ms."
         )
         self.retry_after = retry_after(seconds)

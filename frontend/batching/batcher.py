@@ -29,6 +29,7 @@ from marserve.frontend.errors import Overloaded
 _TIMER_SECONDS = 0.001
 # How long a suspected job waits for a worker with continuous batching before no others join there.
 _SUSPECTED_SECONDS = 1.0
+_TOO_MANY_SUSPECTED = "Too many requests whose content has failed before are waiting."
 _outstanding = attrgetter("outstanding")
 _ALONE = Plan(1, Reason.ALONE)
 _SUSPECTED = Plan(1, Reason.SUSPECTED)
@@ -123,7 +124,7 @@ class Batcher:
         """Mark the jobs whose contents have failed before."""
         suspected = [job for job in jobs if job in self.isolation.contents]
         if suspected and not self.queue.has_capacity_for_suspected(len(suspected)):
-            raise Overloaded(self.queue.capacity * self.costs.mean(1))
+            raise Overloaded(self.queue.capacity * self.costs.mean(1), _TOO_MANY_SUSPECTED)
         for job in suspected:
             job.is_suspected = True
 

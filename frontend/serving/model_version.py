@@ -164,7 +164,7 @@ class ModelVersion:
 
         Raises:
             NoWorker: There is no worker, or the queue is full.
-            Overloaded: It could not be answered in time.
+            Overloaded: Too much work is ahead of it.
             RequestExpired: Its deadline passed while it was received.
             ServeError: The model accepts no requests.
         """

@@ -73,7 +73,7 @@ class Slots(Protocol):
         """Whether further sequences are accepted."""
 
     def put(self, job: SequenceJob) -> None:
-        """Put a job into the batcher; raises Overloaded if it could not be answered in time."""
+        """Put a job into the batcher; raises Overloaded if too much work is ahead of it."""
 
     def discard(self, job: SequenceJob) -> None:
         """Remove a job from the batcher."""

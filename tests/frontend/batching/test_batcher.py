@@ -1139,8 +1139,11 @@ def test_a_flood_of_what_failed_before_leaves_others_half_of_the_places(wary: Se
     wary.jobs.clear()
     for _ in range(4):
         wary.batcher.put(of(wary, b"bad"))
-    with pytest.raises(Overloaded):
+    with pytest.raises(Overloaded) as refused:
         wary.batcher.put(of(wary, b"bad"))
+    # No deadline is missed: there is none, and no costs are known.
+    assert refused.value.message == "Too many requests whose content has failed before are waiting."
+    assert (refused.value.status, refused.value.retry_after) == (503, 1)
     wary.put(4)
     [runner] = wary.idle()
     for _ in range(2):
