@@ -64,32 +64,36 @@ class Adaptive(BatchPolicy):
     num_requests: int = 0  # that the clients keep in flight; 0 for unknown
 
     def __post_init__(self) -> None:
+        self._horizon, self._aging = AGING_SECONDS, AGING_SECONDS
+        if self.goal < math.inf:
+            self._horizon, self._aging = self.goal, _AGING_GOALS * self.goal
         #: The latest arrival of each priority; when a job of it was last promoted.
         self._latest = [-math.inf] * len(Priority)
         self._promoted: dict[Priority, float] = {}
         self._rate = _ArrivalRate()
         self._returns = _ReturningClients()
 
-    def order(self, arrived: float, deadline: float, priority: Priority) -> float:
-        """Return the deadline as the sort key; without one, the deadline that the goal gives.
+    def promote(self, arrived: float, priority: Priority) -> Priority:
+        """Note an arrival; promote a job of each lower priority from time to time.
 
-        Under a goal, jobs of a lower priority may be refused before their turn comes. So while jobs
-        of higher priorities arrive, a job of each lower one is promoted from time to time.
+        Jobs of a lower priority may be refused before their turn comes. None is promoted unless
+        jobs of higher priorities arrive.
         """
-        horizon, aging = AGING_SECONDS, AGING_SECONDS
-        if self.goal < math.inf:
-            horizon, aging = self.goal, _AGING_GOALS * self.goal
-            self._latest[priority] = arrived
-            if priority and arrived - self._promoted.setdefault(priority, arrived) >= aging:
-                self._promoted[priority] = arrived
-                if arrived - max(self._latest[:priority]) < self.goal:
-                    priority = Priority.HIGH
-        return min(deadline, arrived + horizon) + priority * aging
+        self._latest[priority] = arrived
+        if priority and arrived - self._promoted.setdefault(priority, arrived) >= self._aging:
+            self._promoted[priority] = arrived
+            if arrived - max(self._latest[:priority]) < self.goal:
+                return Priority.HIGH
+        return priority
+
+    def order(self, arrived: float, deadline: float, priority: Priority) -> float:
+        """Return the deadline as the sort key; without one, the deadline that the goal gives."""
+        return min(deadline, arrived + self._horizon) + priority * self._aging
 
     def admit(
         self, now: float, deadline: float, queue: JobQueue, workers: WorkerPoolState
     ) -> float | None:
-        """Refuse a job that would be late even if it were the next to leave.
+        """Refuse a job that would be late even if it were the next to leave; else count it.
 
         Jobs ahead do not count: if there are too many, those at the front are refused in its place.
         Those would leave with less time left, and more of them be late.

@@ -127,15 +127,18 @@ class DeadlineAdmission:
 
     def _admit(self, job: Job) -> float | None:
         """Set the order of a job, and return what `BatchPolicy.admit` returns."""
-        policy, deadline = self._policy, math.inf
+        policy, deadline, priority = self._policy, math.inf, job.priority
         if self._lengths is not None:
             self._lengths.costs.use_job(job.length)
         # The latency goal and the learnt costs are those of predictions.
-        if job.group is Group.PREDICT:
-            if self._batching.max_latency:
-                job.deadline = min(job.deadline, job.arrived + self._batching.max_latency)
+        is_prediction = job.group is Group.PREDICT
+        if goal := self._batching.max_latency:
+            priority = policy.promote(job.arrived, priority)
+            if is_prediction:
+                job.deadline = min(job.deadline, job.arrived + goal)
+        if is_prediction:
             deadline = job.deadline
-        job.order = policy.order(job.arrived, job.deadline, job.priority)
+        job.order = policy.order(job.arrived, job.deadline, priority)
         return policy.admit(self._clock(), deadline, self._queue, self._workers)
 
     def _check_last(self, jobs: Sequence[Job]) -> float | None:

@@ -159,7 +159,7 @@ class JobQueue:
         self._retries.append(job)
 
     def reorder(self, order: Callable[[Job], float]) -> None:
-        """Sort the jobs by another order; retries stay first."""
+        """Sort the jobs by another order; retries stay first, and promotions are lost."""
         for job in (*self._jobs, *self._suspected):
             job.order = order(job)
         self._jobs = deque(sorted(self._jobs, key=_order_of))

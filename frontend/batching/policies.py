@@ -1,8 +1,9 @@
-"""Batching policies decide when a batch is closed. They are pure: the current time is passed in.
+"""Batching policies decide when a batch is closed.
 
 From the queue and the state of the workers, a policy decides how many jobs leave now, after each
-event (a job arrived, a worker became idle, a window closed). There is no polling. `Adaptive` has a
-file of its own.
+event (a job arrived, a worker became idle, a window closed). There is no polling. A policy has no
+clock and does no I/O, but it remembers events: so each is passed to it once, with its moment.
+`Adaptive` has a file of its own.
 """
 
 import math
@@ -73,8 +74,13 @@ class BatchPolicy(ABC):
     size: int
     max_shed: int = field(default=sys.maxsize, init=False)
 
+    def promote(self, arrived: float, priority: Priority) -> Priority:
+        """Return the priority by which a new job is sorted under a latency goal."""
+        del arrived
+        return priority
+
     def order(self, arrived: float, deadline: float, priority: Priority) -> float:
-        """Return the sort key of a job in the queue: smaller ones leave first."""
+        """Return the sort key of a job in the queue: smaller ones leave first. No side effects."""
         del deadline
         return arrived + priority * AGING_SECONDS
 

@@ -1,4 +1,4 @@
-"""The share of failing requests, and the batch size that is cheapest with it; pure.
+"""The share of failing requests, and the batch size that is cheapest with it.
 
 A failed batch is run again in parts (`splitting`), which costs more the larger the batch and the
 more of its requests fail. So sizes are chosen by the expected cost of a request, splitting

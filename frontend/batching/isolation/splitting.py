@@ -44,7 +44,7 @@ class Part:
 
 
 class BatchSplitting:
-    """Splits one failed batch down to the failing requests; pure.
+    """Splits one failed batch down to the failing requests.
 
     Until a part has succeeded, the smallest part runs next: that shows soonest whether any can
     succeed. From then on the largest part runs next, because most of its jobs are good. If nothing

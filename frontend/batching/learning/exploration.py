@@ -68,7 +68,7 @@ _NEVER = _Tried(0.0, 0, _AGAIN_SECONDS)
 
 
 class Exploration:
-    """Chooses the ``size`` that is tried under backlog, 0 for none, by the learnt costs; pure."""
+    """Chooses the ``size`` that is tried under backlog, 0 for none, by the learnt costs."""
 
     def __init__(self, costs: LatencyModel) -> None:
         self.size = 0

@@ -1,4 +1,4 @@
-"""Batch sizes by throughput, latency goal and memory; pure."""
+"""Batch sizes by throughput, latency goal and memory."""
 
 import math
 from collections.abc import Sequence

@@ -10,7 +10,7 @@ sequence, order is kept, and batches are filled from many sequences, by the usua
 With continuous batching the next job follows after the *first piece* of the answer: a request such
 as "stop talking" must reach the handler while the answer is streamed.
 
-Pure: the clock is passed in, and the owner calls `SequenceTable.expire` when the table asks for it.
+The clock is passed in, and the owner calls `SequenceTable.expire` when the table asks for it.
 """
 
 import math

@@ -145,8 +145,8 @@ def test_under_a_goal_one_of_each_class_goes_first_now_and_then() -> None:
         adaptive = policy(goal=0.3)
         orders = []
         for now in moments:
-            adaptive.order(now, now + 0.3, HIGH)
-            orders.append(adaptive.order(now, now + 0.3, priority) - now - 0.3)
+            adaptive.promote(now, HIGH)
+            orders.append(adaptive.order(now, 9.0, adaptive.promote(now, priority)) - now - 0.3)
         promoted = [now for now, late in zip(moments, orders, strict=True) if late < 0.01]
         gaps = [after - before for before, after in pairwise([0.0, *promoted])]
         assert all(0.1 <= gap <= 0.131 for gap in gaps)
@@ -154,8 +154,15 @@ def test_under_a_goal_one_of_each_class_goes_first_now_and_then() -> None:
 
 def test_among_equals_nobody_goes_first() -> None:
     adaptive = policy(goal=0.3)
-    orders = [adaptive.order(now, now + 0.3, NORMAL) for now in (0.05 * n for n in range(50))]
-    assert orders == sorted(orders)
+    assert {adaptive.promote(0.05 * number, NORMAL) for number in range(50)} == {NORMAL}
+
+
+def test_sorting_the_queue_again_promotes_no_job() -> None:
+    adaptive = policy(goal=0.3)
+    for now in (0.0, 0.2, 0.4):
+        adaptive.order(now, math.inf, HIGH)
+        assert adaptive.order(now, math.inf, NORMAL) == pytest.approx(now + 0.4)
+    assert adaptive.promote(0.5, NORMAL) is NORMAL
 
 
 def test_without_a_goal_nobody_is_refused_and_each_waits_for_its_turn() -> None:
