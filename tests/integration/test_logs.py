@@ -26,6 +26,13 @@ def handle(data, context):
 """
 
 
+@pytest.fixture(scope="module")
+def server(start_server):
+    """Return a server that other modules do not use, because its logs of the start are read."""
+    with start_server() as server:
+        yield server
+
+
 @pytest.fixture(scope="module", autouse=True)
 def models(server, handlers):
     server.install(TALKATIVE, "talkative")
