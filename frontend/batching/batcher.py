@@ -8,9 +8,8 @@ turns of the event loop per batch, and could lose a batch if it were cancelled i
 import asyncio
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
-from typing import Any
 
 from marserve.frontend.batching.batch_runners import BatchRunner, BatchRunners
 from marserve.frontend.batching.batches import Batch, History, Lengths, Reason
@@ -59,7 +58,6 @@ class Batcher:
         self.workers = BatchRunners()
         self.admission = DeadlineAdmission(queue, self.workers, self.learning, clock)
         self.has_rows = False  # whether jobs may be rows of requests in tensors
-        self.validation: Mapping[str, Any] = {}  # of batches against single requests, at load
         self._clock = clock
         self._window = _Window(loop, self._dispatch)
         self.reconfigure(batching)

@@ -123,7 +123,7 @@ def _describe_batching(model: ModelVersion) -> dict[str, Any]:
         "windowMs": _ms(batching.delay),
         "queueBound": model.queue.capacity,
         "optimalNumberOfRequests": model.optimal_requests,
-        "validation": _describe_validation(batcher.validation),
+        "validation": _describe_validation(workers.validation),
         "failures": _describe_failures(batcher.isolation),
         "costs": _describe_costs(batcher.costs) if batcher.costs.is_known else None,
         **({"lengths": _describe_lengths(lengths)} if lengths else {}),

@@ -107,7 +107,7 @@ class ModelManagement:
         model = await self.manager.register(registration)
         outcome = _registered(model, registration)
         warnings = [*unread, *model.settings.warnings]
-        if failure := model.batcher.validation.get("failure"):  # a refusal has raised an error
+        if failure := model.workers.validation.get("failure"):  # a refusal has raised an error
             warnings.append(f"validateBatching: {failure}.")
         return outcome._replace(warnings=tuple(warnings))
 

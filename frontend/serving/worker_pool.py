@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from marserve.backend.protocol import Load
 from marserve.frontend.batching.batcher import Batcher
@@ -80,6 +80,8 @@ class WorkerPool:
         self._gpus: dict[WorkerSupervisor, tuple[int, ...]] = {}
         name = f"{model.manifest.model_name}_{model.manifest.model_version}"
         self.idle_profiling = IdleProfiling(name, batcher)
+        #: The `profiling.validation.Validation` of a worker's load; empty if there was none.
+        self.validation: dict[str, Any] = {}
         self.order = WorkerOrder(0, 0)
         self.min_workers = 0
         self.max_workers = 0
@@ -266,6 +268,7 @@ class WorkerPool:
                 model, host, self._dispatch_kinds(), lambda: self.alive > 0
             ),
             batcher=self._make_batcher(),
+            validation=self.validation,
             launcher=host.launcher,
             metrics=self._metrics,
             threads=WorkerThreads(spec.torch, tried, self._threads_found(spec.torch)),

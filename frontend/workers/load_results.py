@@ -16,13 +16,17 @@ from marserve.frontend.workers.failures import ConnectionLost
 
 
 class LoadResults:
-    """The results of one worker's loads."""
+    """The results of one worker's loads.
+
+    The workers of a model version share ``validation``, to which the result is written.
+    """
 
     def __init__(
         self,
         worker: str,
         wanted: Trials,
         batcher: Batcher,
+        validation: dict[str, Any],
         log: "logging.LoggerAdapter[logging.Logger]",
     ) -> None:
         self.tensors: dict[str, Any] = {}
@@ -30,6 +34,7 @@ class LoadResults:
         self._worker = worker
         self._wanted = wanted
         self._batcher = batcher
+        self._validation = validation
         self._log = log
         #: Whether a worker was lost in a trial; it is not repeated.
         self._is_lost = False
@@ -41,7 +46,7 @@ class LoadResults:
             trials = replace(trials, sizes=[])
         if is_lost or are_threads_known:
             trials = replace(trials, threads=[])
-        if self._batcher.validation or (is_lost and not trials.must_validate):
+        if self._validation or (is_lost and not trials.must_validate):
             trials = replace(trials, validated_sizes=[])
         return trials
 
@@ -62,12 +67,12 @@ class LoadResults:
             self._log.info("%s: batches of up to %d: %s.", self._worker, choice.size, choice.why)
         validation = loaded.validation or self._lost_validation()
         if validation:
-            self._batcher.validation = validation
+            self._validation.update(validation)
             if failure := validation["failure"]:
                 self._log.warning("%s: validateBatching: %s.", self._worker, failure)
 
     def _lost_validation(self) -> Mapping[str, Any]:
-        is_lost = self._is_lost and self._wanted.validated_sizes and not self._batcher.validation
+        is_lost = self._is_lost and self._wanted.validated_sizes and not self._validation
         if not is_lost:
             return {}
         sizes: list[int] = []

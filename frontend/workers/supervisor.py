@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from marserve.backend.protocol import Load, LoadFailure
 from marserve.frontend.batching.batcher import Batcher
@@ -63,7 +63,8 @@ class WorkerSupervisor:
     """Starts, watches and restarts one worker.
 
     ``worker_id`` is TorchServe's "port". A load may take ``startup_timeout`` seconds;
-    ``retry_window`` is that of `Backoff`.
+    ``retry_window`` is that of `Backoff`. The workers of a model version share ``validation``
+    (`LoadResults`).
 
     Attributes:
         dispatch: None while it does not serve.
@@ -81,6 +82,7 @@ class WorkerSupervisor:
         retry_window: float,
         make_dispatch: MakeDispatch,
         batcher: Batcher,
+        validation: dict[str, Any],
         launcher: LocalLauncher,
         metrics: ModelMetrics,
         threads: WorkerThreads | None = None,
@@ -103,7 +105,7 @@ class WorkerSupervisor:
         #: As in TorchServe, its records have the worker's name in place of the thread's.
         self._log = logging.LoggerAdapter(logger, {"worker": spec.name})
         self._log_name = LOG_NAMES[self.state]
-        self.results = LoadResults(spec.name, load.trials, batcher, self._log)
+        self.results = LoadResults(spec.name, load.trials, batcher, validation, self._log)
         self._backoff = Backoff(retry_window)
         self._history = FailureHistory(spec.name, self._log)
         self._diagnostics = Diagnostics()

@@ -51,6 +51,7 @@ def serving_with(fakes: ModuleType) -> Callable[..., Any]:
             retry_window=300.0,
             make_dispatch=partial(way, has_workers_left=lambda: True),
             batcher=batcher,
+            validation={},
             launcher=launcher,
             metrics=ModelMetrics(metrics, "m", "1.0"),
         )

@@ -79,6 +79,7 @@ class Bench:
                 has_workers_left=lambda: has_workers_left,
             ),
             batcher=self.batcher,
+            validation={},
             launcher=self.launcher,
             metrics=ModelMetrics(self.metrics, "m", "1.0"),
         )
