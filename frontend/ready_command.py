@@ -21,8 +21,6 @@ from marserve.frontend.lifecycle.pidfile import PidFile, PidFileError
 from marserve.frontend.lifecycle.terminal import print_text
 
 _PROGRAMS = ("torchserve", "marserve", "marserve.frontend")
-# Addresses of listeners that are bound to all interfaces.
-_LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - nothing is bound
 _MAX_BYTES = 10_000
 
 
@@ -67,7 +65,7 @@ def _get(address: Address | UnixAddress, timeout: float) -> tuple[int, str]:
     if isinstance(address, UnixAddress):
         connection: http.client.HTTPConnection = _UnixConnection(address.path, timeout)
     else:
-        host = _LOOPBACK.get(address.host, address.host)
+        host = address.client_host
         if address.scheme == "https":
             unverified = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
             # A server of this machine; its certificate may be self-signed.

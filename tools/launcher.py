@@ -1,35 +1,33 @@
 """Start, stop and feed a server from Python: TorchServe's ``ts.launcher``.
 
-Every call runs the command line in a separate process, so this process loads no server code. The
-addresses come from the given configuration file, by default ``config.properties``. Without such a
-file they are TorchServe's, http://127.0.0.1:8080 and :8081. Only plain http is supported.
+Every call runs the command line in a separate process; of the server's code this process loads
+only the readers of the configuration file and of the pid file. The addresses come from the given
+configuration file, by default ``config.properties``, and have the server's defaults. Only plain
+http is supported.
 """
 
 import contextlib
 import json
 import os
 import queue
-import re
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import IO, Any
 
-#: For each listener: its default address, and the port of an address without one.
-_DEFAULTS = {
-    "inference_address": ("http://127.0.0.1:8080", 80),
-    "management_address": ("http://127.0.0.1:8081", 8081),
-}
-_EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - connected to, not bound
+from marserve.frontend.configuration.addresses import Address
+from marserve.frontend.configuration.config import KEYS
+from marserve.frontend.configuration.config_file import find_config_file
+from marserve.frontend.configuration.properties import ConfigError
+from marserve.frontend.lifecycle.pidfile import PidFile, PidFileError
+
 # Large models are unpacked before the listeners open.
 _START_SECONDS = 600.0
 # A registration waits for the workers; the server's deadlines expire earlier.
@@ -92,8 +90,8 @@ def start(
     """
     global _config_file, _reader
     _config_file = snapshot_file
-    host, port = _address("inference_address")
-    if _pid_file().exists():
+    address = _address("inference_address")
+    if _is_running():
         stop()
     flags = {
         "--model-store": model_store,
@@ -111,7 +109,7 @@ def start(
     if command.wait() != 0:
         _reader.join(_LAST_WORDS_SECONDS)
         raise LauncherError("The server did not start; its output contains the reason.")
-    _wait_until_open(host, port)
+    _wait_until_open(address)
     return lines
 
 
@@ -158,11 +156,8 @@ def register_model_with_params(params: Mapping[str, Any]) -> Answer:
     Raises:
         OSError: No server answers.
     """
-    host, port = _address("management_address")
-    url = f"http://{f'[{host}]' if ':' in host else host}:{port}/models"
-    request = urllib.request.Request(  # noqa: S310 - the address of this server
-        f"{url}?{urllib.parse.urlencode(params)}", method="POST"
-    )
+    url = f"{_address('management_address').url}/models?{urllib.parse.urlencode(params)}"
+    request = urllib.request.Request(url, method="POST")  # noqa: S310 - the address of this server
     try:
         with urllib.request.urlopen(request, timeout=_REGISTER_SECONDS) as answer:  # noqa: S310
             return Answer(answer.status, answer.read().decode())
@@ -201,20 +196,19 @@ def _keep(lines: "queue.Queue[str | None]", line: str | None) -> None:
 
 
 def _command(*arguments: str, stdout: int | None = None) -> "subprocess.Popen[bytes]":
-    # As a module, because the console script may not be on PATH. -P (Python 3.11) keeps the working
-    # directory off sys.path, where a logging.py of a model's author would hide Python's.
-    safe_path = ["-P"] if sys.version_info >= (3, 11) else []
-    command = [sys.executable, *safe_path, "-m", "marserve.frontend", *arguments]
+    # As a module, because the console script may not be on PATH. -P keeps the working directory off
+    # sys.path, where a logging.py of a model's author would hide Python's.
+    command = [sys.executable, "-P", "-m", "marserve.frontend", *arguments]
     return subprocess.Popen(  # noqa: S603 - this interpreter, the caller's flags
         command, stdout=stdout, stderr=stdout and subprocess.STDOUT
     )
 
 
-def _wait_until_open(host: str, port: int) -> None:
+def _wait_until_open(address: Address) -> None:
     """Wait for the inference listener, which opens last."""
     deadline = time.monotonic() + _START_SECONDS
-    while not _is_open(host, port):
-        if not _pid_file().exists():
+    while not _is_open(address):
+        if not _is_running():
             raise LauncherError(
                 "The server ended during its start; its output contains the reason."
             )
@@ -223,26 +217,29 @@ def _wait_until_open(host: str, port: int) -> None:
         time.sleep(_LOOK_SECONDS)
 
 
-def _pid_file() -> Path:
-    return Path(tempfile.gettempdir()) / ".model_server.pid"
+def _is_running() -> bool:
+    try:
+        return PidFile().read() is not None
+    except PidFileError as error:
+        raise LauncherError(str(error)) from error
 
 
-def _is_open(host: str, port: int) -> bool:
+def _is_open(address: Address) -> bool:
     with contextlib.suppress(OSError):
-        socket.create_connection((host, port), timeout=_LOOK_SECONDS).close()
+        socket.create_connection((address.host, address.port), timeout=_LOOK_SECONDS).close()
         return True
     return False
 
 
-def _address(key: str) -> tuple[str, int]:
-    """Return host and port of a listener from the configuration file."""
-    text, implied_port = _DEFAULTS[key]
-    path = Path(os.environ.get("TS_CONFIG_FILE") or _config_file or "config.properties")
-    with contextlib.suppress(FileNotFoundError):
-        # One setting per line; only the escapes that Java's writer adds.
-        lines = re.findall(rf"^\s*{key}\s*[=:\s]\s*(\S+)", path.read_text(), re.MULTILINE)
-        text = lines[-1].replace("\\", "") if lines else text
-    address = urllib.parse.urlsplit(text)
-    if address.scheme != "http" or not address.hostname:
-        raise LauncherError(f"{key}={text} in {path}: the launcher supports plain http only.")
-    return _EVERYWHERE.get(address.hostname, address.hostname), address.port or implied_port
+def _address(name: str) -> Address:
+    """Return the address of a listener for clients of this machine, from the configuration file."""
+    key = KEYS[name]
+    try:
+        settings = find_config_file(_config_file, os.environ, snapshots=None).settings
+        text = settings[name].text if name in settings else key.default or ""
+        address = key.parse(text)
+    except (ConfigError, ValueError) as error:
+        raise LauncherError(f"The address of the server is not known: {error}") from error
+    if not isinstance(address, Address) or address.scheme != "http":
+        raise LauncherError(f"{name}={text}: the launcher supports plain http only.")
+    return replace(address, host=address.client_host)

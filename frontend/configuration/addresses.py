@@ -14,6 +14,8 @@ _ON_THE_NETWORK = re.compile(
 )
 _HOST = re.compile(r"[\w.-]+", re.ASCII)
 _MAX_SOCKET_PATH = 107  # bytes; the kernel has room for no more
+# For listeners that are bound to all interfaces.
+_LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - nothing is bound
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,11 @@ class Address:
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
             return False
+
+    @property
+    def client_host(self) -> str:
+        """The host to which clients of this machine connect."""
+        return _LOOPBACK.get(self.host, self.host)
 
     @property
     def is_fixed(self) -> bool:
