@@ -10,7 +10,6 @@ import math
 import struct
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing
-from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -35,6 +34,7 @@ from marserve.frontend.operations.open_inference_answers import (
     piece_of,
 )
 from marserve.frontend.operations.open_inference_models import OpenInferenceModels
+from marserve.frontend.operations.predictions import predict_rows
 from marserve.frontend.operations.tensor_rows import TensorRows
 from marserve.frontend.serving.model_version import ModelVersion
 from marserve.frontend.serving.predict_request import PredictRequest, Ticket
@@ -144,7 +144,7 @@ class _OpenInference(_Health):
         self.file = load_proto(_FILE, package)
         super().__init__(models, self.file.messages)
         self._sequence_headers = sequence_headers
-        self._run = LongWork().run
+        self._long_work = LongWork()
 
     async def model_ready(self, request: Message, _call: Call) -> Message:
         _require(request.name, "name")
@@ -191,11 +191,9 @@ class _OpenInference(_Health):
         """Return the answer, or the stream of its pieces, which the caller closes."""
         model, rows = asked.model, asked.rows
         if rows is not None:
-            requests = [replace(asked.predict, input=row) for row in rows.rows]
-            predictions = await model.predict_all(requests, on_ticket)
-            with asked.predict.holding() as holding:
-                holding.hold(2 * sum(len(row.body) for row in predictions))  # and the joint answer
-                return await self._run(rows.joined(predictions))
+            return await predict_rows(
+                model, asked.predict, rows.rows, rows.joined, self._long_work, on_ticket
+            )
         answer = await model.predict(asked.predict, on_ticket)
         return answer if isinstance(answer, Stream) else answer_of(answer)
 
@@ -267,9 +265,9 @@ class _OpenInference(_Health):
         options, unread = call.options(headers), Input(new_request_id(), headers, [])
         predict = PredictRequest(unread, call.arrived, by_version, options, holding=call.holding)
         model.check(predict)  # before tensors are read, which may take long
-        request = await self._run(read_request(message))
+        request = await self._long_work.run(read_request(message))
         headers |= self._sequence(request.head.get("parameters", {}))
-        made = await self._run(input_of(request, unread.id, headers, asked_model(model)))
+        made = await self._long_work.run(input_of(request, unread.id, headers, asked_model(model)))
         if isinstance(made, TensorRows):
             return _Asked(model, request, predict, made)
         predict.input = made
@@ -286,7 +284,7 @@ class _OpenInference(_Health):
                 output.shape = [math.prod(output.shape)]
         response = self.messages.ModelInferResponse()
         try:
-            await self._run(write_answer(answer, response, is_typed=request.is_typed))
+            await self._long_work.run(write_answer(answer, response, is_typed=request.is_typed))
         except (ValueError, TypeError, struct.error) as error:
             # A name that is not UTF-8, or a length beyond 64 bits, which JSON can have.
             raise UnreadableAnswer from error

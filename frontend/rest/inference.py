@@ -89,7 +89,8 @@ class Predictor:
         if convert is not None:
             converted = await long_work.run(convert(input_, model))
             if isinstance(converted, TensorRows):
-                joined = await predict_rows(model, predict_request, converted, long_work)
+                rows, join = converted.rows, converted.join
+                joined = await predict_rows(model, predict_request, rows, join, long_work)
                 return prediction_response(joined)
             predict_request.input = converted
         return prediction_response(await predict(model, predict_request, long_work))
