@@ -51,7 +51,7 @@ async def read_input(
 
 def plain_input(request: PlainRequest, body: bytes, extra: Mapping[str, str]) -> Input:
     """Return the `Input` of a plain request and its body, without its query."""
-    media_type = _media_type(request.headers.get("content-type", ""))
+    media_type = request.headers.get("content-type", "").partition(";")[0]
     return Input(request.id, {**request.raw_headers, **extra}, [Part("body", media_type, body)])
 
 
@@ -113,14 +113,11 @@ async def _next_chunk(content: StreamReader, stall: float, end: float) -> bytes:
 
 async def _parts(request: HttpRequest, body: bytes) -> list[Part]:
     content_type = request.headers.get("content-type", "")
-    media_type = content_type.partition(";")[0].strip().lower()
+    written = content_type.partition(";")[0]
+    media_type = written.strip().lower()
     limits, run = request.connection.limits.forms, request.connection.long_work.run
     if media_type == _FORM:
         return await run(forms.urlencoded_parts(body, limits))
     if media_type == _MULTIPART and (boundary := forms.boundary_of(content_type)):
         return await run(forms.multipart_parts(body, boundary, limits))
-    return [Part("body", _media_type(content_type), body)]
-
-
-def _media_type(content_type: str) -> str:
-    return content_type.partition(";")[0]
+    return [Part("body", written, body)]

@@ -98,23 +98,31 @@ class Predictor:
     def accept(
         self, request: PlainRequest, name: str, version: str | None, extra: Extra
     ) -> Submit | None:
-        """Accept a plain request of one part, for a model that does not split lists (`Route`)."""
-        if is_form(request.headers.get("content-type", "")):
-            return None
-        if request.length > self.max_request_bytes:
-            return None
+        """Accept a plain request, for a model that does not split lists (`Route`)."""
         model = self.registry.find(name, version)
         if model.settings.batching.splits_lists:
             return None
-        options = read_request_options(request.headers)
         by_version = version is not None
+        return accept_plain(request, self.max_request_bytes, model.submit, by_version, extra)
 
-        def submit(body: bytes, on_answer: OnAnswer) -> Ticket:
-            input_ = plain_input(request, body, extra)
-            predict_request = PredictRequest(input_, request.arrived, by_version, options)
-            return model.submit(predict_request, on_answer)
 
-        return submit
+def accept_plain(
+    request: PlainRequest,
+    max_bytes: int,
+    submit_to: Callable[[PredictRequest, OnAnswer], Ticket],
+    by_version: bool = False,
+    extra: Extra = _NO_HEADERS,
+) -> Submit | None:
+    """Accept a plain request whose body is one part of at most ``max_bytes`` (`Route`)."""
+    if is_form(request.headers.get("content-type", "")) or request.length > max_bytes:
+        return None
+    options = read_request_options(request.headers)
+
+    def submit(body: bytes, on_answer: OnAnswer) -> Ticket:
+        input_ = plain_input(request, body, extra)
+        return submit_to(PredictRequest(input_, request.arrived, by_version, options), on_answer)
+
+    return submit
 
 
 def inference_routes(registry: ModelRegistry, max_request_bytes: int) -> Mapping[str, Route]:

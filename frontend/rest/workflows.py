@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from marserve.frontend.batching.jobs import OnAnswer
 from marserve.frontend.errors import MethodNotAllowed, NodeFailed, RouteNotFound, ServeError
-from marserve.frontend.http.request_bodies import is_form, plain_input, read_input
+from marserve.frontend.http.request_bodies import read_input
 from marserve.frontend.http.requests import HttpRequest, PlainRequest
 from marserve.frontend.http.responses import (
     HttpResponse,
@@ -28,6 +28,7 @@ from marserve.frontend.rest.api_description import (
     describe_workflow_inference,
     describe_workflow_management,
 )
+from marserve.frontend.rest.inference import accept_plain
 from marserve.frontend.rest.management import outcome_response
 from marserve.frontend.rest.parameters import query_parameters, read_parameters
 from marserve.frontend.serving.predict_request import PredictRequest, Ticket
@@ -74,20 +75,15 @@ class _Inference:
         return prediction_response(await run_workflow(workflow, run))
 
     def accept(self, request: PlainRequest) -> Submit | None:
-        if len(request.segments) < 2 or is_form(request.headers.get("content-type", "")):
-            return None
-        if request.length > self.max_request_bytes:
+        if len(request.segments) < 2:
             return None
         workflow = self.registry.find(request.segments[1])
-        options = read_request_options(request.headers)
 
-        def submit(body: bytes, on_answer: OnAnswer) -> Ticket:
-            input_ = plain_input(request, body, {})
-            run = PredictRequest(input_, request.arrived, by_version=False, options=options)
+        def submit(run: PredictRequest, on_answer: OnAnswer) -> Ticket:
             run.holding = request.connection.holding
             return workflow.submit(run, on_answer)
 
-        return submit
+        return accept_plain(request, self.max_request_bytes, submit)
 
     async def any_other(self, request: HttpRequest) -> HttpResponse:
         """Also run ``/WfPredict/{workflow}``, in any case of letters."""
