@@ -169,7 +169,7 @@ class Simulation:
     @property
     def expected_seconds(self) -> float:
         """How long a request that came now would take, as the server itself expects."""
-        return self._batcher.admission.expected_seconds()
+        return self._batcher.deadline_admission.expected_seconds()
 
     @property
     def share_taken(self) -> float:

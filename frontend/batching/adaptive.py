@@ -117,7 +117,7 @@ class Adaptive(BatchPolicy):
 
     def plan(self, now: float, queue: JobQueue, workers: WorkerPoolState) -> Plan:
         """Refuse late jobs at the front; take the others, or hold them."""
-        queued = queue.sharing
+        queued = queue.sharing_count
         if not self.costs.is_known:
             return self._take(min(queued, self.size))
         shed, take = self._in_time(now, queue, queued, workers)
@@ -136,7 +136,7 @@ class Adaptive(BatchPolicy):
         if not self.costs.is_known:
             return 0
         chance, count = self.costs.chance, 0
-        while count < queue.sharing:
+        while count < queue.sharing_count:
             left = queue.deadline_at(count) - now
             if left >= self.costs.bound(1) or chance(1, left) >= LEAST_CHANCE:
                 break

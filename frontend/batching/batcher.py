@@ -37,7 +37,7 @@ _SUSPECTED = Plan(1, Reason.SUSPECTED)
 class Batcher:
     """Forms the batches of one model version and sends them to its workers.
 
-    With ``model``, the batcher of a model version, it is the batcher of one of its workers: it has
+    With ``parent``, the batcher of a model version, it is the batcher of one of its workers: it has
     its own queue, and shares what is learnt and recorded. The clock is not the event loop's: that
     of uvloop has a resolution of milliseconds.
     """
@@ -48,15 +48,15 @@ class Batcher:
         batching: Batching,
         loop: asyncio.AbstractEventLoop,
         clock: Clock = time.monotonic,
-        model: "Batcher | None" = None,
+        parent: "Batcher | None" = None,
     ) -> None:
-        self.isolation: FailureIsolation = model.isolation if model else FailureIsolation(clock)
-        self.learning: Learning = model.learning if model else Learning(self.isolation)
-        self.history: History = model.history if model else History(clock)
+        self.isolation: FailureIsolation = parent.isolation if parent else FailureIsolation(clock)
+        self.learning: Learning = parent.learning if parent else Learning(self.isolation)
+        self.history: History = parent.history if parent else History(clock)
         self.costs: LatencyModel = self.learning.costs
         self.queue = queue
         self.workers = BatchRunners()
-        self.admission = DeadlineAdmission(queue, self.workers, self.learning, clock)
+        self.deadline_admission = DeadlineAdmission(queue, self.workers, self.learning, clock)
         self.has_rows = False  # whether jobs may be rows of requests in tensors
         self._clock = clock
         self._window = _Window(loop, self._dispatch)
@@ -86,7 +86,7 @@ class Batcher:
         if lengths:
             policy.max_shed = 1  # other jobs leave in batches of other lengths
             lengths.measure(queue)
-        self.admission.reconfigure(batching, policy, lengths)
+        self.deadline_admission.reconfigure(batching, policy, lengths)
         self._resize()
 
     def _resize(self) -> None:
@@ -105,15 +105,15 @@ class Batcher:
         """
         if self.isolation.is_alert:
             self._suspect(jobs)
-        self.admission.add(jobs)
+        self.deadline_admission.add(jobs)
         queue = self.queue
         if self.workers.idle and (
             self._window.timer is None
-            or queue.sharing >= self._window.full
+            or queue.sharing_count >= self._window.full
             # The open window may be too long for a job with a deadline, or one that goes first.
             or jobs[0].deadline < math.inf
             or queue.first is jobs[0]
-            or queue.suspected  # one of these: others would have left before
+            or queue.suspected_count  # one of these: others would have left before
             or jobs[0].is_row_of_list
         ):
             self._dispatch()
@@ -141,7 +141,7 @@ class Batcher:
         """
         now, queue = self._now(), self.queue
         free = self.size - beside
-        if free <= 0 or not queue.sharing or queue.is_held_up(now - _SUSPECTED_SECONDS):
+        if free <= 0 or not queue.sharing_count or queue.is_held_up(now - _SUSPECTED_SECONDS):
             return ()
         if group is Group.DESCRIBE or queue.first_sharing.group is not group:
             return ()
@@ -198,7 +198,7 @@ class Batcher:
         """Record a finished batch; its jobs are answered in the same turn of the event loop."""
         # Explanations and descriptions do not cost what predictions cost.
         if succeeded and batch.jobs[0].group is Group.PREDICT:
-            self.admission.answered(batch.closed + seconds)
+            self.deadline_admission.answered(batch.closed + seconds)
             if self.learning.observe(batch, seconds, self._clock()):
                 if self.learning.active_lengths is self._lengths:
                     self._resize()
@@ -260,7 +260,8 @@ class Batcher:
                 popped = queue.pop_chosen(chosen) if chosen else queue.pop(plan.take)
                 self._send(plan, popped, now, held)
                 held = 0.0
-            elif queue.suspected and not plan.shed:  # they need not wait for the window of others
+            # Suspected jobs do not wait for the window of others.
+            elif queue.suspected_count and not plan.shed:
                 self._send(_SUSPECTED, queue.pop_suspected(), now, 0.0)
             elif not plan.shed:
                 self._window.open(plan, now, held, queue)
@@ -287,10 +288,10 @@ class Batcher:
         dropped = self.queue.drop(count)
         if self._lengths is not None:
             self._lengths.refused(dropped)
-        self.admission.refuse(dropped)
+        self.deadline_admission.refuse(dropped)
 
     def _send(self, plan: Plan, popped: Sequence[Job], now: float, held: float) -> None:
-        jobs = self.admission.without_late(popped, now)
+        jobs = self.deadline_admission.without_late(popped, now)
         if not jobs:
             return
         _mark_dispatched(jobs, now)

@@ -38,7 +38,7 @@ class Outlook(NamedTuple):
 
     def should_run(self, index: int) -> bool:
         """Return whether the job at this index should run, if all before it are refused."""
-        waiting = self.queue.sharing - index
+        waiting = self.queue.sharing_count - index
         batch = min(waiting, self.size)
         chance = self.costs.chance(batch, self._left(index))
         if chance < LEAST_CHANCE:
@@ -77,7 +77,7 @@ class Outlook(NamedTuple):
         load = self.rate * interval / size
         enough = chance_here * max(1.0 / _MAX_PROLONGED, 1.0 - load)
         gain = wait = 0.0
-        end = min(self.queue.sharing, index + size * _MAX_BATCHES_AHEAD)
+        end = min(self.queue.sharing_count, index + size * _MAX_BATCHES_AHEAD)
         for first in range(index + size, end, size):
             left = self._left(first) - wait
             gain += chance(size, left) - chance(size, left - interval)

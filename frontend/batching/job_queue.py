@@ -50,12 +50,12 @@ class JobQueue:
         return chain(self._retries, self._suspected, self._jobs)
 
     @property
-    def sharing(self) -> int:
+    def sharing_count(self) -> int:
         """Number of jobs that may share batches."""
         return len(self._jobs)
 
     @property
-    def suspected(self) -> int:
+    def suspected_count(self) -> int:
         """Number of jobs that run alone because their contents have failed before."""
         return len(self._suspected)
 

@@ -123,7 +123,7 @@ class FixedWindow(BatchPolicy):
 
     def plan(self, now: float, queue: JobQueue, workers: WorkerPoolState) -> Plan:
         """Take a full batch, or all jobs when the window is over."""
-        queued = queue.sharing
+        queued = queue.sharing_count
         if queued >= self.size:
             return Plan(self.size, Reason.FULL)
         if self.lists_close and queue.has_rows_of_lists:
@@ -153,7 +153,7 @@ class FixedOrSingle(FixedWindow):
 
     def plan(self, now: float, queue: JobQueue, workers: WorkerPoolState) -> Plan:
         """Take a full batch, or one job when the window is over."""
-        if queue.sharing < self.size and queue.oldest_arrival <= self._singles_until:
+        if queue.sharing_count < self.size and queue.oldest_arrival <= self._singles_until:
             return Plan(1, Reason.SINGLE)
         plan = super().plan(now, queue, workers)
         if not plan.take or plan.reason is Reason.FULL:
@@ -169,7 +169,7 @@ class Greedy(BatchPolicy):
     def plan(self, now: float, queue: JobQueue, workers: WorkerPoolState) -> Plan:
         """Take all jobs, up to the size."""
         del now, workers
-        queued = queue.sharing
+        queued = queue.sharing_count
         if queued >= self.size:
             return Plan(self.size, Reason.FULL)
         return Plan(queued, Reason.WORK_CONSERVING)

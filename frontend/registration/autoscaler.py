@@ -117,7 +117,7 @@ class Autoscaler:
     def _scale(self, model: ModelVersion, rule: Autoscaling, changes: BackgroundTasks) -> None:
         now, workers = self.clock(), model.workers
         waited = now - model.queue.oldest_arrival if model.queue else 0.0
-        refused = model.batcher.admission.refused
+        refused = model.batcher.deadline_admission.refused
         demand = Demand(workers.alive, workers.ready, workers.busy, waited, refused)
         decision = self._decisions.setdefault(model, ScalingDecision(rule))
         step = decision.step(now, demand, workers.min_workers, workers.max_workers)

@@ -130,7 +130,8 @@ class Admission:
             self._metrics.rejected("queue_full" if is_open else "no_worker")
             refusal = self._refusal_of(request, jobs)
             if is_open and jobs <= self._queue.capacity:
-                refusal.retry_after = retry_after(self._batcher.admission.expected_seconds())
+                expected = self._batcher.deadline_admission.expected_seconds()
+                refusal.retry_after = retry_after(expected)
             raise refusal
         # `arrived` is the first byte's time; the queue time starts now, after the upload.
         queued = time.monotonic()

@@ -133,7 +133,7 @@ class ModelVersion:
     @property
     def expected_seconds(self) -> float:
         """Expected seconds until the answer of a request that arrives now."""
-        return min(each.admission.expected_seconds() for each in self.workers.batchers)
+        return min(each.deadline_admission.expected_seconds() for each in self.workers.batchers)
 
     def why_full(self, share_in_flight: float) -> str:
         """Return why balancers should send new requests elsewhere; empty if they need not.

@@ -191,7 +191,7 @@ class PendingJob(_RequestJob):
             now = time.monotonic()
             self.counters.answered(self.dispatched - self.arrived, now - self.request_arrived)
             if self.deadline < math.inf:
-                pending.batcher.admission.answer_sent(now)
+                pending.batcher.deadline_admission.answer_sent(now)
 
 
 class _RowJob(_RequestJob):

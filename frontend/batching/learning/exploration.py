@@ -107,7 +107,7 @@ class Exploration:
         is_backlog = plan.take > tried or plan.take >= size or shed
         if not is_backlog or not min(tried, size) <= plan.take <= self._seen:
             return plan
-        last_shed = queue.sharing - tried
+        last_shed = queue.sharing_count - tried
         if tried > size and self._batching.keeps_deadlines:
             ends = now + self._costs.mean(tried)
             while shed <= last_shed and queue.deadline_at(shed) < ends:

@@ -66,7 +66,7 @@ class StatefulWorkerPool(WorkerPool):
 
     def _make_batcher(self) -> Batcher:
         loop, batching = asyncio.get_running_loop(), self._model.settings.worker_batching
-        return Batcher(JobQueue(batching.queue_size), batching, loop, model=self._batcher)
+        return Batcher(JobQueue(batching.queue_size), batching, loop, parent=self._batcher)
 
     def _load_message(self, gpu: int | None) -> Load:
         return replace(super()._load_message(gpu), sequence_headers=list(self.sequences.names.all))

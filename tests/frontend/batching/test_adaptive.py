@@ -235,7 +235,7 @@ class WaitingJobs:
         return len(self.deadlines)
 
     @property
-    def sharing(self) -> int:
+    def sharing_count(self) -> int:
         return len(self.deadlines)
 
     def deadline_at(self, index: int) -> float:

@@ -1058,7 +1058,7 @@ def test_the_time_in_which_answers_go_out_is_learnt_for_those_with_a_goal(
             setup.put()
             setup.wait(0.01)
             runner.finish(0.01)
-            setup.batcher.admission.answer_sent(setup.loop.time() + sending)
+            setup.batcher.deadline_admission.answer_sent(setup.loop.time() + sending)
             setup.wait(0.01)
         return setup.batcher.costs.bound(8)
 
@@ -1199,7 +1199,7 @@ def test_a_cancelled_suspect_leaves_the_worker_to_others(wary: Setup) -> None:
 
 def test_a_newcomer_takes_as_long_as_what_is_ahead_of_it(make_setup: MakeSetup) -> None:
     setup = make_setup("greedy")
-    expected = setup.batcher.admission.expected_seconds
+    expected = setup.batcher.deadline_admission.expected_seconds
     first, _second = setup.idle(2)
     setup.put()
     assert expected() == 0.0  # of unknown costs nothing is expected

@@ -37,7 +37,7 @@ class Queue:
         return self.queued
 
     @property
-    def sharing(self) -> int:
+    def sharing_count(self) -> int:
         return self.queued
 
     def deadline_at(self, index: int) -> float:
