@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 from marserve.frontend.aio.background import BackgroundTasks
 from marserve.frontend.aio.long_work import Steps
 from marserve.frontend.catalog.document import Catalog, CatalogEntry, CatalogModel
-from marserve.frontend.catalog.failures import Failure, Failures
+from marserve.frontend.catalog.failed_steps import FailedStep, FailedSteps
 from marserve.frontend.catalog.plan import (
     EntryStep,
     Reconfigure,
@@ -53,7 +53,7 @@ class Convergence:
         self.wanted: Catalog | None = None  # until it has been read; then nothing is changed
         self.wrong: Mapping[str, str] = {}  # models whose text cannot be applied, with the reasons
         self._clock = asyncio.get_running_loop().time
-        self.failures = Failures(self._clock)
+        self.failures = FailedSteps(self._clock)
         self._manager = manager
         self._registry = registry
         self._on_failure = on_failure
@@ -122,7 +122,7 @@ class Convergence:
         """Record that a version, which a client has registered, is that of an entry."""
         self._entries[model] = entry
 
-    async def converge(self, name: str) -> list[Failure]:
+    async def converge(self, name: str) -> list[FailedStep]:
         """Make a model as wanted; return the steps that failed."""
         async with self._locks.setdefault(name, asyncio.Lock()):
             self._due_at[name] = math.inf

@@ -26,7 +26,7 @@ from marserve.frontend.catalog.document import (
     read_catalog,
 )
 from marserve.frontend.catalog.edits import Edit
-from marserve.frontend.catalog.failures import Failure
+from marserve.frontend.catalog.failed_steps import FailedStep
 from marserve.frontend.catalog.file_store import FileStore
 from marserve.frontend.catalog.http_store import HttpStore
 from marserve.frontend.catalog.store import CatalogStore, Document, StoreConflict, StoreFailed
@@ -118,7 +118,7 @@ class Synchroniser:
             "attempts to change it. Try again later."
         )
 
-    async def converge(self, name: str) -> list[Failure]:
+    async def converge(self, name: str) -> list[FailedStep]:
         """Make a model as wanted; return the steps that failed."""
         failures = await self.convergence.converge(name)
         self._wake.set()  # for the next retry

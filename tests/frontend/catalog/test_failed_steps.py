@@ -1,19 +1,19 @@
 """What failed is tried again; the rest is in `test_convergence`."""
 
 from marserve.frontend.catalog.document import CatalogEntry
-from marserve.frontend.catalog.failures import Failures
+from marserve.frontend.catalog.failed_steps import FailedSteps
 from marserve.frontend.catalog.plan import Register, Unregister
 
 
 def test_what_has_failed_for_days_is_still_tried_again() -> None:
-    failures = Failures(lambda: 7.0)
+    failures = FailedSteps(lambda: 7.0)
     pauses = [failures.note("m", Unregister("1"), ValueError()) for _ in range(1100)]
     assert (pauses[0], pauses[-1]) == (1, 300)
     assert [each.retry_at for each in failures.of("m")] == [307]
 
 
 def test_failures_of_other_versions_are_kept() -> None:
-    failures = Failures(lambda: 0.0)
+    failures = FailedSteps(lambda: 0.0)
     for version in ("1", "2", "2"):
         failures.note("m", Unregister(version), ValueError())
     assert [each.retry_at for each in failures.of("m")] == [1, 2]
@@ -24,7 +24,7 @@ def test_failures_of_other_versions_are_kept() -> None:
 
 
 def test_the_secrets_of_urls_are_not_shown() -> None:
-    failures = Failures(lambda: 0.0)
+    failures = FailedSteps(lambda: 0.0)
     entry = CatalogEntry("https://user:pa55@example.org/m.mar?signature=t0p")
     failures.note("m", Register("1", entry), ValueError())
     failures.note("m", Unregister("2"), ValueError())

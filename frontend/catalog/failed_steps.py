@@ -11,7 +11,7 @@ _PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 300.0)  # seconds
 
 
 @dataclass(frozen=True)
-class Failure:
+class FailedStep:
     """A step for one version of a model that failed."""
 
     name: str
@@ -38,8 +38,8 @@ class Failure:
         }
 
 
-class Failures(dict[str, dict[str, Failure]]):
-    """The failures by model name and version."""
+class FailedSteps(dict[str, dict[str, FailedStep]]):
+    """The failed steps by model name and version."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class Failures(dict[str, dict[str, Failure]]):
         attempts = earlier.attempts + 1 if earlier else 1
         pause = _PAUSES[min(attempts, len(_PAUSES)) - 1]
         url = step.entry.url if isinstance(step, EntryStep) else ""
-        failures[step.version] = Failure(
+        failures[step.version] = FailedStep(
             name, step.version, url, error, attempts, self._clock() + pause
         )
         return pause
@@ -63,6 +63,6 @@ class Failures(dict[str, dict[str, Failure]]):
         if kept := {version: each for version, each in failures.items() if version in keep}:
             self[name] = kept
 
-    def of(self, name: str) -> list[Failure]:
+    def of(self, name: str) -> list[FailedStep]:
         """Return the failures of a model."""
         return [*self.get(name, {}).values()]
