@@ -36,7 +36,7 @@ from marserve.frontend.errors import ServeError, ServerStopping, unexpected
 from marserve.frontend.grpc.call_limits import CallKind, Limits
 from marserve.frontend.grpc.message_reads import Context, next_message
 from marserve.frontend.grpc.messages import Answers, Message, message_class
-from marserve.frontend.grpc.statuses import Failure, failure_of, http_status_of, number_of
+from marserve.frontend.grpc.statuses import GrpcStatus, http_status_of, number_of, status_of
 from marserve.frontend.operations.request_options import read_request_options
 from marserve.frontend.security.guard import Guard
 from marserve.frontend.security.tokens import Kind
@@ -70,9 +70,9 @@ class Service:
     descriptor: ServiceDescriptor
     calls: object  # with a method for each call
     key: Kind | None  # that clients need if keys are enabled
-    failure_of: Callable[[ServeError], Failure] = failure_of
-    #: Instead of ``failure_of``, for single calls by name.
-    failures: Mapping[str, Callable[[ServeError], Failure]] = field(default_factory=dict)
+    status_of: Callable[[ServeError], GrpcStatus] = status_of
+    #: Instead of ``status_of``, for single calls by name.
+    statuses: Mapping[str, Callable[[ServeError], GrpcStatus]] = field(default_factory=dict)
 
 
 class Call:
@@ -216,40 +216,40 @@ class CallRouter(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic i
         method = self._methods.get(name)
         try:
             if method is None:
-                failure = Failure(StatusCode.UNIMPLEMENTED, f"Unknown method: {name[:200]}.", "")
-                return self._refusal(call, failure)
+                status = GrpcStatus(StatusCode.UNIMPLEMENTED, f"Unknown method: {name[:200]}.", "")
+                return self._refusal(call, status)
             if self._guard.checks(method.key):
                 headers = {key: value for key, value in metadata if isinstance(value, str)}
                 self._guard.admit(method.key, headers)
         except ServeError as error:
             # TorchServe's text has no class here.
-            failure = Failure(StatusCode.PERMISSION_DENIED, error.message, "")
-            return self._refusal(call, failure)
+            status = GrpcStatus(StatusCode.PERMISSION_DENIED, error.message, "")
+            return self._refusal(call, status)
         if self.stopping.is_set():
-            return self._refusal(call, failure_of(ServerStopping()))
+            return self._refusal(call, status_of(ServerStopping()))
         kind = method.kind
         if kind.open >= kind.max_open:
             self._limits.on_limit(kind.limit)
             text = f"{kind.open} calls are open, as many as {kind.limit} allows."
-            return self._refusal(call, Failure(StatusCode.RESOURCE_EXHAUSTED, text, ""))
+            return self._refusal(call, GrpcStatus(StatusCode.RESOURCE_EXHAUSTED, text, ""))
         task = asyncio.current_task()
         assert task is not None
         kind.open += 1
         task.add_done_callback(kind.remove)
         return method.handler(call)
 
-    def _refusal(self, call: Call, failure: Failure) -> Any:
+    def _refusal(self, call: Call, status: GrpcStatus) -> Any:
         async def refuse(_requests: object, context: Context) -> None:
             call.context = context
-            await self.fail(call, context, failure)
+            await self.fail(call, context, status)
 
         # A stream, so that grpc reads no message.
         return grpc.stream_stream_rpc_method_handler(refuse)
 
-    async def fail(self, call: Call, context: Context, failure: Failure) -> None:
+    async def fail(self, call: Call, context: Context, status: GrpcStatus) -> None:
         """Log the end of a call and abort it; always raises."""
-        self.log(call, failure.code)
-        await context.abort(failure.code, failure.text)
+        self.log(call, status.code)
+        await context.abort(status.code, status.text)
 
     def log(self, call: Call, code: StatusCode) -> None:
         """Log and count the end of a call; called before the client gets the status."""
@@ -268,7 +268,7 @@ class _Method:
         self, router: CallRouter, service: Service, method: MethodDescriptor, kind: CallKind
     ) -> None:
         self._router = router
-        self._failure_of = service.failures.get(method.name, service.failure_of)
+        self._status_of = service.statuses.get(method.name, service.status_of)
         self.key = service.key
         self.kind = kind
         self._request = message_class(method.input_type)
@@ -308,7 +308,7 @@ class _Method:
         return self.kind.reads.first(context, call.host(), partial(self._fail, call, context))
 
     async def _fail(self, call: Call, context: Context, error: ServeError) -> None:
-        await self._router.fail(call, context, self._failure_of(error))
+        await self._router.fail(call, context, self._status_of(error))
 
     def _request_of(self, call: Call, data: bytes | None) -> Message:
         if data is None:
@@ -359,10 +359,10 @@ class _Method:
         try:
             result = await answering
         except ServeError as error:
-            failure = self._failure_of(error)
+            status = self._status_of(error)
         except DecodeError:
             text = "The request is not a message of this type, or is incomplete."
-            failure = Failure(StatusCode.INVALID_ARGUMENT, text, "")
+            status = GrpcStatus(StatusCode.INVALID_ARGUMENT, text, "")
         except asyncio.CancelledError:
             is_late = context.time_remaining() == 0
             code = StatusCode.DEADLINE_EXCEEDED if is_late else StatusCode.CANCELLED
@@ -375,11 +375,11 @@ class _Method:
             raise asyncio.CancelledError from None
         except Exception as error:  # the last resort
             logger.exception("Cannot answer %s", call.method)
-            failure = self._failure_of(unexpected(error))
+            status = self._status_of(unexpected(error))
         else:
             self._router.log(call, StatusCode.OK)
             return result
         # Outside the except clauses: grpc keeps the exception that this raises, and its __context__
         # would keep the request in memory.
-        await self._router.fail(call, context, failure)
+        await self._router.fail(call, context, status)
         return None

@@ -29,7 +29,7 @@ from marserve.frontend.errors import (
 from marserve.frontend.grpc.calls import Call, Service
 from marserve.frontend.grpc.messages import Answers, Message, load_proto
 from marserve.frontend.grpc.request_streams import StreamSequences, answer_stream
-from marserve.frontend.grpc.statuses import Failure, failure_of, number_of, sendable
+from marserve.frontend.grpc.statuses import GrpcStatus, number_of, sendable, status_of
 from marserve.frontend.operations.predictions import predict
 from marserve.frontend.operations.workflows import run_workflow
 from marserve.frontend.serving.predict_request import PredictRequest
@@ -55,22 +55,22 @@ def inference_service(
     """Return the service, for models, and for workflows where no model has the name."""
     descriptor = _INFERENCE.services["InferenceAPIsService"]
     calls = _Inference(config, registry, workflows)
-    return Service(descriptor, calls, "inference", failure_of_prediction)
+    return Service(descriptor, calls, "inference", status_of_prediction)
 
 
-def failure_of_prediction(error: ServeError) -> Failure:
+def status_of_prediction(error: ServeError) -> GrpcStatus:
     """Return the status of a failed prediction as in TorchServe: INTERNAL for most errors."""
-    failure = failure_of(error)
+    status = status_of(error)
     match error:
         case ParameterMissing():
-            return Failure(StatusCode.INTERNAL, error.message, "BadRequestException.()")
+            return GrpcStatus(StatusCode.INTERNAL, error.message, "BadRequestException.()")
         case NoWorker():
-            return Failure(StatusCode.INTERNAL, error.message, "InternalServerException.()")
+            return GrpcStatus(StatusCode.INTERNAL, error.message, "InternalServerException.()")
         case ModelNotYetLoaded():
-            return failure
+            return status
         case ModelNotFound() | VersionNotFound():
-            return failure._replace(code=StatusCode.INTERNAL)
-    return failure
+            return status._replace(code=StatusCode.INTERNAL)
+    return status
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class _Inference:
                 async for message in messages:
                     yield message
         except ServeError as error:
-            yield _failed(failure_of_prediction(error), request.sequence_id)
+            yield _failed(status_of_prediction(error), request.sequence_id)
 
     async def _predict(self, request: Message, call: Call) -> Prediction | Stream:
         name, predict_request = request.model_name, self._read(request, call)
@@ -184,11 +184,11 @@ class _Inference:
             answer.close()
 
 
-def _failed(failure: Failure, sequence_id: str) -> Message:
+def _failed(status: GrpcStatus, sequence_id: str) -> Message:
     response = _Response()
     if sequence_id:
         response.sequence_id = sequence_id
-    response.status.code = number_of(failure.code)
-    response.status.message = sendable(failure.message)
-    response.status.details.add().Pack(_ErrorInfo(reason=failure.reason))
+    response.status.code = number_of(status.code)
+    response.status.message = sendable(status.message)
+    response.status.details.add().Pack(_ErrorInfo(reason=status.reason))
     return response

@@ -21,10 +21,10 @@ from marserve.frontend.batching.jobs import Stream, StreamBroken
 from marserve.frontend.configuration.config import Config
 from marserve.frontend.errors import ServeError
 from marserve.frontend.grpc.calls import Call, Service
-from marserve.frontend.grpc.inference import ParameterMissing, failure_of_prediction
+from marserve.frontend.grpc.inference import ParameterMissing, status_of_prediction
 from marserve.frontend.grpc.messages import Answers, Message, load_proto
 from marserve.frontend.grpc.request_streams import StreamSequences, answer_stream
-from marserve.frontend.grpc.statuses import Failure, failure_of, sendable
+from marserve.frontend.grpc.statuses import GrpcStatus, sendable, status_of
 from marserve.frontend.grpc.tensor_messages import parameters_of, read_request, write_answer
 from marserve.frontend.operations.open_inference import InferRequest, asked_model, input_of
 from marserve.frontend.operations.open_inference_answers import (
@@ -56,13 +56,13 @@ def open_inference_services(config: Config, registry: ModelRegistry) -> list[Ser
     names = SequenceHeaders(config).all
     ours = _OpenInference(models, names)
     torchserves = _OpenInference(models, names, _TORCHSERVES)
-    descriptor, failures = (
+    descriptor, statuses = (
         torchserves.file.services[_SERVICE],
-        {"ModelInfer": failure_of_prediction},
+        {"ModelInfer": status_of_prediction},
     )
     return [
-        Service(ours.file.services[_SERVICE], ours, "inference", _plain_failure_of),
-        Service(descriptor, torchserves, "inference", _torchserves_failure_of, failures),
+        Service(ours.file.services[_SERVICE], ours, "inference", _plain_status_of),
+        Service(descriptor, torchserves, "inference", _torchserves_status_of, statuses),
     ]
 
 
@@ -70,17 +70,17 @@ def repository_service(models: OpenInferenceModels) -> Service:
     """Return the service of the management listener."""
     file = load_proto(_FILE)
     repository = _Repository(models, file.messages)
-    return Service(file.services[_SERVICE], repository, "management", _plain_failure_of)
+    return Service(file.services[_SERVICE], repository, "management", _plain_status_of)
 
 
-def _plain_failure_of(error: ServeError) -> Failure:
-    return failure_of(error)._replace(reason="")
+def _plain_status_of(error: ServeError) -> GrpcStatus:
+    return status_of(error)._replace(reason="")
 
 
-def _torchserves_failure_of(error: ServeError) -> Failure:
+def _torchserves_status_of(error: ServeError) -> GrpcStatus:
     if isinstance(error, ParameterMissing):
-        return failure_of_prediction(error)
-    return failure_of(error)
+        return status_of_prediction(error)
+    return status_of(error)
 
 
 class _Health:

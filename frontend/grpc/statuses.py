@@ -49,8 +49,8 @@ _PACKAGES = {
 _MAX_TEXT_BYTES = 2048
 
 
-class Failure(NamedTuple):
-    """The error of a call, or of a request of a stream."""
+class GrpcStatus(NamedTuple):
+    """The status of a failed call, or of a failed request of a stream."""
 
     code: StatusCode
     message: str
@@ -78,13 +78,13 @@ class _ModelApiDisabled(ServeError, status=403, wire_type="ModelException"):
     pass
 
 
-def failure_of(error: ServeError) -> Failure:
+def status_of(error: ServeError) -> GrpcStatus:
     """Return the status of an error."""
     if isinstance(error, MethodNotAllowed):  # only of a model API that is disabled
         error = _ModelApiDisabled("Model API disabled")
     package = _PACKAGES.get(error.wire_type, "http")
     reason = f"org.pytorch.serve.{package}.{error.wire_type}"
-    return Failure(code_of(error.status), error.message, reason)
+    return GrpcStatus(code_of(error.status), error.message, reason)
 
 
 def code_of(http_status: int) -> StatusCode:

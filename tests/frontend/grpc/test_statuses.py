@@ -1,4 +1,4 @@
-"""Every failure has a code and TorchServe's text."""
+"""Every error has a code and TorchServe's text."""
 
 import pytest
 from grpc import StatusCode
@@ -11,7 +11,7 @@ from marserve.frontend.errors import (
     ServeError,
     VersionConflict,
 )
-from marserve.frontend.grpc.statuses import code_of, failure_of, http_status_of
+from marserve.frontend.grpc.statuses import code_of, http_status_of, status_of
 
 
 @pytest.mark.parametrize(
@@ -36,8 +36,8 @@ from marserve.frontend.grpc.statuses import code_of, failure_of, http_status_of
         ),
     ],
 )
-def test_an_error_is_a_failure(error: ServeError, code: str, text: str) -> None:
-    assert (failure_of(error).code.name, failure_of(error).text) == (code, text)
+def test_an_error_has_a_code_and_a_text(error: ServeError, code: str, text: str) -> None:
+    assert (status_of(error).code.name, status_of(error).text) == (code, text)
 
 
 def test_every_http_status_has_a_code_and_every_code_a_status() -> None:
