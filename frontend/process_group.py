@@ -13,6 +13,9 @@ class ProcessHandle:
     """Signals a process, and never another one that reuses its id.
 
     Without pidfds, the process counts as alive until `close`.
+
+    Raises:
+        OSError: No descriptor is left, or it is the id of a thread.
     """
 
     def __init__(self, pid: int) -> None:

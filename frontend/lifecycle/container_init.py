@@ -64,6 +64,10 @@ class _Process(ProcessHandle):
     has_ended = False
     status: int | None = None  # the exit status; None if it is not a child of ours
 
+    def __init__(self, pid: int) -> None:
+        with contextlib.suppress(OSError):  # no descriptor is left, or it is the id of a thread
+            super().__init__(pid)
+
     def send(self, number: int) -> bool:
         try:
             return super().send(number)

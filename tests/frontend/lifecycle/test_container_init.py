@@ -120,6 +120,20 @@ raise SystemExit(3)
         assert init.wait(PATIENCE) == 3
 
 
+def test_the_id_of_a_thread_does_not_end_it() -> None:
+    sender = """
+import os, socket, threading, time
+threading.Thread(target=time.sleep, args=(0.3,)).start()
+text = f"MAINPID={threading.enumerate()[-1].native_id}".encode()
+with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+    sender.sendto(text, "\\0" + os.environ["NOTIFY_SOCKET"][1:])
+time.sleep(0.3)
+raise SystemExit(3)
+"""
+    with start(sys.executable, "-c", sender) as init:
+        assert init.wait(PATIENCE) == 3
+
+
 def test_ctrl_c_reaches_a_server_at_the_terminal_once(tmp_path: Path) -> None:
     terminal = Terminal()
     try:
