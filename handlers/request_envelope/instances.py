@@ -70,7 +70,8 @@ class InstancesEnvelope(BaseEnvelope):
         if not instances:
             return self._answer_all([])
         owners = [index for index, rows in enumerate(self._instances) for _ in rows]
-        is_one_each = owners == list(range(len(data)))
+        # A subclass that replaces `parse_input` has no instances here, and keeps the context.
+        is_one_each = owners == list(range(len(self._instances)))
         with nullcontext() if is_one_each else self.context.limited_to(owners):
             results = self._handle_fn(instances, self.context)
         return self.format_output(results) if results else results

@@ -45,6 +45,29 @@ class Strict(KServeEnvelope):
         return {"predictions": [100 % result for result in results]}
 
 
+class OwnFormat(KServeEnvelope):
+    """A custom envelope that replaces both conversions."""
+
+    def parse_input(self, data):
+        return [row["body"]["x"] for row in data]
+
+    def format_output(self, data):
+        return [{"y": result} for result in data]
+
+
+def test_an_envelope_that_parses_itself_keeps_the_context(make_context, begin_batch) -> None:
+    context = begin_batch(make_context(), {"name": "a"}, {"name": "b"})
+    seen = []
+
+    def handle(data, context):
+        seen.extend(context.get_request_header(index, "name") for index in range(2))
+        return data
+
+    rows = [{"body": {"x": 1}}, {"body": {"x": 2}}]
+    assert OwnFormat(handle).handle(rows, context) == [{"y": 1}, {"y": 2}]
+    assert seen == ["a", "b"]
+
+
 def test_exceptions_of_parsing_refuse_the_request_alone(ask) -> None:
     bad, good = ({"body": {"instances": [number]}} for number in (0, 1))
     answers, seen, _ = ask(Strict, bad, good)
