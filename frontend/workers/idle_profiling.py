@@ -78,7 +78,8 @@ class IdleProfiling:
             is_complete = bool(why) or len(profiled.costs) == len(self.pending)
             learn_costs(self._batcher, profiled, known=len(costs), is_complete=is_complete)
             costs = profiled.costs
-            if not is_complete and (self._batcher.queue or self._batcher.workers.busy):
+            workers = self._batcher.workers
+            if not is_complete and (self._batcher.queue or workers.busy or not workers.waiting):
                 await self._quiet_moment()
         self.pending = ()
         measured = ", ".join(f"{size} in {1000 * s:.3g} ms" for size, s, _ in costs) or "none"

@@ -52,7 +52,8 @@ class Worker(Batched):
         measured = self._sizes[: self._runs // RUNS]
         on_reply, self._on_reply = self._on_reply, None
         assert on_reply is not None
-        self.batcher.take_back(self)
+        if self.is_accepting:
+            self.batcher.take_back(self)
         costs = [BatchCost(size, 0.01 + 0.001 * size, 0) for size in measured]
         on_reply(Profiled(costs, note))
 
@@ -180,6 +181,19 @@ def test_it_ends_with_a_worker_that_is_lost_over_it(served: Served) -> None:
     served.wait(5.0)
     assert other.asked == []
     assert served.profiling.pending == ()
+
+
+def test_it_waits_for_another_worker_if_the_last_run_ends_while_the_only_one_drains(
+    served: Served,
+) -> None:
+    served.begin()
+    served.wait(1.1)
+    served.worker.lose()
+    served.finish(1)
+    served.wait(3.0)
+    other = Worker(served.batcher)
+    served.wait(3.0)
+    assert other.asked == [[1, 2, 4]]
 
 
 def test_another_worker_begins_anew(served: Served) -> None:
