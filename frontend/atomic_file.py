@@ -5,8 +5,11 @@ import os
 import tempfile
 from pathlib import Path
 
+# The mode of temporary files: only the owner may read them.
+_CREATED = 0o600
 
-def replace_file(path: Path, content: bytes, mode: int = 0o600, *, durable: bool = True) -> None:
+
+def replace_file(path: Path, content: bytes, mode: int = _CREATED, *, durable: bool = True) -> None:
     """Write a file in one step; with ``durable`` also if the power fails.
 
     A process that is killed meanwhile may leave ``.NAME.RANDOM.new`` beside it.
@@ -16,7 +19,8 @@ def replace_file(path: Path, content: bytes, mode: int = 0o600, *, durable: bool
     ) as file:
         new = Path(file.name)
         try:
-            os.fchmod(file.fileno(), mode)
+            if mode != _CREATED:  # else it need not be possible: some file systems refuse it
+                os.fchmod(file.fileno(), mode)
             file.write(content)
             file.flush()
             if durable:
