@@ -88,10 +88,18 @@ class TextHandler(BaseHandler):
         return self._tokenize(self._remove_punctuation(text))
 
     # Subclasses call and override these.
-    _expand_contractions = staticmethod(texts.expand_contractions)
-    _remove_accented_characters = staticmethod(texts.remove_accents)
-    _remove_html_tags = staticmethod(texts.remove_html_tags)
-    _remove_punctuation = staticmethod(texts.remove_punctuation)
+
+    def _expand_contractions(self, text: str) -> str:
+        return texts.expand_contractions(text)
+
+    def _remove_accented_characters(self, text: str) -> str:
+        return texts.remove_accents(text)
+
+    def _remove_html_tags(self, text: str) -> str:
+        return texts.remove_html_tags(text)
+
+    def _remove_punctuation(self, text: str) -> str:
+        return texts.remove_punctuation(text)
 
     def _remove_puncutation(self, text: str) -> str:  # as older TorchServe spelt it
         return self._remove_punctuation(text)

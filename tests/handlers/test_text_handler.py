@@ -71,6 +71,17 @@ def test_a_replaced_step_is_used() -> None:
     assert Shouting()._tokens_of("<i>Don't</i> stop!") == ["DO", "NOT", "STOP!"]
 
 
+def test_a_subclass_may_call_a_step_by_the_name_of_the_class() -> None:
+    class Trimmed(TextHandler):
+        def _remove_html_tags(self, text):
+            return TextHandler._remove_html_tags(self, text).strip()
+
+    assert Trimmed()._tokens_of("<i> Hi </i>") == ["hi"]
+    assert TextHandler._expand_contractions(Trimmed(), "don't") == "do not"
+    assert TextHandler._remove_accented_characters(Trimmed(), "é") == "e"
+    assert TextHandler._remove_punctuation(Trimmed(), "a.b") == "ab"
+
+
 def test_attributions_are_summed_per_token_and_scaled_to_length_one() -> None:
     handler = TextHandler()
     for shape in ((2, 2), (1, 2, 2)):
