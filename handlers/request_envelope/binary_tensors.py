@@ -16,6 +16,7 @@ from marserve.backend.tensors.arrays import flat_array
 from marserve.backend.tensors.checks import check_request
 from marserve.backend.tensors.datatypes import (
     BYTES,
+    DATATYPES,
     NUMPY,
     UnusableTensor,
     read_elements,
@@ -78,7 +79,8 @@ def read_request(body: Any, headers: Mapping[str, Any]) -> Any:
         body = body.encode()
     if isinstance(body, bytes | bytearray):
         end = _json_length(body, headers)
-        body, behind = parsed_json(body[:end]), memoryview(body)[end:]
+        subject = "The body is" if end == len(body) else f"The first {end} bytes are"
+        body, behind = parsed_json(body[:end], subject), memoryview(body)[end:]
     try:
         check_request(body)
         inputs = binary_inputs(body["inputs"], behind, 0)
@@ -110,14 +112,18 @@ def _json_length(body: bytes | bytearray, headers: Mapping[str, Any]) -> int:
 def _values(tensor: BinaryInput) -> Any:
     datatype, shape = tensor.described["datatype"], tensor.described["shape"]
     try:
-        if datatype == BYTES:
-            return _elements(tensor)
-        return flat_array(datatype, tensor.buffer).reshape(shape)
-    except (KeyError, TypeError, ValueError) as error:
+        return _elements(tensor) if datatype == BYTES else _array(tensor, datatype, shape)
+    except (TypeError, ValueError) as error:
         raise UnusableInput(
             f"Input {tensor.described['name']!r}: {len(tensor.buffer)} bytes are no {datatype} "
             f"of shape {shape}: {error}"
         ) from error
+
+
+def _array(tensor: BinaryInput, datatype: str, shape: list[int]) -> Any:
+    if datatype not in DATATYPES:
+        raise ValueError("the protocol has no such datatype")
+    return flat_array(datatype, tensor.buffer).reshape(shape)
 
 
 def _elements(tensor: BinaryInput) -> list[str | bytes]:

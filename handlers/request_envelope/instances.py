@@ -35,14 +35,14 @@ def parsed_body(row: Any) -> Any:
     return parsed_json(body) if isinstance(body, bytes | bytearray | str) else body
 
 
-def parsed_json(text: bytes | bytearray | str) -> Any:
-    """Parse JSON; UnusableInput if it is invalid or nested too deeply."""
+def parsed_json(text: bytes | bytearray | str, subject: str = "The body is") -> Any:
+    """Parse JSON; UnusableInput, about ``subject``, if it is invalid or nested too deeply."""
     try:
         return json.loads(text)
     except RecursionError as error:
         raise UnusableInput("The JSON is nested too deeply.") from error
     except ValueError as error:
-        raise UnusableInput(f"The body is not JSON: {error}") from error
+        raise UnusableInput(f"{subject} not JSON: {error}") from error
 
 
 def listed_instances(document: Any) -> list[Any]:

@@ -58,8 +58,11 @@ class KServev2Envelope(InstancesEnvelope):
     def instances_of(self, row: Any) -> list[Any]:
         """Return the request's inputs."""
         self._requests.append(TensorRequest())  # stays if parsing fails
-        headers = self.context.get_all_request_header(len(self._requests) - 1)
-        body = read_request(value_of(row), headers)
+        value = value_of(row)
+        is_parsed = not isinstance(value, bytes | bytearray | str)
+        place = len(self._requests) - 1
+        headers = {} if is_parsed else self.context.get_all_request_header(place)
+        body = read_request(value, headers)
         inputs = [_for_handler(tensor) for tensor in body["inputs"]]
         self._requests[-1] = TensorRequest.of(body)
         return inputs

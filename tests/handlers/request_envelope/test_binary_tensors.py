@@ -154,6 +154,21 @@ def test_a_request_alone_hears_what_is_wrong(ask_alone) -> None:
     assert context.get_response_content_type(0) == "application/json"
 
 
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (request(floats(), length="5"), "The first 5 bytes are not JSON: "),
+        (
+            request(tensor("FP12", [1], b"abcd")),
+            "Input 'x': 4 bytes are no FP12 of shape [1]: the protocol has no such datatype",
+        ),
+    ],
+)
+def test_the_message_names_the_cause(ask_alone, bad, message) -> None:
+    [answer], _, _ = ask_alone(bad)
+    assert answer["message"].startswith(message)
+
+
 def test_where_all_are_wrong_each_gets_its_own(ask_alone) -> None:
     answers, seen, context = ask_alone(
         request(floats(binary_data_size=17)), ({"body": b"{"}, {}), request(floats(), length="x")

@@ -139,6 +139,14 @@ def test_a_body_that_is_not_decoded_yet(ask) -> None:
     assert answer["outputs"][0]["data"] == [1, 2]
 
 
+def test_a_parsed_body_needs_no_headers(make_context) -> None:
+    body = {"inputs": [tensor()]}
+    seen = []
+    envelope = KServev2Envelope(lambda data, _context: seen.extend(data) or [])
+    assert envelope.handle([{"body": body}], make_context()) == []
+    assert [each["name"] for each in seen] == [tensor()["name"]]
+
+
 def test_without_a_manifest_the_name_is_the_registered_one(ask, make_context) -> None:
     context = make_context()
     context.manifest = None
