@@ -42,7 +42,6 @@ _WORKFLOW_KEYS = {
 }
 _TOP_KEYS = {
     "created_on": "createdOn",
-    "runtime": "runtime",
     "archiver_version": "archiverVersion",
 }
 
@@ -168,7 +167,6 @@ class WorkflowManifest:
     def parse(cls, text: str) -> "WorkflowManifest":
         """Parse the JSON text of a manifest; raises ManifestError."""
         _, texts = _parse(text, "workflow", _WORKFLOW_KEYS)
-        del texts["runtime"]
         return cls(**texts)
 
     def validate(self) -> None:
@@ -230,7 +228,8 @@ def _parse(
         raise ManifestError(f"Missing {section.capitalize()} entry in manifest file.")
     if not isinstance(members, dict):
         raise ManifestError(f"Manifest field {section} must be an object.")
-    texts = {name: _text(literal, key, key) for name, key in _TOP_KEYS.items()}
+    top_keys = _TOP_KEYS | ({"runtime": "runtime"} if section == "model" else {})
+    texts = {name: _text(literal, key, key) for name, key in top_keys.items()}
     texts |= {name: _text(members, key, f"{section}.{key}") for name, key in keys.items()}
     return raw, texts
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marserve.backend.manifest import Manifest, ManifestError
+from marserve.backend.manifest import Manifest, ManifestError, WorkflowManifest
 
 FULL = {
     "createdOn": "20/11/2026 21:30:00",
@@ -266,3 +266,8 @@ def test_a_version_nobody_could_address_is_refused(version: str) -> None:
 def test_an_odd_name_that_can_be_addressed_is_registered(name: str) -> None:
     manifest = Manifest.implied("m", "h").registered_as(name=name)
     assert manifest.model_name == name
+
+
+def test_the_runtime_of_a_workflow_is_not_read() -> None:
+    manifest = WorkflowManifest.parse('{"workflow": {"workflowName": "w"}, "runtime": {}}')
+    assert manifest.workflow_name == "w"
