@@ -100,8 +100,7 @@ def advice_for_model(name: str, known: Iterable[str]) -> str:
         return "."
     if other := foreign_name_hint(name):
         return f"; {other}"
-    meant = _nearest(name, known)
-    return f"; did you mean {meant}?" if meant else "."
+    return _suggestion(name, known)
 
 
 def foreign_name_hint(name: str) -> str:
@@ -120,6 +119,11 @@ def _nearest(name: str, known: Iterable[str]) -> str:
     return names[alike[0]] if alike else ""
 
 
+def _suggestion(name: str, known: Iterable[str]) -> str:
+    meant = _nearest(name, known)
+    return f"; did you mean {meant}?" if meant else "."
+
+
 def _advice(name: str, known: Iterable[str]) -> str:
     bare = _plain(name)
     if other := foreign_name_hint(name):
@@ -129,7 +133,7 @@ def _advice(name: str, known: Iterable[str]) -> str:
     for key in BY_KEY:
         if bare.removeprefix("default") == _plain(key):
             return _advice_for_models(key)
-    return advice_for_model(name, known)
+    return _suggestion(name, known)  # keys of the server may be longer than `_MAX_NAME`
 
 
 def _advice_for_models(key: str) -> str:
