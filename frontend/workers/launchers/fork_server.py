@@ -279,7 +279,7 @@ class _Process:
     async def _reap(self, answer: _Answer) -> int | None:
         try:
             reaped = await in_abandonable_thread(self.request, str(answer.pid).encode())
-        except OSError:
+        except (OSError, RuntimeError):  # the fork server is lost, or no thread can be started
             return None
         return reaped.status
 

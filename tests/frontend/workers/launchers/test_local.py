@@ -9,6 +9,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -302,6 +303,23 @@ def test_what_a_worker_with_another_title_has_started_goes_with_it(
         assert not gone(engine)
         await machine.process.stop(SECONDS, machine.connection.close)
         assert gone(engine)
+
+    work(scenario)
+
+
+@pytest.mark.parametrize("way", ["forkserver"], indirect=True)
+def test_an_end_is_seen_though_no_thread_can_ask_for_its_status(
+    work: Callable[..., None], fakes: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def scenario(machine: Machine) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", fail)
+            machine.ask(fakes, "kill")
+            end = await machine.process.exit_within(SECONDS)
+            assert end == "Its process ended with an unknown exit status."
 
     work(scenario)
 
