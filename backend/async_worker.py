@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Coroutine
 from typing import Any, cast
 
-from marserve.backend.calls import RequestCalls, WorkerCalls
+from marserve.backend.calls import HandlerCalls, RequestCalls
 from marserve.backend.connection import MAX_REQUEST_FRAME_BYTES, encode_safely
 from marserve.backend.framing import Decoder
 from marserve.backend.protocol import (
@@ -68,7 +68,7 @@ class _Connection(asyncio.BufferedProtocol):
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_paused = False
         self._unsent: deque[bytes] = deque()
-        self._calls = WorkerCalls(max_call_bytes, self._write)
+        self._calls = HandlerCalls(max_call_bytes, self._write)
         #: By id of a sequence: the running call of the handler for its end.
         self._ending: dict[str, asyncio.Task[None]] = {}
 

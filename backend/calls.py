@@ -23,8 +23,8 @@ _FAILED = 400
 _MAX_QUOTED = 200
 
 
-class WorkerCalls:
-    """The calls of all requests of a worker; ``write`` sends a frame."""
+class HandlerCalls:
+    """The calls that the handlers of all requests make; ``write`` sends a frame."""
 
     def __init__(self, max_call_bytes: int, write: Callable[[bytes], None]) -> None:
         self._max_bytes = max_call_bytes
@@ -79,7 +79,7 @@ class WorkerCalls:
 class RequestCalls:
     """The calls on behalf of the request with the number ``batch``; a `Caller`."""
 
-    def __init__(self, calls: WorkerCalls, batch: int) -> None:
+    def __init__(self, calls: HandlerCalls, batch: int) -> None:
         self._calls = calls
         self._batch = batch
         self._waiting: set[asyncio.Future[CallReply]] = set()

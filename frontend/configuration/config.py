@@ -28,7 +28,7 @@ from marserve.frontend.configuration.model_schema import (
     THREADS,
     WAIT_POLICIES,
 )
-from marserve.frontend.configuration.models_key import ModelNumbers, model_numbers
+from marserve.frontend.configuration.models_key import ModelEntries, model_entries
 from marserve.frontend.configuration.platforms.platform import ChosenPlatform
 from marserve.frontend.configuration.saved_models import SavedModel, saved_models
 from marserve.frontend.configuration.setting_kinds import FLAG, word
@@ -147,7 +147,7 @@ class Config:
     model_store: Path = field(metadata={"parse": values.absolute_path})
     workflow_store: Path | None = _optional(values.absolute_path)  # None: the model store
     load_models: tuple[str, ...] = _key(values.models_to_load, "")
-    models: ModelNumbers = _key(model_numbers, "{}")
+    models: ModelEntries = _key(model_entries, "{}")
     model_snapshot: tuple[SavedModel, ...] | None = _optional(saved_models)
     model_catalog: str | None = _optional(values.path_or_url)
     model_catalog_mode: str | None = _optional(_one_of("read-only", "read-write"))

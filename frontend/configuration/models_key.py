@@ -15,7 +15,7 @@ from marserve.frontend.configuration.unread_keys import advice_for_model
 from marserve.frontend.configuration.values import plain_number
 
 #: By name, version and member, as in the JSON; without members that are ignored.
-ModelNumbers = Mapping[str, Mapping[str, Mapping[str, object]]]
+ModelEntries = Mapping[str, Mapping[str, Mapping[str, object]]]
 
 #: TorchServe's members, here and in snapshots: numbers.
 TORCHSERVES = (
@@ -32,25 +32,25 @@ RUNTIME = "runtimeType"  # it replaces the manifest's
 _EXPECTED = 'JSON like {"name": {"version": {"batchSize": 4}}}'
 
 
-def model_numbers(text: str) -> ModelNumbers:
+def model_entries(text: str) -> ModelEntries:
     """Return the settings by name and version; of TorchServe's, only numbers above 0 count.
 
     Raises:
         ValueError: It is not such JSON, or one of our members is wrong.
     """
-    numbers: dict[str, dict[str, dict[str, object]]] = {}
+    entries: dict[str, dict[str, dict[str, object]]] = {}
     for name, version, key, value in _members(text):
         if key in OURS and value is not None and not BY_SPELLING[key].kind.accepts(value):
             rule = BY_SPELLING[key].kind.rule
             raise ValueError(f"{key} of {name} {version} to be {rule}, it is {short_repr(value)}")
-        of_version = numbers.setdefault(name, {}).setdefault(version, {})
+        of_version = entries.setdefault(name, {}).setdefault(version, {})
         if _is_read(key, value):
             of_version[key] = value
-    return numbers
+    return entries
 
 
 def unread_model_settings(text: str) -> Iterator[str]:
-    """Yield a sentence for each member that `model_numbers` ignores."""
+    """Yield a sentence for each member that `model_entries` ignores."""
     for name, version, key, value in _members(text):
         if not _is_read(key, value) and key not in BYSTANDERS:
             ignored = f"models: {key}={json.dumps(value)} of {name} {version} is ignored"

@@ -47,7 +47,7 @@ class HttpServer:
         self._router = router
         self._fast_path = fast_path
         self._connections = Connections(limits, on_limit)
-        self._make_aiohttp_protocol = web.Server(
+        self._aiohttp_server = web.Server(
             self._handle,
             access_log=None,
             auto_decompress=False,  # TorchServe passed bodies on as they came
@@ -65,13 +65,13 @@ class HttpServer:
     def __call__(self) -> Connection:
         """Return the protocol of a new connection."""
         return Connection(
-            self._connections, self._router, self._make_aiohttp_protocol, fast_path=self._fast_path
+            self._connections, self._router, self._aiohttp_server, fast_path=self._fast_path
         )
 
     async def close(self, timeout: float) -> None:
         """End all connections; received requests have ``timeout`` seconds to be answered."""
         await self._connections.close(timeout)
-        await self._make_aiohttp_protocol.shutdown(timeout)
+        await self._aiohttp_server.shutdown(timeout)
 
     async def _handle(self, raw: web.BaseRequest) -> web.StreamResponse:
         """Answer a request; called by aiohttp when it has read the head."""

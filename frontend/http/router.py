@@ -20,7 +20,7 @@ from marserve.frontend.telemetry.access_log import AccessLog
 
 logger = logging.getLogger(__name__)
 
-#: The key of the route for all first segments that are not in a table of routes.
+#: The entry of a table of routes for all first segments that have none.
 ANY_OTHER = "*"
 
 
@@ -34,7 +34,7 @@ class Route:
 
     Attributes:
         serve: Answers a request, or raises `ServeError`.
-        guard: The kind of key that a request needs; None for no key.
+        key: The kind of key that a request needs; None for no key.
         refuse: Makes the response to a failure, in the format of the route's clients.
         accept: Given the head of a plain request, returns the function that submits it on the fast
             path. None, or a `ServeError`, leaves the request to ``serve``.
@@ -43,7 +43,7 @@ class Route:
     """
 
     serve: Callable[[HttpRequest], Awaitable[HttpResponse]]
-    guard: Kind | None = None
+    key: Kind | None = None
     refuse: Callable[[ServeError], HttpResponse] = error_response
     accept: Callable[[PlainRequest], Submit | None] | None = None
     choose: "Callable[[HttpRequest | PlainRequest], Route] | None" = None
@@ -74,7 +74,7 @@ class Router:
         while route.choose is not None:
             route = route.choose(request)
         try:
-            self.guard.admit(route.guard, request.headers)
+            self.guard.admit(route.key, request.headers)
             answer = await route.serve(request)
         except ServeError as error:
             answer = route.refuse(error)
@@ -95,7 +95,7 @@ class Router:
         if route is None or route.accept is None:
             return None
         try:
-            self.guard.admit(route.guard, request.headers)
+            self.guard.admit(route.key, request.headers)
             request.refuse = route.refuse
             return route.accept(request)
         except ServeError:

@@ -51,7 +51,7 @@ def workflow_inference_routes(
     """Return the routes of the inference listener; ``others`` answers all other paths."""
     inference = _Inference(workflows, max_request_bytes, others)
     route = Route(inference.predict, "inference", _refuse, inference.accept)
-    any_other = Route(inference.any_other, others.guard, others.refuse, others.accept)
+    any_other = Route(inference.any_other, others.key, others.refuse, others.accept)
     return {_PREDICT: route, ANY_OTHER: any_other}
 
 

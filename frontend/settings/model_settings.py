@@ -200,7 +200,7 @@ def resolve(layers: Sequence[Layer], start: ModelSettings) -> ModelSettings:
 def resolve_settings(
     requested: Fields,
     model_yaml: Mapping[str, Any],
-    numbers: Mapping[str, Any],
+    models_entry: Mapping[str, Any],
     config: Config,
     *,
     gpus: int,
@@ -213,7 +213,7 @@ def resolve_settings(
     Args:
         requested: The settings of the registration.
         model_yaml: The parsed model-config.yaml.
-        numbers: The entry of the model in ``models=``.
+        models_entry: The entry of the model in ``models=``.
         config: The configuration of the server.
         gpus: The number of GPUs of the machine.
         default_workers: The workers of the registration, or at start those of the server.
@@ -231,7 +231,7 @@ def resolve_settings(
 
     from_yaml = yaml_settings(model_yaml, gpus, warn)
     start = ModelSettings(**{name: from_yaml[name] for name in _MODES if name in from_yaml})
-    models = models_settings(numbers)
+    models = models_settings(models_entry)
     yielding = {name: value for name, value in requested.items() if name in _YIELDING}
     low = high = default_workers
     if at_start:
@@ -287,14 +287,14 @@ def _refusal(origin: str, error: ValueError) -> ServeError:
     return BadRequest(str(error))
 
 
-def models_settings(numbers: Mapping[str, Any]) -> Fields:
+def models_settings(entry: Mapping[str, Any]) -> Fields:
     """Return the settings in a model's entry of ``models=``, which were checked at start.
 
     Raises:
         BadRequest: Two names of one setting have different values.
     """
     try:
-        return read_with_foreign([row for row in SETTINGS if MODELS in row.sources], numbers)
+        return read_with_foreign([row for row in SETTINGS if MODELS in row.sources], entry)
     except ValueError as error:
         raise _refusal(MODELS, error) from error
 

@@ -220,7 +220,7 @@ def key(tokens: TokenStore) -> Callable[[str], str]:
 
 
 @pytest.mark.parametrize(
-    ("guard", "sent", "status"),
+    ("kind", "sent", "status"),
     [
         (None, None, 200),
         ("inference", "inference", 200),
@@ -231,7 +231,7 @@ def key(tokens: TokenStore) -> Callable[[str], str]:
     ],
 )
 def test_a_guarded_route_needs_its_own_kind_of_key(
-    guard: Any,
+    kind: Any,
     sent: str | None,
     status: int,
     tokens: TokenStore,
@@ -240,7 +240,7 @@ def test_a_guarded_route_needs_its_own_kind_of_key(
 ) -> None:
     headers = [key(sent)] if sent else []
     answer = fakes.exchange(
-        {"a": Route(show, guard)}, fakes.request("/a", "GET", b"", *headers), tokens=tokens
+        {"a": Route(show, kind)}, fakes.request("/a", "GET", b"", *headers), tokens=tokens
     )
     assert answer.status == status
     if status == 400:
@@ -258,7 +258,7 @@ def test_an_unknown_path_needs_no_key(tokens: TokenStore, fakes: ModuleType) -> 
 
 
 @pytest.mark.parametrize(
-    ("guard", "local", "origin", "status"),
+    ("kind", "local", "origin", "status"),
     [
         ("management", True, "Origin: http://evil.example", 403),
         ("management", True, "Sec-Fetch-Site: cross-site", 403),
@@ -268,10 +268,10 @@ def test_an_unknown_path_needs_no_key(tokens: TokenStore, fakes: ModuleType) -> 
     ],
 )
 def test_web_pages_are_kept_from_management_that_is_for_this_machine(
-    guard: Any, local: bool, origin: str, status: int, fakes: ModuleType
+    kind: Any, local: bool, origin: str, status: int, fakes: ModuleType
 ) -> None:
     sent = fakes.request("/a", "POST", b"", origin)
-    answer = fakes.exchange({"a": Route(show, guard)}, sent, local_management=local)
+    answer = fakes.exchange({"a": Route(show, kind)}, sent, local_management=local)
     assert answer.status == status
 
 

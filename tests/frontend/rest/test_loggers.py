@@ -80,4 +80,4 @@ def test_what_cannot_be_done_is_refused(
 
 def test_it_is_behind_the_key_of_management() -> None:
     (route,) = logger_routes().values()
-    assert route.guard == "management"
+    assert route.key == "management"

@@ -3,7 +3,7 @@
 from fuzz.limits import Limits
 from fuzz.oracles import check_refusal
 
-from marserve.frontend.configuration.models_key import model_numbers, unread_model_settings
+from marserve.frontend.configuration.models_key import model_entries, unread_model_settings
 
 LIMITS = Limits(calls=2_000, calls_per_byte=30)
 
@@ -12,10 +12,10 @@ def target(data: bytes) -> None:
     """It is read, with a sentence for what is ignored, or refused."""
     text = data.decode("utf-8", "replace")
     try:
-        numbers = model_numbers(text)
+        entries = model_entries(text)
     except ValueError as error:
         check_refusal(error)
         return
     ignored = list(unread_model_settings(text))
-    read = sum(len(members) for versions in numbers.values() for members in versions.values())
+    read = sum(len(members) for versions in entries.values() for members in versions.values())
     assert read + len(ignored) <= text.count(":") + 1

@@ -9,7 +9,7 @@ from measurements import run
 from marserve.frontend.archives.contents import read_model_yaml
 from marserve.frontend.configuration.config import Config
 from marserve.frontend.configuration.model_schema import REGISTERED
-from marserve.frontend.configuration.models_key import model_numbers, unread_model_settings
+from marserve.frontend.configuration.models_key import model_entries, unread_model_settings
 from marserve.frontend.settings.model_settings import (
     ModelSettings,
     resolve_settings,
@@ -60,7 +60,7 @@ def test_the_line_of_config_properties_is_what_the_server_reads(point: Point) ->
     key, _, text = recommended(point).properties_line("resnet 2.0").partition("=")
     assert key == "models"
     assert list(unread_model_settings(text)) == []
-    check(settled({}, dict(model_numbers(text)["resnet"]["2.0"])), point)
+    check(settled({}, dict(model_entries(text)["resnet"]["2.0"])), point)
 
 
 @pytest.mark.parametrize("point", [TORCHSERVE, ADAPTIVE, GREEDY, OWN_THREADS])
