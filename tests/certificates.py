@@ -19,8 +19,15 @@ from cryptography.hazmat.primitives.serialization import (
 
 PASSWORD = "changeit"
 KEY_USES = [
-    *("digital_signature", "content_commitment", "key_encipherment", "data_encipherment"),
-    *("key_agreement", "key_cert_sign", "crl_sign", "encipher_only", "decipher_only"),
+    "digital_signature",
+    "content_commitment",
+    "key_encipherment",
+    "data_encipherment",
+    "key_agreement",
+    "key_cert_sign",
+    "crl_sign",
+    "encipher_only",
+    "decipher_only",
 ]
 
 

@@ -185,7 +185,19 @@ def test_members_of_models_and_of_snapshots() -> None:
     of_models = {*models_key.TORCHSERVES, *models_key.OURS, *models_key.BYSTANDERS}
     of_models.add(models_key.RUNTIME)
     saved = saved_models.SavedModel(
-        *("m", "1.0", True, "m.mar", 1, 1, 1, 0.1, 9, 9, "python", 2, "h"),
+        "m",
+        "1.0",
+        True,
+        "m.mar",
+        1,
+        1,
+        1,
+        0.1,
+        9,
+        9,
+        "python",
+        2,
+        "h",
         is_automatic=True,
         settings={row.key: None for row in saved_models.SAVED},
         batch_costs=((1.0, 0.01, 5),),

@@ -31,7 +31,12 @@ IMPORT_NAMES = ("marserve", "ts", "model_archiver", "workflow_archiver")
 OPTIONAL = ("grpc", "s3", "tls")  # extras that a server without torch can have
 NEAR_DEPENDENCIES = ("grpc", "http", "configuration", "telemetry")  # tests that depend on them most
 FOR_TESTS = [
-    *("hypothesis", "jsonschema", "numpy", "openapi-spec-validator", "pytest-timeout", "requests"),
+    "hypothesis",
+    "jsonschema",
+    "numpy",
+    "openapi-spec-validator",
+    "pytest-timeout",
+    "requests",
 ]
 NO_CACHE = ["-p", "no:cacheprovider"]
 # grpcio-tools, which has protoc, needs a newer protobuf than the oldest that is allowed.

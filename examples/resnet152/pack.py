@@ -62,10 +62,24 @@ def archiver_command(folder: Path, store: Path) -> list[str]:
         readable(folder / name) for name in ("index_to_name.json", "resnet152.pth", _WEIGHTS_NOTE)
     )
     return [
-        *("torch-model-archiver", "--model-name", MODEL_NAME, "--version", "1.0"),
-        *("--model-file", readable(MODEL_FILE), "--serialized-file", weights),
-        *("--handler", "image_classifier", "--extra-files", f"{names},{note}"),
-        *("--archive-format", "zip-store", "--export-path", readable(store), "--force"),
+        "torch-model-archiver",
+        "--model-name",
+        MODEL_NAME,
+        "--version",
+        "1.0",
+        "--model-file",
+        readable(MODEL_FILE),
+        "--serialized-file",
+        weights,
+        "--handler",
+        "image_classifier",
+        "--extra-files",
+        f"{names},{note}",
+        "--archive-format",
+        "zip-store",
+        "--export-path",
+        readable(store),
+        "--force",
     ]
 
 

@@ -168,7 +168,15 @@ class History:
                 **(lengths.as_members() if lengths else {}),
             }
             for (
-                *(closed, size, rows, reason, waited, held, predicted, seconds, good),
+                closed,
+                size,
+                rows,
+                reason,
+                waited,
+                held,
+                predicted,
+                seconds,
+                good,
                 lengths,
             ) in self._records
         ]

@@ -42,10 +42,21 @@ from marserve.frontend.configuration.unread_keys import (
 from marserve.frontend.configuration.values import without_secrets
 
 _WITHOUT_ENV_NAME = {
-    *("models", "model_snapshot", "enable_envvars_config", "use_env_allowed_urls"),
-    *("metric_time_interval", "system_metrics_cmd", "ts_open_inference_protocol"),
-    *("use_native_io", "io_ratio", "version", "python", "vmargs", "plugins_path"),
-    *("log_config", "tsConfigFile"),
+    "models",
+    "model_snapshot",
+    "enable_envvars_config",
+    "use_env_allowed_urls",
+    "metric_time_interval",
+    "system_metrics_cmd",
+    "ts_open_inference_protocol",
+    "use_native_io",
+    "io_ratio",
+    "version",
+    "python",
+    "vmargs",
+    "plugins_path",
+    "log_config",
+    "tsConfigFile",
 }
 _SECRETS = frozenset({"keystore_pass"})
 _MAX_TEXT = 200
@@ -193,9 +204,8 @@ def _check_listeners(config: Config) -> None:
     except ValueError as error:
         raise ConfigError(f"Invalid configuration: {error}") from error
     if config.has_tls:
-        from marserve.frontend.configuration.tls import (
-            server_context,  # slow to import
-        )
+        # Slow to import.
+        from marserve.frontend.configuration.tls import server_context
 
         server_context(config.tls_files)
 

@@ -19,8 +19,12 @@ ModelEntries = Mapping[str, Mapping[str, Mapping[str, object]]]
 
 #: TorchServe's members, here and in snapshots: numbers.
 TORCHSERVES = (
-    *("minWorkers", "maxWorkers", "batchSize", "maxBatchDelay"),
-    *("responseTimeout", "startupTimeout"),
+    "minWorkers",
+    "maxWorkers",
+    "batchSize",
+    "maxBatchDelay",
+    "responseTimeout",
+    "startupTimeout",
 )
 #: Ours: all other settings that an entry may have.
 OURS = frozenset(

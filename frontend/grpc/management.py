@@ -15,7 +15,11 @@ from marserve.frontend.serving.request_ids import new_request_id
 _MANAGEMENT = load_proto("management.proto")
 _Response = _MANAGEMENT.messages.ManagementResponse
 _NUMBERS = (
-    *("batch_size", "initial_workers", "max_batch_delay", "response_timeout", "startup_timeout"),
+    "batch_size",
+    "initial_workers",
+    "max_batch_delay",
+    "response_timeout",
+    "startup_timeout",
 )
 _TEXTS = ("handler", "model_name", "runtime", "url")
 

@@ -155,7 +155,9 @@ class ClientConnection(asyncio.Protocol):
         logger.debug(
             "Connection of %s is closed: it took no bytes of an answer for %g s, or less than %d "
             "per second.",
-            *(self.peer, limits.write_timeout, limits.write_rate),
+            self.peer,
+            limits.write_timeout,
+            limits.write_rate,
         )
         self.transport.abort()
 

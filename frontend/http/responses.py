@@ -25,8 +25,13 @@ _NO_CACHE = (
 # Headers that handlers cannot set: the framing of a response, and its caching.
 _SERVER_HEADERS = frozenset(
     {
-        *("connection", "content-length", "transfer-encoding", "x-request-id"),
-        *("pragma", "cache-control", "expires"),
+        "connection",
+        "content-length",
+        "transfer-encoding",
+        "x-request-id",
+        "pragma",
+        "cache-control",
+        "expires",
     }
 )
 _JSON_HEADERS = {"content-type": "application/json"}

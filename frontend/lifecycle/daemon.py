@@ -107,8 +107,10 @@ def start(arguments: Sequence[str], url: str) -> int:
         server = subprocess.Popen(  # noqa: S603  our own interpreter, the operator's own flags
             server_command(
                 arguments,
-                *("--pid-descriptor", str(pid_file.fileno())),
-                *("--report-descriptor", str(inherited)),
+                "--pid-descriptor",
+                str(pid_file.fileno()),
+                "--report-descriptor",
+                str(inherited),
             ),
             stdin=subprocess.DEVNULL,
             pass_fds=[pid_file.fileno(), inherited],

@@ -79,7 +79,10 @@ async def guard_workdir(path: Path) -> None:
     import asyncio
 
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", __file__, str(path)),
+        sys.executable,
+        "-P",
+        __file__,
+        str(path),
         env={name: value for name, value in os.environ.items() if name != VARIABLE},
         stdin=asyncio.subprocess.DEVNULL,
         start_new_session=True,

@@ -26,10 +26,21 @@ from marserve.frontend.workers.supervisor import WorkerSupervisor
 
 # In TorchServe's order.
 _TORCHSERVES = (
-    *("minWorkers", "maxWorkers", "batchSize", "maxBatchDelay", "responseTimeout"),
-    *("startupTimeout", "maxRetryTimeoutInSec", "clientTimeoutInMills"),
-    *("parallelType", "parallelLevel", "deviceType", "deviceIds"),
-    *("continuousBatching", "useJobTicket", "useVenv"),
+    "minWorkers",
+    "maxWorkers",
+    "batchSize",
+    "maxBatchDelay",
+    "responseTimeout",
+    "startupTimeout",
+    "maxRetryTimeoutInSec",
+    "clientTimeoutInMills",
+    "parallelType",
+    "parallelLevel",
+    "deviceType",
+    "deviceIds",
+    "continuousBatching",
+    "useJobTicket",
+    "useVenv",
 )
 #: The settings in a description: TorchServe's, and those that a request can set.
 DESCRIBED = tuple(row for row in SETTINGS if row.key in _TORCHSERVES or "request" in row.sources)

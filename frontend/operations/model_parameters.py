@@ -26,7 +26,13 @@ from marserve.frontend.settings.model_settings import ModelSettings
 
 _RUNTIMES = ("python", "python3", "LSP")
 _OF_REGISTRATIONS = (
-    *("url", "model_name", "handler", "runtime", "synchronous", "s3_sse_kms", "initial_workers"),
+    "url",
+    "model_name",
+    "handler",
+    "runtime",
+    "synchronous",
+    "s3_sse_kms",
+    "initial_workers",
 )
 # The last two are TorchServe's, where they have no effect either.
 _OF_CHANGES = ("min_worker", "max_worker", "synchronous", "model_version", "number_gpu", "timeout")

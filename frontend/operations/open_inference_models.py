@@ -27,8 +27,12 @@ Json = dict[str, Any]
 
 NAME = "Torchserve"
 _EXTENSIONS = (
-    *("kserve", "kubeflow"),  # TorchServe's
-    *("binary_tensor_data", "model_repository", "model_configuration", "statistics"),
+    "kserve",  # TorchServe's
+    "kubeflow",  # TorchServe's
+    "binary_tensor_data",
+    "model_repository",
+    "model_configuration",
+    "statistics",
     "parameters",
 )
 _SIDES = ("inputs", "outputs")

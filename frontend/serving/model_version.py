@@ -268,8 +268,6 @@ async def _answer_to(
         try:
             raise answer.with_traceback(None)  # the jobs of a batch share the error
         finally:
-            del (
-                answer,
-                answered,
-            )  # else the error keeps the body in memory, in a cycle
+            # Otherwise the error keeps the body in memory, in a cycle.
+            del answer, answered
     return answer

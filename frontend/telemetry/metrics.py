@@ -31,14 +31,32 @@ HOST = "Host"
 MILLISECONDS = 1_000
 # Updated by requests, not by a timer: the log has the sums of their updates.
 _COUNTED = (
-    *("Requests2XX", "Requests4XX", "Requests5XX"),
-    *("QueueTime", "WorkerThreadTime", "WorkerLoadTime"),
+    "Requests2XX",
+    "Requests4XX",
+    "Requests5XX",
+    "QueueTime",
+    "WorkerThreadTime",
+    "WorkerLoadTime",
 )
 _MAX_SYSTEM_SERIES = 1_000
 # From a tenth of a millisecond, the least that batching costs.
 _WAITS = (
-    *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
-    *(1.0, 2.5, 5.0, 10.0),
+    0.0001,
+    0.00025,
+    0.0005,
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
 )
 _MODEL = ("model_name", "model_version", "hostname")
 _HOSTNAME = ("hostname",)

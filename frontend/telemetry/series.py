@@ -30,8 +30,15 @@ class Series:
     """
 
     __slots__ = (
-        *("_changed", "_new", "_new_total", "_users"),
-        *("counts", "family", "total", "update", "values"),
+        "_changed",
+        "_new",
+        "_new_total",
+        "_users",
+        "counts",
+        "family",
+        "total",
+        "update",
+        "values",
     )
 
     def __init__(self, family: "Family", values: tuple[str, ...]) -> None:

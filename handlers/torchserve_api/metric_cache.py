@@ -48,7 +48,12 @@ class _LoggedRows(list[Row]):
         end = ",".join([socket.gethostname(), str(int(time.time())), *ids])
         logger.info(
             "[METRICS]%s.%s:%s|#%s|#type:%s|#hostname:%s",
-            *(name, unit, number, dimensions, kind.upper(), end),
+            name,
+            unit,
+            number,
+            dimensions,
+            kind.upper(),
+            end,
         )
 
 

@@ -242,8 +242,16 @@ def test_a_missing_version_is_named_when_nobody_fills_it_in() -> None:
 
 
 UNADDRESSABLE = [
-    *("a/b", "m\n[METRICS]x", "\x1b[31m", "\u2028", "\ud800"),
-    *(".", "..", "n" * 9000, "n" * 256, "\u00e9" * 128),
+    "a/b",
+    "m\n[METRICS]x",
+    "\x1b[31m",
+    "\u2028",
+    "\ud800",
+    ".",
+    "..",
+    "n" * 9000,
+    "n" * 256,
+    "\u00e9" * 128,
 ]
 
 

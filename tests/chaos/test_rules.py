@@ -139,7 +139,11 @@ def test_a_soak_fails_by_what_grows_and_not_by_what_varies() -> None:
         rng = Random(1)
         return [
             Sample(
-                *(number, number, 1000.0, 0.001, 0.01),
+                number,
+                number,
+                1000.0,
+                0.001,
+                0.01,
                 frontend=int((60 + growth * number + noise * rng.random()) * 2**20),
                 workers=400 << 20,
                 descriptors=130 + rng.randint(0, 5),

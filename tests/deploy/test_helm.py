@@ -282,9 +282,13 @@ def test_an_upgrade_replaces_what_torchserves_chart_has_made(find: Find) -> None
     assert volumes["persistent-storage"]["persistentVolumeClaim"] == {"claimName": "efs-claim"}
     assert find("torchserve", "ConfigMap") == []  # the volume has config.properties
     assert served["args"] == [
-        *("torchserve", "--start", "--foreground"),
-        *("--model-store", "/home/model-server/shared/model-store"),
-        *("--ts-config", "/home/model-server/shared/config/config.properties"),
+        "torchserve",
+        "--start",
+        "--foreground",
+        "--model-store",
+        "/home/model-server/shared/model-store",
+        "--ts-config",
+        "/home/model-server/shared/config/config.properties",
     ]
 
 

@@ -101,8 +101,13 @@ def test_each_call_measures_the_host_once(caplog) -> None:
         system_metrics.collect_all(system_metrics, 0)
     names = [item.name for item in system_metrics.system_metrics]
     assert sorted(names) == [
-        *("CPUUtilization", "DiskAvailable", "DiskUsage", "DiskUtilization"),
-        *("MemoryAvailable", "MemoryUsed", "MemoryUtilization"),
+        "CPUUtilization",
+        "DiskAvailable",
+        "DiskUsage",
+        "DiskUtilization",
+        "MemoryAvailable",
+        "MemoryUsed",
+        "MemoryUtilization",
     ]
     assert "MemoryUtilization.Percent:" in caplog.text
 

@@ -308,8 +308,13 @@ def test_a_client_that_sends_slowly_does_not_hold_the_others(server):
                 f"Failed to download archive from: {url}",
             )
             for url in (
-                *("http://localhost:aaaa", "https://localhost:99999/m.mar", "http://[zz]/m.mar"),
-                *("http://[::1/m.mar", "http:///m.mar", "http://:80", "http://h/\0m.mar"),
+                "http://localhost:aaaa",
+                "https://localhost:99999/m.mar",
+                "http://[zz]/m.mar",
+                "http://[::1/m.mar",
+                "http:///m.mar",
+                "http://:80",
+                "http://h/\0m.mar",
             )
         ),
     ],

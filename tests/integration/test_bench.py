@@ -172,7 +172,13 @@ def test_a_server_that_stalls_shows_in_an_open_loop_as_long_as_it_stalled(server
     (opened,) = measured(
         server,
         install(handler=STALLING),
-        *("--rate", 50, "--arrivals", "uniform", "--seconds", 3, *flags),
+        "--rate",
+        50,
+        "--arrivals",
+        "uniform",
+        "--seconds",
+        3,
+        *flags,
     )
     assert figures(closed)["percentiles_ms"]["100"] > 1000
     assert figures(closed)["percentiles_ms"]["99"] < 500

@@ -97,8 +97,7 @@ def test_one_wrong_prediction_is_noticed(server: Any, trained: Path, tmp_path: P
     (tmp_path / "held_out.json").write_text(json.dumps(truth))
     inference, management = urls(server)
     done = run_program(
-        *("evaluate.py", "--build-dir", tmp_path),
-        *("--inference", inference, "--management", management),
+        "evaluate.py", "--build-dir", tmp_path, "--inference", inference, "--management", management
     )
     assert done.returncode == 1
     assert done.stdout.count("NOT the offline predictions") == 4, done.stdout + done.stderr

@@ -170,8 +170,13 @@ def test_a_workflow_is_described_with_torchserves_members_and_ours(install, serv
     name = install("repeat: [m], m: [tell]", "max-workers: 2, batch-size: 4, m: {url: echo.mar}")
     description = server.workflow(name)
     assert list(description)[:7] == [
-        *("workflowName", "workflowUrl", "minWorkers", "maxWorkers", "batchSize"),
-        *("maxBatchDelay", "workflowDag"),
+        "workflowName",
+        "workflowUrl",
+        "minWorkers",
+        "maxWorkers",
+        "batchSize",
+        "maxBatchDelay",
+        "workflowDag",
     ]
     assert description["workflowUrl"] == f"{name}.war"
     assert description["workflowDag"] == "{repeat=[m], m=[tell]}"

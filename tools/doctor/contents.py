@@ -37,8 +37,16 @@ _MAX_MEMBERS = 100_000
 _READ = (".py", ".json", ".yaml", ".yml", ".txt")
 # The errors of both libraries for bytes that are not an archive.
 _UNREADABLE = (
-    *(OSError, EOFError, ValueError, LookupError, OverflowError, RuntimeError, struct.error),
-    *(zipfile.BadZipFile, tarfile.TarError, zlib.error),
+    OSError,
+    EOFError,
+    ValueError,
+    LookupError,
+    OverflowError,
+    RuntimeError,
+    struct.error,
+    zipfile.BadZipFile,
+    tarfile.TarError,
+    zlib.error,
 )
 
 

@@ -26,8 +26,15 @@ from marserve.tools.files import MAX_BYTES, open_regular, read_beginning, read_f
 _MAX_FILES = 50_000  # and directories
 _MAX_TEXT = 64 << 20  # bytes of all sources that are text
 _SKIPPED = {
-    *("node_modules", "__pycache__", "site-packages", "dist-packages", "third_party"),
-    *("venv", ".venv", "build", "dist"),
+    "node_modules",
+    "__pycache__",
+    "site-packages",
+    "dist-packages",
+    "third_party",
+    "venv",
+    ".venv",
+    "build",
+    "dist",
 }
 _SERVERS = re.compile(r"torchserve|torch-model-archiver|pytorch/serve|\bts\.")
 _LOGGERS = re.compile(r"org\.pytorch\.serve|com\.amazonaws\.ml\.ts|MODEL_LOG|ACCESS_LOG|TS_METRICS")

@@ -8,8 +8,22 @@ from collections import deque
 _KEPT = 256
 # Assumed before any batch: deviations of an eighth. Each batch replaces one of them.
 _ASSUMED = (
-    *(0.79, 0.85, 0.88, 0.91, 0.93, 0.95, 0.97, 0.99),
-    *(1.01, 1.03, 1.05, 1.07, 1.1, 1.13, 1.18, 1.26),
+    0.79,
+    0.85,
+    0.88,
+    0.91,
+    0.93,
+    0.95,
+    0.97,
+    0.99,
+    1.01,
+    1.03,
+    1.05,
+    1.07,
+    1.1,
+    1.13,
+    1.18,
+    1.26,
 )
 # The number of batches at either end that may be chance: a pause, a clock that stood still.
 _EXTREMES = 2

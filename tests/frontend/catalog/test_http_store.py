@@ -144,9 +144,13 @@ def test_a_malformed_answer_is_neither_quoted_whole_nor_are_secrets(
 @pytest.mark.parametrize(
     "url",
     [
-        *("http://user:pass@h:port/c", "http://user:pass@[zz]/c", "http://user:pass@\u2100/c"),
-        *("http://user:pass@?topsecret", "http://user:pass@127.0.0.1:1/c?topsecret"),
-        *("s3://user:pass@bucket/c?topsecret", "s3://user:pass@/c"),
+        "http://user:pass@h:port/c",
+        "http://user:pass@[zz]/c",
+        "http://user:pass@\u2100/c",
+        "http://user:pass@?topsecret",
+        "http://user:pass@127.0.0.1:1/c?topsecret",
+        "s3://user:pass@bucket/c?topsecret",
+        "s3://user:pass@/c",
     ],
 )
 def test_no_failure_names_secrets_of_the_url(url: str, monkeypatch: pytest.MonkeyPatch) -> None:

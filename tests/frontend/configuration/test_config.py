@@ -307,9 +307,22 @@ def test_a_wrong_value_from_the_environment_is_reported_with_its_place() -> None
 _KEYS = st.sampled_from([*KEYS, "version", "no_such_key"])
 _TEXTS = st.sampled_from(
     [
-        *("true", "0", "1e9", "9" * 20, "all", "(", "a'b", "$$HOME$$", "unix:/x", "unix:/\ud800"),
-        *("http://[::1]:1", "http://h:99999", "{}", '{"m": {"1.0": {"batchSize": 4}}}'),
-        *('{"models": {"": {}}}', '{"m": {"1.0": {"runtimeType": []}}}'),
+        "true",
+        "0",
+        "1e9",
+        "9" * 20,
+        "all",
+        "(",
+        "a'b",
+        "$$HOME$$",
+        "unix:/x",
+        "unix:/\ud800",
+        "http://[::1]:1",
+        "http://h:99999",
+        "{}",
+        '{"m": {"1.0": {"batchSize": 4}}}',
+        '{"models": {"": {}}}',
+        '{"m": {"1.0": {"runtimeType": []}}}',
     ]
 )
 

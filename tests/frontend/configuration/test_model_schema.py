@@ -162,7 +162,12 @@ def test_any_value_is_read_or_refused(row: Setting, value: Any) -> None:
 
 def test_what_changes_live_has_a_name_in_requests() -> None:
     assert {row.parameter for row in LIVE} >= {
-        *("batch_size", "max_batch_delay", "batch_policy", "max_latency_ms"),
-        *("num_requests", "compiled_batch_sizes", "job_queue_size"),
+        "batch_size",
+        "max_batch_delay",
+        "batch_policy",
+        "max_latency_ms",
+        "num_requests",
+        "compiled_batch_sizes",
+        "job_queue_size",
     }
     assert all("request" in row.sources for row in LIVE)

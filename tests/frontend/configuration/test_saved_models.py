@@ -141,10 +141,7 @@ def test_what_torchserve_does_not_know_is_behind_what_it_knows() -> None:
     )
     members = json.loads(snapshot_json("n", 1, [ours]))["models"]["probe"]["1.0"]
     known = json.loads(TORCHSERVE)["models"]["probe"]["1.0"]
-    assert list(members) == [
-        *known,
-        *("batchSizeAuto", "batchCosts", "batchPolicy", "maxLatencyMs"),
-    ]
+    assert list(members) == [*known, "batchSizeAuto", "batchCosts", "batchPolicy", "maxLatencyMs"]
     assert members["batchCosts"] == [[1, 2.5, 9], [3.5, 4, 2]]
     assert saved_models(snapshot_json("n", 1, [ours])) == (ours,)
 

@@ -262,7 +262,7 @@ def test_the_handler_sees_the_clients_headers_in_its_case_and_the_servers_own(
 
 def test_a_body_in_chunks_gets_a_content_length(reading: Reading, fakes: ModuleType) -> None:
     chunked = fakes.request(
-        *("/a", "POST", b"", "TRANSFER-Encoding: chunked", "Expect: 100-continue"), framed=False
+        "/a", "POST", b"", "TRANSFER-Encoding: chunked", "Expect: 100-continue", framed=False
     )
     fakes.exchange(reading.routes, chunked + b"2\r\nab\r\n1\r\nc\r\n0\r\n\r\n")
     [input_] = reading.inputs

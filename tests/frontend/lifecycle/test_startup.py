@@ -82,7 +82,8 @@ def install(site: Path) -> Install:
 
 
 COMMANDS = [
-    *("../../bin/torchserve", "../../bin/torch-model-archiver"),
+    "../../bin/torchserve",
+    "../../bin/torch-model-archiver",
     "../../bin/torch-workflow-archiver",
 ]
 NAMES = ("ts", "model_archiver", "workflow_archiver")

@@ -285,7 +285,8 @@ _OPEN_INFERENCE = {
         for version in ("", "/versions/{model_version}")
         for verb in ("config", "stats")
     ),
-    *("/v2/models/stats", "/v2/repository/index"),
+    "/v2/models/stats",
+    "/v2/repository/index",
 }
 _REPOSITORY = {
     "/v2/repository/index",
@@ -413,8 +414,11 @@ def test_a_models_management_is_all_paths_below_it() -> None:
     document = describe_model_management("m")
     assert document["info"] == {"title": "RESTful Management API for: m", "version": __version__}
     assert list(document["paths"]) == [
-        *(_MODEL, _VERSION, _VERSION + "/set-default"),
-        *(_MODEL + "/batches", _VERSION + "/batches"),
+        _MODEL,
+        _VERSION,
+        _VERSION + "/set-default",
+        _MODEL + "/batches",
+        _VERSION + "/batches",
     ]
 
 

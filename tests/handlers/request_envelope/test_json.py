@@ -55,7 +55,10 @@ def test_too_few_results_of_a_single_request_are_passed_on(ask) -> None:
 @pytest.mark.parametrize(
     "row",
     [
-        *({"body": {"inputs": []}}, {"body": b"{"}, {"body": 7}, {}),
+        {"body": {"inputs": []}},
+        {"body": b"{"},
+        {"body": 7},
+        {},
         *({"body": {"instances": value}} for value in (None, 5, "abc", {"a": 1}, True)),
         *({"body": {"instances": [{"b64": value}]}} for value in ("!!!", "abc", 5, None, "\u00e9")),
         {"body": {"instances": [{"image": {"b64": "a"}}]}},

@@ -30,7 +30,11 @@ def test_explanations(ask) -> None:
 @pytest.mark.parametrize(
     "row",
     [
-        *({"body": {}}, {"body": b"{"}, {"body": b"\xff\xfe"}, {"body": b"[" * 10_000}, {}),
+        {"body": {}},
+        {"body": b"{"},
+        {"body": b"\xff\xfe"},
+        {"body": b"[" * 10_000},
+        {},
         *({"body": {"instances": value}} for value in (None, 5, "abc", {"a": 1}, True)),
         {"body": b'{"instances": [%s]}' % (b"9" * 5000)},
     ],

@@ -9,7 +9,12 @@ from marserve.tools.bench.generator.destination import Destination
 
 # Headers of a connection, or set for each request; and bodies are compared uncompressed.
 _NOT_SENT = {
-    *("host", "connection", "content-length", "transfer-encoding", "expect", "keep-alive"),
+    "host",
+    "connection",
+    "content-length",
+    "transfer-encoding",
+    "expect",
+    "keep-alive",
     "accept-encoding",
 }
 
