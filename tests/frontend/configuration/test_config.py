@@ -426,7 +426,7 @@ def test_the_logs_are_configured_by_their_key_or_as_a_jvm_would_be_configured(
         ("workers", "is an unknown key, ignored; did you mean default_workers_per_model?"),
         (
             "grpc_managment_max_connection_age_grace_ms",
-            "; did you mean grpc_management_max_connection_age_grace_ms?",
+            "is an unknown key, ignored; did you mean grpc_management_max_connection_age_grace_ms?",
         ),
         (
             "batch_size",
