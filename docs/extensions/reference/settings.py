@@ -70,9 +70,9 @@ def model_settings() -> str:
     return "\n".join(
         [
             *_section("Batches and queues", BATCHING, defaults),
-            *_section("Workers and all else", others, defaults),
+            *_section("Workers and other settings", others, defaults),
             *_section("Members of `torchrun`", rows_of(TorchRun), vars(TorchRun())),
-            *_section("Words of other servers", FOREIGN_SETTINGS, {}),
+            *_section("Settings of other servers", FOREIGN_SETTINGS, {}),
         ]
     )
 
