@@ -231,6 +231,8 @@ class _Process:
             OSError: It cannot do it.
         """
         with self._lock:
+            if self.lost:  # the answer to an earlier request may still arrive
+                raise ForkServerLost(self.lost)
             seconds = _ANSWER_SECONDS if seconds is None else seconds
             try:
                 self._sock.settimeout(seconds)

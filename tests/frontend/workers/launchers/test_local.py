@@ -509,6 +509,31 @@ def test_a_preloaded_module_that_hangs_costs_its_preloading_only(
     assert "has not imported its modules (hanging)" in caplog.text
 
 
+def test_the_late_answer_of_a_fork_server_is_not_that_of_the_next_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    late = """
+import socket, sys, time
+sock = socket.socket(fileno=int(sys.argv[1]))
+while request := sock.recv(64):
+    time.sleep(0.2)
+    sock.send(b'{"status": %s}' % request)
+"""
+    command = [sys.executable, "-c", late]
+    monkeypatch.setattr(fork_server, "command", lambda _python, sock, _: [*command, str(sock)])
+    process = fork_server._Process((), None)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(subprocess.Popen, "kill", lambda _: None)  # it dies a moment later
+            with pytest.raises(fork_server.ForkServerLost, match="it did not answer"):
+                process.request(b"1", (), 0.1)
+            time.sleep(0.3)
+            with pytest.raises(fork_server.ForkServerLost, match="it did not answer"):
+                process.request(b"2")
+    finally:
+        process.discard()
+
+
 @pytest.mark.parametrize("way", ["forkserver"], indirect=True)
 def test_a_fork_server_was_killed_where_many_workers_start_at_once(
     spec: WorkerSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
