@@ -40,7 +40,8 @@ class Stream:
         self.on_end: Callable[[], object] | None = None
         self._pieces: deque[Buffer] = deque([first.body])
         self.waiting_bytes = len(first.body)
-        self._changed = asyncio.Event()
+        #: Not an event, which takes six more calls for each piece.
+        self._changed: asyncio.Future[None] | None = None
         self._ended = False
         self._broken = ""
         self._closed = False
@@ -63,7 +64,7 @@ class Stream:
         self._add_waiting(len(body))
         if 0 < self.max_waiting_bytes < self.waiting_bytes:
             self.fall_behind("the client is too slow")
-        self._changed.set()
+        self._wake()
 
     def fall_behind(self, why: str) -> None:
         """Discard the buffered pieces for a reader that is too slow, and break off the answer."""
@@ -75,13 +76,13 @@ class Stream:
     def end(self) -> None:
         """Note that no more pieces follow."""
         self._ended = True
-        self._changed.set()
+        self._wake()
 
     def break_off(self, why: str) -> None:
         """Note that no more pieces follow although the answer is not complete."""
         if not self._ended and not self._closed:
             self._broken = why
-            self._changed.set()
+            self._wake()
 
     async def pieces(self) -> AsyncIterator[Buffer]:
         """Yield the pieces as they arrive; raises StreamBroken if the answer was broken off.
@@ -97,8 +98,8 @@ class Stream:
                 raise StreamBroken(self._broken)
             if self._ended:
                 return
-            self._changed.clear()
-            await self._changed.wait()
+            self._changed = asyncio.get_running_loop().create_future()
+            await self._changed
 
     def close(self) -> None:
         """Mark the stream as no longer read. Safe to call twice."""
@@ -112,6 +113,10 @@ class Stream:
     def _add_waiting(self, count: int) -> None:
         self.waiting_bytes += count
         self.on_waiting(count)
+
+    def _wake(self) -> None:
+        if self._changed is not None and not self._changed.done():
+            self._changed.set_result(None)
 
 
 #: The answer to a request.
