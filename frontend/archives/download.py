@@ -75,7 +75,8 @@ class Downloader:
     async def download(self, url: str, store: Path, *, is_signed: bool) -> Path:
         """Download an allowed URL into the store, under the file name of the URL.
 
-        An http(s) URL that ``is_signed`` needs AWS credentials, as s3 URLs always do.
+        An http(s) URL that ``is_signed`` needs AWS credentials, as s3 URLs always do. Raises
+        ServeError; the reason of a DownloadFailed is only logged.
         """
         part = _PartFile(store, _file_name(url))
         try:

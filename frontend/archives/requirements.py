@@ -78,7 +78,8 @@ class DependencyStore:
     async def install(self, requirements: Requirements) -> ModelEnvironment:
         """Return the environment with a model's packages, which are installed if necessary.
 
-        There is no deadline: a large package over a slow connection may take long.
+        There is no deadline: a large package over a slow connection may take long. Raises
+        DependenciesFailed.
         """
         if not requirements.file and not requirements.venv:
             return ModelEnvironment()

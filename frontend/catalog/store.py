@@ -27,7 +27,7 @@ class CatalogStore(Protocol):
         """Return why it cannot be written, without trying; empty if it perhaps can."""
 
     async def read(self, known: str = "") -> Document | None:
-        """Return the catalog, or None if it still has the revision ``known``."""
+        """Return the catalog, or None if it still has revision ``known``; raises StoreFailed."""
 
     async def write(self, text: bytes, revision: str) -> str:
         """Replace the catalog of a revision atomically; return the new revision.

@@ -98,7 +98,13 @@ class Synchroniser:
             yield
 
     async def change(self, edit: Edit) -> None:
-        """Write a change to the catalog, and make it the wanted one."""
+        """Write a change to the catalog, and make it the wanted one.
+
+        Raises:
+            CatalogReadOnly, CatalogUnavailable: It cannot be written, or not now.
+            Conflict: Others changed it at every attempt.
+            ServeError: The edit is not possible.
+        """
         self.check_writable()
         for attempt in range(_ATTEMPTS):
             if attempt:
@@ -125,7 +131,7 @@ class Synchroniser:
         return failures
 
     def start(self, work: Coroutine[Any, Any, T]) -> "asyncio.Future[T]":
-        """Run a coroutine to its end, even if its caller is cancelled."""
+        """Run a coroutine to its end, even if its caller is cancelled; may raise ServerStopping."""
         return self._background.start(work, _note)
 
     def check_writable(self) -> None:

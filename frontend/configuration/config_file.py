@@ -7,8 +7,8 @@ a catalog: it is ignored as a whole.
 An incomplete snapshot, which a crash or a full disk leaves, is ignored with a warning: an empty
 file would start a server without models. A complete snapshot with errors stops the start.
 
-A file that is not UTF-8 is read in Latin-1, as Java does. TorchServe's snapshots set ``python=`` to
-its own interpreter, in which our workers cannot run. Both cause a warning.
+A file that is not UTF-8 is read in Latin-1, as Java does. The ``python=`` of TorchServe's snapshots
+is ignored: our workers cannot run in its interpreter. Both cause a warning.
 """
 
 import functools

@@ -157,7 +157,7 @@ class LogFile(logging.Handler):
             _report(f"{self.path} cannot be written: {sys.exc_info()[1]}")
 
     def reopen(self) -> None:
-        """Open the file again, which another program may have moved; if that fails, keep it."""
+        """Open the file again, which may have been moved; raises OSError, and keeps the old one."""
         with self.lock or contextlib.nullcontext():
             self._replace()
             self._resume_period()

@@ -71,7 +71,10 @@ class HandlerMetrics:
             self._add(declared)
 
     def find(self, kind: str, name: str, unit: str, dimensions: list[list[str]]) -> Family | None:
-        """Return a metric as the file declares it or as it is reported; None if it is left out."""
+        """Return a metric as the file declares it or as it is reported; None if it is left out.
+
+        ValueError: it is not declared, and the reported type is invalid.
+        """
         if name in self.config.model:
             return self.families[name]
         if not self.config.keeps_undeclared:
@@ -161,7 +164,7 @@ class ModelRows:
         return series
 
     def update(self, series: Series, value: float, request_ids: Iterable[str]) -> None:
-        """Update a series on the page, and in the log if there is one."""
+        """Update a series on the page and in a log; ValueError if a counter would decrease."""
         series.update(value)
         log = self._metrics.log
         if log is not None and not self._has_ended:

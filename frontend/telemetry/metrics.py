@@ -180,7 +180,10 @@ class Metrics:
             self._log.write()
 
     def report_system(self, name: str, value: float, *values: str) -> None:
-        """Update a metric of the host, if metrics.yaml declares it; ``values`` lack the host."""
+        """Update a metric of the host, if metrics.yaml declares it; ``values`` lack the host.
+
+        ValueError: their number is wrong, a counter would decrease, or there are too many series.
+        """
         if name not in self._declared:
             return
         series = self._system.get((name, *values)) or self._join_system(name, values)

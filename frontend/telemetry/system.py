@@ -139,7 +139,7 @@ async def run_command(argv: Sequence[str], *, stdin: str = "", timeout: float) -
     """Run a program for ``timeout`` seconds at most; at the end it and its children are killed.
 
     asyncio's streams cannot be used: their `wait` waits for pipes to be closed, which a paused
-    reader does not notice.
+    reader does not notice. Raises OSError if it cannot be started.
     """
     loop = asyncio.get_running_loop()
     transport, listener = await loop.subprocess_exec(_Listener, *argv, start_new_session=True)
