@@ -49,7 +49,8 @@ DESCRIBED = tuple(row for row in SETTINGS if row.key in _TORCHSERVES or "request
 def describe(model: ModelVersion, gpus: Sequence[Gpu], customized: Any = None) -> dict[str, Any]:
     """Return a model version as JSON values, with its handler's own description ``customized``."""
     settings, batching, workers = model.settings, model.settings.batching, model.workers
-    values = {row.key: row.write(settings.values) for row in DESCRIBED}
+    resolved = settings.values  # makes a dictionary
+    values = {row.key: row.write(resolved) for row in DESCRIBED}
     values |= {
         "minWorkers": workers.min_workers,
         "maxWorkers": workers.max_workers,
