@@ -108,7 +108,7 @@ class GrpcListener:
         self.address = replace(self.address, port=port)
 
     async def listen(self, opened: AsyncExitStack) -> None:
-        """Bind it if that is due only now, and answer calls until ``opened`` is closed."""
+        """Bind it if that is due only now, or raise OSError; answer until ``opened`` is closed."""
         if self.when_ready:
             self.bind()
         await self.server.start()

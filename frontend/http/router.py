@@ -87,7 +87,10 @@ class Router:
         return answer
 
     def accept(self, request: PlainRequest) -> Submit | None:
-        """Return the function that submits a plain request; None leaves the request to `answer`."""
+        """Return the function that submits a plain request; None leaves the request to `answer`.
+
+        Requests with an error are left to `answer`, too, which refuses them.
+        """
         segments = request.segments
         route = self.routes.get(segments[0]) if segments else None
         while route is not None and route.choose is not None:

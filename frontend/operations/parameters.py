@@ -67,7 +67,10 @@ class Parameters:
         return default if value is None else str(value).lower() == "true"
 
     def number(self, name: str, unset: Container[int] = ()) -> int | None:
-        """Return a whole number; None if it is absent, text, or in ``unset``; else BadRequest."""
+        """Return a whole number; None if it is absent, text, or in ``unset``.
+
+        Raises BadRequest for a number that is not whole or too large, or for another JSON value.
+        """
         value = plain_number(self._values.get(name))
         if isinstance(value, str) and not _NUMBER.fullmatch(value.strip()):
             text = reprlib.repr(value)

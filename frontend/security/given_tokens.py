@@ -19,7 +19,10 @@ _MIN_LENGTH = 8  # characters, the length of the keys that the server makes
 
 
 class GivenTokens:
-    """The keys in the files ``inference`` and ``management`` of a directory, one a line."""
+    """The keys in the files ``inference`` and ``management`` of a directory, one a line.
+
+    The constructor raises OSError or ValueError. If a later read fails, the old keys stay valid.
+    """
 
     def __init__(self, directory: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._directory = directory
