@@ -95,10 +95,13 @@ class MetricsCacheYamlImpl(MetricCacheAbstract):
         for kind, declared in section.items():
             try:
                 metric_type = MetricTypes(kind)
-                rows = [(row["name"], row["unit"], row["dimensions"]) for row in declared or ()]
-            except (KeyError, ValueError) as error:
-                raise MetricsCacheKeyError(f"Invalid metrics of type {kind!r}: {error}") from error
-            for name, unit, names in rows:
+            except ValueError as error:
+                raise MetricsCacheKeyError(f"Invalid metric type: {error}") from error
+            for metric in declared or ():
+                try:
+                    name, unit, names = (metric[key] for key in ("name", "unit", "dimensions"))
+                except KeyError as error:
+                    raise MetricsCacheKeyError(f"Key not found in cache spec: {error}") from error
                 self.add_metric_to_cache(name, unit, names, metric_type)
 
     def get_metric(

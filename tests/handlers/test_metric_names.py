@@ -75,6 +75,21 @@ def test_invalid_files_are_refused(cache, text, error) -> None:
         cache(text).initialize_cache()
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("model_metrics: {cats: []}", "Invalid metric type: 'cats' is not a valid MetricTypes"),
+        (
+            "model_metrics: {gauge: [{name: a, unit: b}]}",
+            "Key not found in cache spec: 'dimensions'",
+        ),
+    ],
+)
+def test_the_message_names_the_mistake(cache, text, message) -> None:
+    with pytest.raises(metric_cache_errors.MetricsCacheKeyError, match=message):
+        cache(text).initialize_cache()
+
+
 def test_no_file(tmp_path) -> None:
     with pytest.raises(metric_cache_errors.MetricsCacheIOError, match=r"gone\.yaml"):
         MetricsCacheYamlImpl(str(tmp_path / "gone.yaml"))
