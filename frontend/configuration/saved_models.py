@@ -116,7 +116,7 @@ def _object(value: object, what: str) -> dict[str, Any]:
 
 
 def _whole(minimum: int, maximum: int = MAX_NUMBER) -> Kind:
-    kind = whole(minimum, maximum)
+    kind = replace(whole(minimum, maximum), rule=f"a whole number from {minimum} to {maximum}")
     return replace(kind, accepts=lambda value: kind.accepts(plain_number(value)), read=plain_number)
 
 

@@ -84,7 +84,10 @@ def _on_wrong(warn: Warn, row: Setting, name: str, value: object) -> None:
         if "models" not in row.sources:
             value = short_repr(value)
         raise ArchiveRefused(f"model-config.yaml: {wrong_value(name, value, row.kind.rule)}")
-    warn(f"model-config.yaml: {name}={short_repr(value)} is ignored, it takes {row.kind.rule}.")
+    rule, maximum = row.kind.rule, row.kind.schema.get("maximum")
+    if type(value) is int and maximum and value > maximum:
+        rule = f"at most {maximum}"  # the rule may leave it out
+    warn(f"model-config.yaml: {name}={short_repr(value)} is ignored, it takes {rule}.")
 
 
 def _warn_of_unread(torchrun: Mapping[Any, Any], warn: Warn) -> None:

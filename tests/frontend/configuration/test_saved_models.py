@@ -99,6 +99,11 @@ def test_a_wrong_member_is_reported_with_its_model(key: str, value: object) -> N
         saved_models(snapshot(**{key: value}))
 
 
+def test_the_largest_number_is_named() -> None:
+    with pytest.raises(ValueError, match=r"^batchSize .* a whole number from 1 to 2147483647, "):
+        saved_models(snapshot(batchSize=2**31))
+
+
 def test_numbers_and_switches_may_be_texts_as_kserve_writes_them() -> None:
     numbers = {"minWorkers": 1, "maxWorkers": 2, "batchSize": 3, "maxBatchDelay": 70}
     texts = {key: str(number) for key, number in numbers.items()}

@@ -332,6 +332,8 @@ def test_a_number_no_java_int_holds_is_ignored(config: Config) -> None:
         120,
         0,
     )
+    sentence = "responseTimeout=2147483648 is ignored, it takes at most 2147483647."
+    assert f"model-config.yaml: {sentence}" in settings.warnings
 
 
 @pytest.mark.parametrize(
