@@ -153,11 +153,15 @@ class ModelSettings(ModelValues):
         """
         values = _saved_settings(saved)
         settings = self
-        for names in (values.keys() - _SIZE, values.keys() & _SIZE):
+        for is_size in (False, True):
             batching = with_size(settings.batching, settings.origins)
             settings = replace(settings, batching=batching)
             current = settings.values
-            differing = {name: values[name] for name in names if values[name] != current[name]}
+            differing = {
+                name: value
+                for name, value in values.items()
+                if (name in _SIZE) is is_size and value != current[name]
+            }
             settings = settings.with_layer((SNAPSHOT, differing))
         try:
             return settings.completed()
