@@ -12,7 +12,7 @@ LIMITS = Limits(calls=600_000, calls_per_byte=300)
 
 
 def target(data: bytes) -> None:
-    """What is read of it can be reported, unless it is refused."""
+    """Report each metric that a file declares, unless the file is refused."""
     try:
         config = parse_metrics_config(data)
     except MetricsConfigError as error:
@@ -21,7 +21,6 @@ def target(data: bytes) -> None:
     registry = Registry()
     metrics = HandlerMetrics(registry, "host", config)
     for declared in config.model.values():
-        family = metrics.declared(declared.name)
-        assert family is not None
+        family = metrics.families[declared.name]
         family.join(*("v" for _ in declared.dimensions)).update(1.0)
     render(registry)
