@@ -41,14 +41,11 @@ class FailedLoads:
 
     def __init__(self) -> None:
         self._by_name: defaultdict[str, list[FailedLoad]] = defaultdict(list)
+        #: Names of the models without which the server is not ready. Each readiness check reads it.
+        self.awaited: set[str] = set()
 
     def __iter__(self) -> Iterator[FailedLoad]:
         return chain.from_iterable(self._by_name.values())
-
-    @property
-    def awaited(self) -> set[str]:
-        """Names of the models without which the server is not ready."""
-        return {load.name for load in self if load.is_awaited}
 
     def listed(self) -> Iterable[FailedLoad]:
         """Return entries for lists and metrics, at most 1000."""
@@ -57,12 +54,15 @@ class FailedLoads:
     def append(self, load: FailedLoad) -> None:
         """Add an entry."""
         self._by_name[load.name].append(load)
+        if load.is_awaited:
+            self.awaited.add(load.name)
 
     def replace(self, name: str, loads: Iterable[FailedLoad]) -> None:
         """Replace the entries of a name."""
         self._by_name.pop(name, None)
-        if kept := [*loads]:
-            self._by_name[name] = kept
+        self.awaited.discard(name)
+        for load in loads:
+            self.append(load)
 
     def find(self, name: str, version: str | None = None) -> list[FailedLoad]:
         """Return the entries of a name, or of one of its versions."""
