@@ -137,8 +137,8 @@ class ForkServer:
                 return process
         raise OSError(f"The fork server does not start: {reason}")
 
-    def _on_lost(self, process: "_Process", _ended: object) -> None:
-        if self._is_closed:
+    def _on_lost(self, process: "_Process", ended: "asyncio.Future[int]") -> None:
+        if self._is_closed or ended.cancelled():  # the server ends
             return
         self._on_replaced()
         if process.is_ready:  # else `_start` continues
