@@ -25,7 +25,7 @@ from marserve.backend.tensors.outputs import outputs_of
 from marserve.backend.tensors.rows import Output, one_row_of
 from marserve.backend.tensors.wire import UNREADABLE, Json, unpack_request
 
-NUMPY_ARRAYS, TORCH_TENSORS = "numpy", "torch"
+TORCH_TENSORS = "torch"
 
 logger = logging.getLogger(HANDLER_LOG)
 

@@ -13,6 +13,7 @@ from marserve.frontend.batching.isolation.failure_isolation import FailureIsolat
 from marserve.frontend.batching.jobs import Stream
 from marserve.frontend.batching.learning.latency_model import BOUND_SHARE, LatencyModel
 from marserve.frontend.batching.lengths.length_grouping import LengthGrouping
+from marserve.frontend.configuration import models_key
 from marserve.frontend.configuration.model_schema import SETTINGS
 from marserve.frontend.errors import ServeError
 from marserve.frontend.serving.model_version import ModelVersion
@@ -26,12 +27,7 @@ from marserve.frontend.workers.supervisor import WorkerSupervisor
 
 # In TorchServe's order.
 _TORCHSERVES = (
-    "minWorkers",
-    "maxWorkers",
-    "batchSize",
-    "maxBatchDelay",
-    "responseTimeout",
-    "startupTimeout",
+    *models_key.TORCHSERVES,
     "maxRetryTimeoutInSec",
     "clientTimeoutInMills",
     "parallelType",
@@ -217,7 +213,7 @@ async def customized_metadata(model: ModelVersion, input_: Input) -> dict[str, A
     The handler gets the headers of ``input_``. Raises ServeError if no worker is ready, or the
     handler failed.
     """
-    # A worker of asynchronous handlers may have no deadline of its own.
+    # A worker of asynchronous handlers may have no deadline.
     options = RequestOptions(timeout=model.settings.response_timeout)
     input_.parts = []
     request = PredictRequest(input_, time.monotonic(), False, options, describe=True)
