@@ -15,7 +15,7 @@ _SERVERS_FAULT = 500
 
 @dataclass(frozen=True, slots=True)
 class ModelAnswer:
-    """The answer of a model: what a client would get, with the headers that its handler set."""
+    """The answer of a model: body, status, and the headers that its handler has set."""
 
     body: bytes
     status: int = 200

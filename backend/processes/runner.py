@@ -49,7 +49,7 @@ class FirstFailure:
     """How the first child that failed ended; it is mostly the cause for the others."""
 
     def __init__(self) -> None:
-        self._statuses: list[int] = []  # each child's, by a thread of its own
+        self._statuses: list[int] = []  # of the failed children, appended by one thread per child
 
     def watch(self, pid: int) -> threading.Thread:
         """Note how a child ends, in the returned thread, without reaping it."""

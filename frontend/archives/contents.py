@@ -225,5 +225,5 @@ def _strictly_plain(value: Any) -> Any:
 
 def _key(key: Any) -> str:
     if not isinstance(key, str):
-        raise WorkflowRefused(f"The specification has a name that is no text: {short_repr(key)}")
+        raise WorkflowRefused(f"The specification has a name that is not a text: {short_repr(key)}")
     return key

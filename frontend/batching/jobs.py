@@ -40,7 +40,7 @@ class Stream:
         self.on_end: Callable[[], object] | None = None
         self._pieces: deque[Buffer] = deque([first.body])
         self.waiting_bytes = len(first.body)
-        #: Not an event, which takes six more calls for each piece.
+        #: A future: an asyncio.Event needs six more calls for each piece.
         self._changed: asyncio.Future[None] | None = None
         self._ended = False
         self._broken = ""

@@ -1,9 +1,9 @@
 """Batching policies decide when a batch is closed.
 
 From the queue and the state of the workers, a policy decides how many jobs leave now, after each
-event (a job arrived, a worker became idle, a window closed). There is no polling. A policy has no
-clock and does no I/O, but it remembers events: so each is passed to it once, with its moment.
-`Adaptive` has a file of its own.
+event (a job arrived, a worker became idle, a window closed). Policies do not poll. A policy has no
+clock and does no I/O. It keeps state between events, so each event is passed to it once, with its
+time. `Adaptive` is in `adaptive.py`.
 """
 
 import math

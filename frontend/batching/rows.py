@@ -48,7 +48,7 @@ REST_OF_BLOCK = Prediction(b"")
 def in_blocks(inputs: Sequence[Input]) -> tuple[list[Input], Sequence[int]]:
     """Join adjacent rows of the inputs of a batch into blocks.
 
-    Return the inputs and the number of rows of each; no numbers if there are no rows of tensors.
+    Return the inputs and the number of rows of each; without rows of tensors there are no numbers.
     """
     found: list[Input] = []
     rows: list[int] = []

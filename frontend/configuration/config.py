@@ -126,10 +126,10 @@ class Config:
     grpc_inference_port: int = _key(port_number, "7070")
     grpc_management_address: str = _key(host, "127.0.0.1")
     grpc_management_port: int = _key(port_number, "7071")
-    grpc_inference_max_connection_age_ms: int = _key(values.whole(0), "0")  # 0: for ever
-    grpc_inference_max_connection_age_grace_ms: int = _key(values.whole(0), "0")  # 0: for ever
-    grpc_management_max_connection_age_ms: int = _key(values.whole(0), "0")  # 0: for ever
-    grpc_management_max_connection_age_grace_ms: int = _key(values.whole(0), "0")  # 0: for ever
+    grpc_inference_max_connection_age_ms: int = _key(values.whole(0), "0")  # 0: no limit
+    grpc_inference_max_connection_age_grace_ms: int = _key(values.whole(0), "0")  # 0: no limit
+    grpc_management_max_connection_age_ms: int = _key(values.whole(0), "0")  # 0: no limit
+    grpc_management_max_connection_age_grace_ms: int = _key(values.whole(0), "0")  # 0: no limit
     enable_grpc_ssl: bool = _flag("false")
     grpc_max_calls: int = _key(values.whole(1), "10000")  # at once, of a listener
     grpc_keepalive_time: float = _key(values.positive, "60")

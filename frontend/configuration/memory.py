@@ -10,7 +10,7 @@ import psutil
 
 from marserve.backend.control_groups import MOUNTS, PROC, memory_limits
 
-_SHARE = 4  # one part in so many is for the requests and answers of a listener
+_SHARE = 4  # requests and answers of a listener may use 1/4 of the memory
 
 
 def usable_memory(proc: Path = PROC, cgroups: Path = MOUNTS) -> int:
@@ -26,5 +26,5 @@ def free_memory(proc: Path = PROC, cgroups: Path = MOUNTS) -> int:
 
 
 def bytes_in_flight(limit: int) -> int:
-    """Return the limit of requests and answers in bytes; 0 stands for a share of memory."""
+    """Return the limit of requests and answers in bytes; 0 means a share of memory."""
     return limit or usable_memory() // _SHARE

@@ -1,7 +1,7 @@
 """The batching settings of other servers: their meaning here, or our name for them.
 
-A foreign setting is a row without a value of its own, which sets values of our settings. In one
-source our settings win over foreign ones, and a specific foreign setting over a general one.
+A foreign setting has no value; it sets values of our settings. In one source, our settings take
+precedence over foreign ones, and a specific foreign setting over a general one.
 """
 
 from collections.abc import Mapping

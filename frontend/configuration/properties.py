@@ -29,7 +29,7 @@ def read_entries(text: str) -> list[Entry]:
     """Return the stripped entries of Java properties, in order.
 
     Raises:
-        ConfigError: An escape is no character.
+        ConfigError: An escape is not a character.
     """
     entries = []
     for number, line in _logical_lines(text):

@@ -122,7 +122,7 @@ def without_secrets(text: str) -> str:
 
 
 def plain_number(value: object) -> object:
-    """Return the number that a JSON text or fraction stands for; else the value."""
+    """Return the number that a JSON text or fraction represents; else the value."""
     if isinstance(value, str) and _WHOLE.fullmatch(text := value.strip()):
         return int(text)
     if isinstance(value, float) and value.is_integer():

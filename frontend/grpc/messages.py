@@ -2,7 +2,7 @@
 
 protobuf makes the classes from descriptors. An echo over grpc.aio is as fast as with code generated
 by protoc or with codecs of our own (grpcio 1.85; CPU time per call at 1 KB 73 to 170 us, at 1 MB
-0.75 to 1.2 ms). Generated code works only with the protobuf of its own major version and the next;
+0.75 to 1.2 ms). Generated code works only with the protobuf of the same major version and the next;
 descriptors work with protobuf 3.20 to 7, in a separate pool, so that they do not collide with other
 definitions of ``inference.proto``. `tests/proto_descriptors.py` compiles the files.
 """

@@ -1,8 +1,8 @@
 """Finds the clients that do not read what was written to them, and those that have left.
 
-Slow readers are looked for where the write buffer is full, or a connection closes when all is
-written. Only the kernel counts what a client has read: asyncio's transports hide, with TLS, what
-is encrypted and not sent yet.
+A client is checked while its write buffer is full, or while its connection closes after the last
+write. Only the kernel counts the bytes that a client has read: with TLS, asyncio's transports hide
+the bytes that are encrypted but not sent yet.
 """
 
 import asyncio

@@ -3,7 +3,7 @@
 Nothing else changes the registry. A change of the registry is made between two awaits, so no lock
 is needed; only its effects are waited for: workers that load, and requests that finish.
 
-Each change runs in a task of its own. A registration pushes an undo for each of its steps.
+Each change runs in its own task. A registration pushes an undo for each of its steps.
 """
 
 import asyncio

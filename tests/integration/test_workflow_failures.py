@@ -408,7 +408,7 @@ WORKFLOW = MANIFEST["workflow"]
         (zipped(BOMB), "spec.yaml expands to more than 100000 values."),
         (zipped("a: &a [*a]"), "spec.yaml has an alias within what it names."),
         (zipped("#" * (1 << 20) + GOOD), "spec.yaml is longer than 1048576 bytes."),
-        (zipped("{1: 2}"), "has a name that is no text"),
+        (zipped("{1: 2}"), "has a name that is not a text"),
         (zipped("{models: 2020-01-01}"), "holds a value of no use there"),
         (zipped(MANY), "The workflow has more than 100 nodes."),
         (zipped(LONG), "Manifest and settings of the archive exceed"),

@@ -2,8 +2,8 @@
 
 Sizes are grouped in buckets (1, 2, 3, 4, 6, 8, 12, 16, …), each with the mean size and the mean
 time of its batches. Between buckets the cost is interpolated; beyond the largest one it follows the
-line through all of them. All are multiplied by a common factor, the present speed of the machine,
-which takes most of each correction: so a slower machine shows for all sizes at once.
+line through all of them. All are multiplied by a common factor, the present speed of the machine.
+Most of each correction goes into this factor, so a slower machine changes all sizes at once.
 
 While there is only one bucket, larger batches are taken to cost the same. That is too low, but the
 next batch under load corrects it. (No batch corrects costs in proportion to the size.)

@@ -1,6 +1,6 @@
 """Admission to a stateful model: reads which sequence a request belongs to, and queues it there.
 
-A header names the sequence, whatever the transport; its first and last requests are marked. A
+A header names the sequence, for every transport; its first and last requests are marked. A
 request without an id begins a sequence with an id that the server makes. The answer contains the
 id, and on the first request of a sequence also the mark: so a client detects a restart.
 """
