@@ -1,10 +1,10 @@
 """YAML that stands for more than it is: refused before anything is built of it."""
 
-import time
 from typing import Any
 
 import pytest
 import yaml
+from cpu_time import least_cpu_seconds
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -40,10 +40,11 @@ PRIME = 2**61 - 1  # what all its multiples have as hash: 0
     ],
 )
 def test_a_bomb_is_refused_at_once(text: str, reason: str) -> None:
-    began = time.process_time()
-    with pytest.raises(YamlTooLarge, match=reason):
-        load_yaml(text)
-    assert time.process_time() - began < 0.5
+    def load() -> None:
+        with pytest.raises(YamlTooLarge, match=reason):
+            load_yaml(text)
+
+    assert least_cpu_seconds(load, 0.5) < 0.5
 
 
 @pytest.mark.parametrize(
