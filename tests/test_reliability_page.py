@@ -4,14 +4,12 @@ Each row of its tables is a promise::
 
     | Failure | Clients see | Operators see | How long |
 
-failures.toml names the tests of each row, as paths below ``tests/``; pytest has to collect them.
+failures.toml names the tests of each row, as paths below ``tests/``.
 In the third column, backticks contain a metric, or what a log has (``<...>`` stands for anything).
 A key of the configuration is followed by its default in parentheses.
 """
 
 import re
-import subprocess
-import sys
 import tomllib
 from functools import lru_cache
 from pathlib import Path
@@ -58,17 +56,16 @@ def test_every_promise_has_tests() -> None:
     assert all(TESTS["reliability"].values())
 
 
-def test_every_test_that_is_named_exists_and_is_collected() -> None:
+def test_every_test_that_is_named_exists() -> None:
     named = {node for page in TESTS.values() for nodes in page.values() for node in nodes}
-    files = sorted({f"tests/{node.partition('::')[0]}" for node in named})
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "--collect-only", "-q", "--no-header", *files],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    found = set(re.findall(r"^tests/([\w/]+\.py::test_\w+)", done.stdout, re.MULTILINE))
-    assert done.returncode == 0, done.stdout + done.stderr
+    files = {node.partition("::")[0] for node in named}
+    found = {
+        f"{file}::{name}"
+        for file in files
+        for name in re.findall(
+            r"^(?:async )?def (test_\w+)\(", (ROOT / "tests" / file).read_text(), re.MULTILINE
+        )
+    }
     assert named - found == set()
 
 
