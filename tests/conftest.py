@@ -1,5 +1,6 @@
 """Tiers of tests, and fixtures of the unit tests: virtual time, fake workers, a configuration."""
 
+import gc
 import importlib.util
 import os
 import signal
@@ -40,7 +41,16 @@ _CHAOS_SEED = 13
 
 # Tests with none of these markers are quick. The slowest run first, so that both processes of
 # pytest-xdist end at about the same time.
-_SLOW = ("chaos", "release", "site", "simulation", "containers", "environments", "integration")
+_SLOW = (
+    "chaos",
+    "release",
+    "site",
+    "simulation",
+    "containers",
+    "environments",
+    "fuzz",
+    "integration",
+)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -62,6 +72,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.get_closest_marker("environments"):
             item.add_marker(pytest.mark.timeout(900))  # pip downloads packages
     items.sort(key=rank)
+
+
+def pytest_collection_finish() -> None:
+    """Exclude modules and tests from collections of garbage, which tests of leaks call often."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,8 +1,8 @@
 """What a client gets is the same with the fast path and without it, byte for byte.
 
-Each of these requests is sent whole, in two pieces and byte by byte, to a listener with the fast
-path and to one without; then comes a plain one. What comes back until the connection is closed, and
-when that is, is compared.
+Each of these requests is sent whole, in two pieces and byte by byte (long ones in pieces of 61
+bytes), to a listener with the fast path and to one without; then comes a plain one. What comes back
+until the connection is closed, and when that is, is compared.
 """
 
 import asyncio
@@ -151,7 +151,8 @@ def _pieces(sent: bytes, how: str) -> list[bytes]:
         return [sent]
     if how == "halves":
         return [sent[: len(sent) // 2], sent[len(sent) // 2 :]]
-    return [sent[at : at + 1] for at in range(len(sent))]
+    step = 1 if len(sent) < 1000 else 61  # each piece is a pass of the event loop
+    return [sent[at : at + step] for at in range(0, len(sent), step)]
 
 
 @pytest.mark.parametrize("leaves", [False, True])
