@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from servers import make_archive
 
+pytestmark = pytest.mark.integration
+
 MARSERVE = Path(sys.executable).with_name("marserve")
 
 LENGTHS = """

@@ -32,6 +32,7 @@ def test_an_input_of_the_corpus(name: str, file: str) -> None:
     measure(module.target, catalog.seeds(name)[file], module.LIMITS)
 
 
+@pytest.mark.fuzz
 @pytest.mark.parametrize("name", catalog.NAMES)
 def test_changed_inputs(name: str) -> None:
     module = catalog.load(name)

@@ -124,6 +124,7 @@ def test_a_hostile_manifest_is_refused(tmp_path: Path, text: bytes) -> None:
         opened(tmp_path / "store")
 
 
+@pytest.mark.integration
 def test_more_memory_than_it_may_have_is_a_refusal(tmp_path: Path) -> None:
     """An index of a million members, of which the first hundred thousand would be allowed."""
     entry = b"PK\1\2" + bytes(24) + b"\1\0" + bytes(16) + b"x"

@@ -92,6 +92,7 @@ def digests() -> dict[str, str]:
     }
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("weights", "precision"), [("net.pth", "bf16"), ("net.safetensors", "fp16")]
 )
@@ -136,6 +137,7 @@ def test_it_answers_as_if_it_were_cast_while_it_loads(pack, weights) -> None:
     assert packed == answer()
 
 
+@pytest.mark.integration
 def test_options_that_need_fp32_find_it(pack) -> None:
     """Batch norms are folded, and accuracy is compared, in fp32."""
     options = "precision: bf16, check_accuracy: {max_relative_error: 0.05}"
@@ -144,6 +146,7 @@ def test_options_that_need_fp32_find_it(pack) -> None:
     assert len(answer()) == 3
 
 
+@pytest.mark.integration
 def test_without_a_configuration_there_is_one_afterwards(pack) -> None:
     assert pack("--precision", "bf16", config_file="") == 0
     packed = unpacked()
@@ -153,6 +156,7 @@ def test_without_a_configuration_there_is_one_afterwards(pack) -> None:
     assert config == {"optimization": {"precision": "bf16"}}
 
 
+@pytest.mark.integration
 def test_without_a_sample_nothing_is_compared(pack, capsys) -> None:
     assert pack("--precision", "bf16", handler="base_handler") == 0
     said = capsys.readouterr().out

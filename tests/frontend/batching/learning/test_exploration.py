@@ -99,6 +99,7 @@ def test_under_backlog_the_best_size_is_found(
     assert "throughput" in served.batcher.learning.why
 
 
+@pytest.mark.simulation
 def test_where_full_batches_are_best_little_is_lost(make_served: MakeServed) -> None:
     served = make_served()
     served.serve(line, 3, waiting=2)
@@ -108,6 +109,7 @@ def test_where_full_batches_are_best_little_is_lost(make_served: MakeServed) -> 
     assert len(served.tried) < 100
 
 
+@pytest.mark.simulation
 def test_the_loss_is_bounded_where_small_batches_are_very_bad(make_served: MakeServed) -> None:
     served = make_served()
     served.serve(lambda size: 1.0, 3, waiting=1)
@@ -147,6 +149,7 @@ def test_of_compiled_sizes_only_those_are_tried(make_served: MakeServed) -> None
     assert set(served.tried) <= {1, 8, 16}
 
 
+@pytest.mark.simulation
 def test_noise_does_not_make_batches_small(make_served: MakeServed) -> None:
     chance = random.Random(5)
 
@@ -160,6 +163,7 @@ def test_noise_does_not_make_batches_small(make_served: MakeServed) -> None:
     assert sum(sizes) / len(sizes) > 24
 
 
+@pytest.mark.simulation
 def test_a_cliff_that_comes_later_is_noticed(make_served: MakeServed) -> None:
     served = make_served()
     served.serve(line, 3, waiting=2)
