@@ -35,7 +35,8 @@ from marserve.frontend.lifecycle.workdir import own_workdir
 from marserve.frontend.registration.debugging import handler_path
 from marserve.frontend.registration.model_builder import registered_manifest, registered_settings
 from marserve.frontend.registration.model_changes import Registration
-from marserve.frontend.serving.host import ServedModel, WorkerHost, load_message, worker_spec
+from marserve.frontend.serving.host import WorkerHost
+from marserve.frontend.serving.worker_spec import ServedModel, load_message, worker_spec
 from marserve.frontend.telemetry.gpu import count_gpus
 from marserve.frontend.telemetry.metrics_config import load_metrics_config
 from marserve.frontend.workers.devices import DeviceAllocator

@@ -16,7 +16,7 @@ from marserve.frontend.batching.jobs import OnAnswer, Priority, Stream
 from marserve.frontend.errors import ServeError
 from marserve.frontend.serving.admission import Admission
 from marserve.frontend.serving.fullness import Fullness, Use
-from marserve.frontend.serving.host import ServedModel, WorkerHost
+from marserve.frontend.serving.host import WorkerHost
 from marserve.frontend.serving.predict_request import (
     OnJointAnswer,
     PendingRequests,
@@ -24,6 +24,7 @@ from marserve.frontend.serving.predict_request import (
     Ticket,
 )
 from marserve.frontend.serving.worker_pool import WorkerPool
+from marserve.frontend.serving.worker_spec import ServedModel
 from marserve.frontend.settings.model_settings import ModelSettings
 from marserve.frontend.telemetry.metrics import Metrics
 from marserve.frontend.telemetry.model_metrics import ModelMetrics

@@ -57,6 +57,18 @@ def wait_environment(wait_policy: str, environment: Mapping[str, str]) -> Mappin
     return with_wait_policy(environment, wait_policy)
 
 
+def threads_to_try(options: TorchOptions, settings: ModelSettings, gpu: int | None) -> list[int]:
+    """Return the numbers of torch's threads that a worker compares at load; empty for no choice.
+
+    It is empty on a GPU, where these threads have little work, and for modes without batches.
+    """
+    has_batches = not (settings.mode or settings.debugged or settings.stateful)
+    if not options.is_share or options.threads < 2 or gpu is not None or not has_batches:
+        return []
+    powers = (1 << exponent for exponent in range(options.threads.bit_length()))
+    return sorted({*(power for power in powers if power < options.threads), options.threads})
+
+
 def _wait_policy(
     settings: ModelSettings, environment: Mapping[str, str], runner: Runner | None
 ) -> tuple[str, str]:

@@ -16,14 +16,13 @@ from typing import Any, NamedTuple
 from marserve.backend.protocol import Load
 from marserve.frontend.batching.batcher import Batcher
 from marserve.frontend.errors import NotEnoughDevices
-from marserve.frontend.serving.host import (
-    DispatchKinds,
+from marserve.frontend.serving.dispatch_choice import DispatchKinds, choose_dispatch
+from marserve.frontend.serving.host import WorkerHost
+from marserve.frontend.serving.torch_options import threads_to_try
+from marserve.frontend.serving.worker_spec import (
     ServedModel,
-    WorkerHost,
-    choose_dispatch,
     load_message,
     sizes_while_idle,
-    threads_to_try,
     worker_spec,
 )
 from marserve.frontend.settings.model_settings import ModelSettings

@@ -8,9 +8,11 @@ from functools import partial
 from marserve.backend.protocol import Load
 from marserve.frontend.batching.batcher import Batcher
 from marserve.frontend.batching.job_queue import JobQueue
-from marserve.frontend.serving.host import DispatchKinds, ServedModel, WorkerHost
+from marserve.frontend.serving.dispatch_choice import DispatchKinds
+from marserve.frontend.serving.host import WorkerHost
 from marserve.frontend.serving.stateful.model_sequences import ModelSequences, SequenceHeaders
 from marserve.frontend.serving.worker_pool import Resized, WorkerPool
+from marserve.frontend.serving.worker_spec import ServedModel
 from marserve.frontend.settings.model_settings import ModelSettings
 from marserve.frontend.telemetry.model_metrics import ModelMetrics
 from marserve.frontend.workers.dispatch.stateful import (

@@ -13,7 +13,8 @@ from marserve.backend.manifest import Manifest
 from marserve.frontend.archives.requirements import ModelEnvironment
 from marserve.frontend.configuration.config import Config
 from marserve.frontend.configuration.model_schema import TorchRun
-from marserve.frontend.serving.host import ServedModel, WorkerHost, worker_spec
+from marserve.frontend.serving.host import WorkerHost
+from marserve.frontend.serving.worker_spec import ServedModel, worker_spec
 from marserve.frontend.settings.model_settings import resolve_settings
 from marserve.frontend.settings.parallel import Parallel
 from marserve.frontend.workers.devices import DeviceAllocator

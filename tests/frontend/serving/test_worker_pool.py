@@ -18,10 +18,11 @@ from marserve.frontend.batching.options import Batching
 from marserve.frontend.configuration.config import Config
 from marserve.frontend.configuration.model_schema import TorchRun
 from marserve.frontend.errors import NotEnoughDevices, WorkerDied
-from marserve.frontend.serving.host import ServedModel, WorkerHost
+from marserve.frontend.serving.host import WorkerHost
 from marserve.frontend.serving.model_version import ModelVersion
 from marserve.frontend.serving.predict_request import PredictRequest
 from marserve.frontend.serving.worker_pool import WorkerPool
+from marserve.frontend.serving.worker_spec import ServedModel
 from marserve.frontend.settings.model_settings import (
     ModelSettings,
     resolve_settings,

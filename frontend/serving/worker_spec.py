@@ -1,0 +1,161 @@
+"""What a worker starts with: its process, the message that loads its model, and its trials."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from marserve.backend.manifest import Manifest
+from marserve.backend.processes.bootstrap import Runner
+from marserve.backend.protocol import Load, Trials
+from marserve.frontend.archives.requirements import ModelEnvironment
+from marserve.frontend.configuration.config import Config
+from marserve.frontend.configuration.setting_kinds import REFUSE
+from marserve.frontend.logs.setup import log_directories
+from marserve.frontend.serving.host import WorkerHost
+from marserve.frontend.serving.torch_options import torch_options
+from marserve.frontend.settings.batching_settings import sizes_to_try, sizes_to_validate
+from marserve.frontend.settings.model_settings import ModelSettings
+from marserve.frontend.version import __version__
+from marserve.frontend.workers.launchers.command import CPU_LAUNCHER
+from marserve.frontend.workers.launchers.local_process import WorkerSpec
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """A model as its workers need it."""
+
+    manifest: Manifest
+    directory: Path
+    settings: ModelSettings
+    environment: ModelEnvironment = field(default_factory=ModelEnvironment)
+
+    @property
+    def parallel_level(self) -> int:
+        """Devices of each worker; 0 for a model that is not parallel."""
+        return self.settings.parallel.level if self.settings.parallel else 0
+
+
+def worker_spec(
+    model: ServedModel,
+    host: WorkerHost,
+    worker_id: int,
+    gpus: Sequence[int],
+    *,
+    position: int,
+    count: int,
+) -> WorkerSpec:
+    """Return the specification of the worker at ``position`` (from 0) of ``count``.
+
+    Of a parallel model, it sees only its ``gpus``.
+    """
+    parallel, environment = model.settings.parallel, model.environment
+    debugged = model.settings.debugged
+    runner = None if debugged else _runner(model, host, worker_id, position, count)
+    python_path = (*_python_path(model.directory, model.manifest.handler), *environment.packages)
+    python = environment.python or host.python
+    if runner or environment.packages:
+        python = python or sys.executable
+    torch, worker_environment = torch_options(
+        model.settings,
+        host.environment(python_path, parallel.environment(gpus) if parallel else None),
+        cores=host.cores,
+        workers=count,
+        runner=runner,
+    )
+    return WorkerSpec(
+        name=f"W-{worker_id}-{model.manifest.model_name}_{model.manifest.model_version}",
+        environment=worker_environment,
+        python_path=python_path,
+        model_dir=str(model.directory),
+        threads=torch.threads,
+        torch=torch,
+        python=python,
+        runner=runner,
+        terminal=debugged,
+    )
+
+
+def load_message(
+    model: ServedModel, config: Config, gpu: int | None, declared_metrics: list[list[Any]]
+) -> Load:
+    """Return the message that makes a worker load its model.
+
+    ``gpu`` is the ordinal among the GPUs that it sees, None on the CPU.
+    """
+    settings = model.settings
+    return Load(
+        model_name=model.manifest.model_name,
+        model_dir=str(model.directory),
+        handler=model.manifest.handler,
+        batch_size=settings.batching.max_size,
+        gpu_id=gpu,
+        limit_max_image_pixels=config.limit_max_image_pixels,
+        decode_input_request=config.decode_input_request,
+        max_response_bytes=config.max_response_size,
+        server_version=__version__,
+        envelope=model.manifest.envelope,
+        asynchronous=settings.asynchronous,
+        samples=list(settings.sample_inputs),
+        compiled_sizes=list(settings.batching.compiled_sizes),
+        overlap_stages=settings.overlap_stages,
+        declared_metrics=declared_metrics,
+        max_call_bytes=config.max_request_size,
+        batch_dims=list(settings.batching.batch_dims),
+        stack_inputs=settings.stack_inputs,
+        trials=trials_at_load(settings),
+    )
+
+
+def _runner(
+    model: ServedModel, host: WorkerHost, worker_id: int, position: int, count: int
+) -> Runner | None:
+    parallel = model.settings.parallel
+    if parallel and parallel.has_ranks:
+        return parallel.runner(f"{model.manifest.model_name}_{worker_id}", log_directories()[0])
+    if not host.cpu_launcher:
+        return None
+    arguments = (host.config.cpu_launcher_args or "").split()
+    if count > 1:
+        arguments += ["--ninstances", str(count), "--rank", str(position)]
+    return Runner(CPU_LAUNCHER, tuple(arguments))
+
+
+def _python_path(directory: Path, handler: str) -> tuple[str, ...]:
+    """Return the directories from which user code may import.
+
+    They are the folder of a handler ``path/file``, the model directory and, if that is a link, the
+    directory of the link, so that the model can be imported as a package.
+    """
+    folder = handler.partition(":")[0].rpartition("/")[0]
+    paths = [directory.resolve()]
+    if directory.is_symlink():
+        paths.append(directory.parent)
+    if folder:
+        paths.insert(0, (directory / folder).resolve())
+    return tuple(map(str, paths))
+
+
+def trials_at_load(settings: ModelSettings) -> Trials:
+    """Return the trials between loading and serving, except for `threads_to_try`.
+
+    A stateful model runs no samples for its costs: they would belong to no sequence.
+    """
+    return Trials(
+        sizes=[] if settings.stateful else sizes_to_try(settings.batching),
+        validated_sizes=sizes_to_validate(settings.batching) if settings.validation else [],
+        validation_seconds=settings.startup_timeout / 2,
+        tolerance=settings.validation_tolerance or 0.0,
+        must_validate=settings.validation == REFUSE,
+    )
+
+
+def sizes_while_idle(settings: ModelSettings) -> Sequence[int]:
+    """Return the batch sizes that are measured while the model is idle, if their costs are unknown.
+
+    A worker of several processes, with coroutines, or under a debugger cannot run single samples.
+    """
+    if settings.stateful or settings.asynchronous or settings.debugged or settings.has_ranks:
+        return []
+    return sizes_to_try(settings.batching)
