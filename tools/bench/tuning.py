@@ -238,7 +238,7 @@ class _Search:
             return math.inf
         known = [self._latency(way) for way in ways if not way.is_useless]
         missed_by = min(known) / self._goal.latency_ms if known else _MISSED_BY
-        return self._goal.latency_of(full) / max(1.0, missed_by)
+        return self._latency_of(full) / max(1.0, missed_by)
 
     async def _confirmed(self, point: Point, full: Measurement) -> Choice | None:
         saturating = replace(point, clients=full.point.clients, rate=None)
@@ -266,7 +266,19 @@ class _Search:
         return bool(run.failure(self._limits.allowed_error_share))
 
     def _latency(self, trial: Trial) -> float:
-        return self._goal.latency_of(trial.run)
+        return self._latency_of(trial.run)
+
+    def _latency_of(self, run: Measurement) -> float:
+        """Return the latency of a run; at full load, that with two batches for each worker.
+
+        Where the queue does not take the second batches, it is measured with fewer.
+        """
+        latency, point = self._goal.latency_of(run), run.point
+        if point.clients is None:
+            return latency
+        assert point.workers is not None
+        assert point.batch_size is not None
+        return latency * 2 * point.workers * point.batch_size / point.clients
 
     def _worth(self, trial: Trial) -> float:
         """Return the sort key of policies; the smallest is the best."""

@@ -342,6 +342,9 @@ def test_noise_leads_to_nothing_that_misses_the_goal_or_wastes_the_machine(seed:
     max_batch_size=st.integers(1, 200),
     is_adaptive=st.booleans(),
 )
+@example(  # the queue takes no second batch of the largest size
+    fixed=72, each=1, goal_ms=194, cores=4, max_workers=4, max_batch_size=71, is_adaptive=False
+)
 @example(
     fixed=70, each=1, goal_ms=218, cores=3, max_workers=3, max_batch_size=80, is_adaptive=False
 )
