@@ -31,11 +31,13 @@ for _number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
-# No deadline: a busy machine is not a defect of the code.
-hypothesis.settings.register_profile("unit", deadline=None, max_examples=50)
+# No deadline: a busy machine is not a defect of the code. The same examples in each run: a change
+# of other code must not fail by new ones. `--hypothesis-profile random` takes others.
+hypothesis.settings.register_profile("unit", deadline=None, max_examples=50, derandomize=True)
+hypothesis.settings.register_profile("random", deadline=None, max_examples=500)
 hypothesis.settings.load_profile("unit")
 
-# A fixed seed: a change of other code must not fail by new actions. `make chaos` takes random ones.
+# A fixed seed, for the same reason; `make chaos` takes random ones.
 _CHAOS_SEED = 13
 
 
