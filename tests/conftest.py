@@ -77,7 +77,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Exclude modules and tests from collections of garbage, which tests of leaks call often."""
+    """Freeze modules and collected tests, so that `gc.collect()` in a test does not visit them."""
     gc.collect()
     gc.freeze()
 
