@@ -154,6 +154,17 @@ def test_who_is_never_answered_gives_up(load):
     assert set(part.errors) == {"timeout"}
 
 
+def test_a_request_in_flight_when_the_load_gives_up_is_a_timeout():
+    async def answer(number):
+        await asyncio.sleep(0.4 if number == 1 else 30)
+        return FINE, True
+
+    # The second client's requests are due between the first one's, so one is always in flight.
+    part, record, _ = run(Load(clients=2, requests=40, timeout=0.6), answer)
+    assert record.stopped == "it gave no answer for 1.2 s"
+    assert set(part.errors) == {"timeout"}
+
+
 def test_an_open_loop_opens_as_many_connections_as_it_needs_and_no_more_than_it_may():
     async def slow(_number):
         await asyncio.sleep(0.2)

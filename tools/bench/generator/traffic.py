@@ -94,13 +94,17 @@ class Traffic(ABC):
         """Stop the timers of due requests."""
 
     def _give_up_waiting(self, before: float) -> None:
-        """Abort the requests that were due before a moment."""
-        for connection in [item for item in self._connections if 0 < item.due < before]:
-            self._silent_since = min(self._silent_since, connection.due)
-            connection.abort("timeout")
+        """Abort the requests that were due before a moment; after a long silence, end the load."""
+        self._time_out(before)
         seconds = _SILENCE * self._load.timeout
         if self._clock() > self._silent_since + seconds:
             self._stop(f"it gave no answer for {seconds:g} s")
+            self._time_out(math.inf)
+
+    def _time_out(self, before: float) -> None:
+        for connection in [item for item in self._connections if 0 < item.due < before]:
+            self._silent_since = min(self._silent_since, connection.due)
+            connection.abort("timeout")
 
     def _soon(self, work: Awaitable[None]) -> None:
         task = asyncio.ensure_future(work)
