@@ -24,8 +24,13 @@ KINDS: Final[tuple[Kind, ...]] = ("management", "inference")
 _LAST_DATE = 253402300799.0  # the end of the year 9999, the last of datetime
 
 _BEARER = re.compile(r"Bearer\s+(\S+)", re.ASCII)
-REFUSED = "Token Authorization failed. Token either incorrect, expired, or not provided correctly"
-_NOT_RENEWED = REFUSED.replace("Authorization", "Authentication")  # TorchServe's, word for word
+# Clients search for TorchServe's text.
+_FAILED = "Token {} failed. Token either incorrect, expired, or not provided correctly"
+REFUSED = (
+    f"{_FAILED.format('Authorization')}. The flag --disable-token-auth serves without tokens; "
+    "--enable-model-api permits registration over HTTP."
+)
+_NOT_RENEWED = _FAILED.format("Authentication")
 
 
 class _Token(NamedTuple):

@@ -6,8 +6,14 @@ import pytest
 
 pytestmark = pytest.mark.integration
 
-REFUSED = "Token Authorization failed. Token either incorrect, expired, or not provided correctly"
-NOT_RENEWED = REFUSED.replace("Authorization", "Authentication")
+TORCHSERVES = (
+    "Token Authorization failed. Token either incorrect, expired, or not provided correctly"
+)
+REFUSED = (
+    f"{TORCHSERVES}. The flag --disable-token-auth serves without tokens; --enable-model-api "
+    "permits registration over HTTP."
+)
+NOT_RENEWED = TORCHSERVES.replace("Authorization", "Authentication")
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,8 @@ import stat
 import pytest
 from grpc_client import connected, failure
 
+from marserve.frontend.security.tokens import REFUSED as REFUSED_TOKEN
+
 pytestmark = pytest.mark.integration
 
 FORWARDED = {"X-Forwarded-For": "203.0.113.9"}
@@ -19,9 +21,7 @@ def handle(data, context):
 REFUSED = {
     "code": 400,
     "type": "InvalidKeyException",
-    "message": (
-        "Token Authorization failed. Token either incorrect, expired, or not provided correctly"
-    ),
+    "message": REFUSED_TOKEN,
 }
 
 
@@ -198,7 +198,12 @@ def test_bound_elsewhere_it_is_closed(prepare_server):
             )
         )
         server.start()
-        assert server.inference("GET", "/ping").status_code == 400
+        refused = server.inference("GET", "/ping")
+        assert refused.status_code == 400
+        message = refused.json()["message"]
+        assert message.startswith("Token Authorization failed.")
+        assert "--disable-token-auth" in message
+        assert "--enable-model-api" in message
         management = bearer(keys(server)["management"])
         assert server.management("GET", "/models", headers=management).status_code == 200
         for method, path in (("POST", "/models?url=m.mar"), ("DELETE", "/models/m")):

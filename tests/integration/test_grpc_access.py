@@ -17,13 +17,11 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
 from servers import read
 
 from marserve.frontend.configuration import certificates
+from marserve.frontend.security.tokens import REFUSED
 
 pytestmark = pytest.mark.integration
 
-REFUSAL = (
-    "PERMISSION_DENIED",
-    "Token Authorization failed. Token either incorrect, expired, or not provided correctly",
-)
+REFUSAL = ("PERMISSION_DENIED", REFUSED)
 PACKAGE = "org.pytorch.serve.grpc"
 
 
