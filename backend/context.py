@@ -122,6 +122,7 @@ class Context:
         warm_ups: Functions that the handler appends while it is initialised. They are called before
             the worker receives requests; an exception fails the load.
         describe_compiled: Returns JSON values about what was compiled before the first request.
+        load_warnings: Sentences that the handler appends while it is initialised, for describe.
         header_key_sequence_end: Response header with the sequences that have ended.
     """
 
@@ -158,6 +159,7 @@ class Context:
         self.caller: Caller | None = None
         self.warm_ups: list[WarmUp] = []
         self.describe_compiled: Callable[[], dict[str, Any]] | None = None
+        self.load_warnings: list[str] = []
         self._cl_socket: Any = None
         self.header_key_sequence_id = _sequence_header("ID")
         self.header_key_sequence_start = _sequence_header("START")

@@ -145,6 +145,7 @@ class Loaded:
         ends_sequences: Whether the handler is called when a sequence ends (`EndSequence`).
         tensors: The handler's declaration of its tensors (`tensors.checks.is_declaration`).
         compiled: The description by `Context.describe_compiled`; may be empty.
+        warnings: `Context.load_warnings`.
         threads: The number of threads that torch computes with; 0 if it is not loaded.
         threads_why: Why the worker has chosen that number; empty if it has not.
         validation: A `profiling.validation.Validation`; empty if nothing was compared.
@@ -155,6 +156,7 @@ class Loaded:
     ends_sequences: bool = False
     tensors: dict[str, Any] = field(default_factory=dict)
     compiled: dict[str, Any] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
     threads: int = 0
     threads_why: str = ""
     profiled: Profiled = field(default_factory=Profiled)

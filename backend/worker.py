@@ -234,6 +234,7 @@ def _load(connection: FrontendConnection, load: Load, run: Run | None = None) ->
     loaded.tensors = service.tensors
     if service.context.describe_compiled is not None:
         loaded.compiled = service.context.describe_compiled()
+    loaded.warnings = service.context.load_warnings
     connection.send(loaded)
     return service
 

@@ -42,7 +42,7 @@ from marserve.handlers.model_files import (
     load_torchscript,
 )
 from marserve.handlers.model_files import setup_ort_session as setup_ort_session  # re-exported
-from marserve.handlers.performance.optimization import read_optimization
+from marserve.handlers.performance.optimization import SECTION, read_optimization
 from marserve.handlers.performance.optimized_model import (
     OptimizedModel,
     made_in,
@@ -58,8 +58,8 @@ from marserve.handlers.performance.stage_run import (
     report_time,
     run_stages,
 )
-from marserve.handlers.performance.torch_compile import compile_model
-from marserve.handlers.performance.weights import make_with_weights
+from marserve.handlers.performance.torch_compile import compile_model, load_warnings_of
+from marserve.handlers.performance.weights import make_with_weights, raised_precision
 from marserve.handlers.refusals import RefusedInputs, UnusableInput
 from marserve.handlers.timer import timed
 from marserve.handlers.utils import check_valid_pt2_backend as check_valid_pt2_backend
@@ -325,7 +325,17 @@ class BaseHandler:
         # In a linked directory the author may overwrite the file, which would change the mapping.
         mapped = not Path(model_dir).is_symlink()
         make = made_in(read_optimization(self.model_yaml_config), classes[0])
-        return make_with_weights(make, load_state_dict(model_pt_path, mapped=mapped))
+        weights = load_state_dict(model_pt_path, mapped=mapped)
+        model = make_with_weights(make, weights)
+        is_chosen = "precision" in (self.model_yaml_config.get(SECTION) or {})
+        if not is_chosen and (saved := raised_precision(model, weights)):
+            sentence = (
+                f"{Path(model_pt_path).name} has weights in {saved}, but the model runs in fp32: "
+                f"set {SECTION}.precision to {saved}, or to fp32 to confirm it."
+            )
+            logger.warning("%s", sentence)
+            load_warnings_of(self.context).append(sentence)
+        return model
 
     def __is_compiled_ahead(self) -> bool:
         pt2 = self.model_yaml_config.get("pt2")
@@ -347,7 +357,10 @@ class BaseHandler:
                 return optimized.model
         else:
             refuse_optimization(self.model_yaml_config)
-            compiled = compile_model(model, self.model_yaml_config.get("pt2"))
+            exported = {"by": "export", "file": Path(self.model_pt_path or "").name}
+            self.context.describe_compiled = exported.copy
+            found = load_warnings_of(self.context)
+            compiled = compile_model(model, self.model_yaml_config.get("pt2"), found)
             if compiled is not None:
                 return compiled
         return optimize_with_ipex(model)

@@ -70,6 +70,7 @@ def describe(model: ModelVersion, gpus: Sequence[Gpu], customized: Any = None) -
         },
         "customizedMetadata": customized,
         **values,
+        **({"warnings": model.warnings} if model.warnings else {}),
         "batching": _describe_batching(model),
         **_describe_sequences(model),
     }

@@ -106,10 +106,7 @@ class ModelManagement:
         unread = _logged(found, f"Registration of {registration.url}")
         model = await self.manager.register(registration)
         outcome = _registered(model, registration)
-        warnings = [*unread, *model.settings.warnings]
-        if failure := model.workers.validation.get("failure"):  # a refusal has raised an error
-            warnings.append(f"validateBatching: {failure}.")
-        return outcome._replace(warnings=tuple(warnings))
+        return outcome._replace(warnings=(*unread, *model.warnings))
 
     async def change(self, name: str, version: str | None, parameters: Parameters) -> Outcome:
         """Change workers, batching, or both; all parameters are checked before the first change.

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any, ClassVar, TypeVar
 
 from marserve.backend.manifest import Manifest
@@ -98,6 +99,14 @@ class ModelVersion:
         return self.settings.tensors or next(
             (worker.results.tensors for worker in self.workers if worker.results.tensors), {}
         )
+
+    @property
+    def warnings(self) -> list[str]:
+        """Warnings about model-config.yaml and the loads of the workers."""
+        found = [*self.settings.warnings, *chain(*(each.results.warnings for each in self.workers))]
+        if failure := self.workers.validation.get("failure"):  # tolerated, else it is not served
+            found.append(f"validateBatching: {failure}.")
+        return list(dict.fromkeys(found))
 
     @property
     def queued(self) -> int:

@@ -31,6 +31,7 @@ class LoadResults:
     ) -> None:
         self.tensors: dict[str, Any] = {}
         self.compiled: dict[str, Any] = {}
+        self.warnings: list[str] = []
         self._worker = worker
         self._wanted = wanted
         self._batcher = batcher
@@ -61,6 +62,7 @@ class LoadResults:
     def add(self, loaded: Loaded) -> None:
         """Keep the results of a load."""
         self.tensors, self.compiled = loaded.tensors, loaded.compiled
+        self.warnings = loaded.warnings
         learn_costs(self._batcher, loaded.profiled)
         choice = self._batcher.learning.choice
         if loaded.profiled.costs and choice is not None:

@@ -15,7 +15,7 @@ import copy
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -47,6 +47,7 @@ from marserve.handlers.performance.torch_compile import (
     CompiledForward,
     compilation_of,
     compile_arguments,
+    load_warnings_of,
     try_to_compile,
 )
 
@@ -68,6 +69,7 @@ class OptimizedModel:
     fixed: FixedSizes | None = None
     accuracy: Accuracy | None = None  # None before the comparison
     compilation: Compilation | None = None
+    load_warnings: list[str] = field(default_factory=list)
 
     def describe(self) -> dict[str, Any]:
         """Return options and findings for the model's description."""
@@ -101,6 +103,8 @@ class OptimizedModel:
                 reason = f"{SECTION}.cuda_graphs: nothing is recorded: {error}"
                 raise OptionRefused(reason) from error
             compilation.fallback = _serve_anyway(run, compiled, error)
+            if not compiled.is_on:
+                self.load_warnings.append(f"pt2: {compilation.fallback}")
             return
         if self.fixed is None:
             return
@@ -172,6 +176,7 @@ def optimize(model: Any, context: Context, device: torch.device) -> OptimizedMod
     if options is None and arguments is None:
         return None
     optimized = OptimizedModel(model, options or Optimization(), BatchSizes.of(context))
+    optimized.load_warnings = load_warnings_of(context)
     _check_feasible(optimized.options, device, is_compiled=arguments is not None)
     _change_weights(optimized)
     if arguments is not None:
@@ -191,9 +196,9 @@ def _compile_lazily(optimized: OptimizedModel, arguments: dict[str, Any]) -> Non
     optimized.compilation = compilation = compilation_of(arguments)
     compilation.other_sizes = "run by the same code, or compiled as they come"
     model = optimized.model
-    compiled = try_to_compile(model, arguments)
+    compiled = try_to_compile(model, arguments, optimized.load_warnings)
     if compiled is None:
-        compilation.fallback = "served uncompiled: torch.compile refused, see the model's log"
+        compilation.fallback = optimized.load_warnings[-1].removeprefix("pt2: ")
         return
     compiled.forward = optimized.compiled = CompiledForward(
         model, compiled.forward, compilation.unforeseen

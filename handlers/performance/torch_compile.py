@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from marserve.backend.errors import sentence_of
 from marserve.handlers.performance.trees import tensors_of
 from marserve.handlers.utils import check_valid_pt2_backend
 
@@ -103,14 +104,17 @@ def compilation_of(arguments: dict[str, Any]) -> Compilation:
     return Compilation(by, _compiled_graphs)
 
 
-def try_to_compile(model: Any, arguments: dict[str, Any]) -> Any:
-    """Compile a model; None if torch refuses. Most failures come with the first call."""
-    if not check_valid_pt2_backend(arguments.get("backend", "inductor")):
+def try_to_compile(model: Any, arguments: dict[str, Any], load_warnings: list[str]) -> Any:
+    """Compile a model; None, with a warning, if torch refuses. Most fail at the first call."""
+    backend = str(arguments.get("backend", "inductor"))[:_MAX_REASON]
+    if not check_valid_pt2_backend(backend):
+        load_warnings.append(f"pt2: served uncompiled: {backend!r} is not a supported backend.")
         return None
     try:
         compiled = torch.compile(model, **arguments)
-    except Exception:  # backends raise anything
+    except Exception as error:  # backends raise anything
         logger.warning("torch.compile failed; the model is served uncompiled.", exc_info=True)
+        load_warnings.append(f"pt2: served uncompiled: torch.compile failed: {sentence_of(error)}")
         return None
     # TorchServe's line, which scripts search for.
     logger.info("Compiled model with %s", ", ".join(f"{key} {arguments[key]}" for key in arguments))
@@ -162,7 +166,13 @@ class CompiledForward:
             self._unforeseen[shapes] += 1
 
 
-def compile_model(model: Any, pt2: Any) -> Any:
+def load_warnings_of(context: Any) -> list[str]:
+    """Return `Context.load_warnings`, which copies of MockContext do not have."""
+    found: list[str] = getattr(context, "load_warnings", [])
+    return found
+
+
+def compile_model(model: Any, pt2: Any, load_warnings: list[str]) -> Any:
     """Compile a model as its ``pt2`` section says; None if it does not, or torch refuses."""
     arguments = compile_arguments(pt2)
-    return None if arguments is None else try_to_compile(model, arguments)
+    return None if arguments is None else try_to_compile(model, arguments, load_warnings)

@@ -27,6 +27,8 @@ import torch
 
 logger = logging.getLogger(__name__)
 
+_LOW = {torch.float16: "fp16", torch.bfloat16: "bf16"}
+
 
 def make_with_weights(make: Callable[[], Any], state_dict: Mapping[str, Any]) -> Any:
     """Return a model on the CPU with its weights; ``make`` may be called several times."""
@@ -42,6 +44,16 @@ def make_with_weights(make: Callable[[], Any], state_dict: Mapping[str, Any]) ->
     model = make()
     model.load_state_dict(state_dict)
     return model
+
+
+def raised_precision(model: Any, state_dict: Mapping[str, Any]) -> str:
+    """Return the precision of saved weights that a model has raised to fp32; empty for none."""
+    if isinstance(model, torch.nn.Module) and isinstance(state_dict, Mapping):  # not duck-typed
+        for name, tensor in _tensors(model).items():
+            saved = getattr(state_dict.get(name), "dtype", torch.float32)
+            if saved in _LOW and tensor.dtype == torch.float32:
+                return _LOW[saved]
+    return ""
 
 
 class _Form(NamedTuple):

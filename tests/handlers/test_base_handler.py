@@ -5,6 +5,7 @@ import sys
 import tempfile
 import types
 import warnings
+from functools import partial
 
 import pytest
 import torch
@@ -491,12 +492,44 @@ def test_a_compiled_model_answers_the_same(eager, begin_batch) -> None:
     assert handler.handle([{"body": [1.0]}], context) == [[3.0]]
 
 
-@pytest.mark.parametrize("pt2", ["abacus", {"backend": "eager", "no_such_option": 1}])
-def test_a_model_that_cannot_be_compiled_is_served_uncompiled(eager, caplog, pt2) -> None:
-    handler = BaseHandler()
-    handler.initialize(eager(yaml={"pt2": pt2}))
+@pytest.mark.parametrize(
+    ("pt2", "reason"),
+    [
+        ("abacus", "'abacus' is not a supported backend"),
+        ({"backend": "eager", "no_such_option": 1}, "torch.compile failed: TypeError"),
+    ],
+)
+@pytest.mark.parametrize("form", ["eager", "torchscript"])
+def test_a_model_that_cannot_be_compiled_is_served_uncompiled(
+    eager, save_torchscript, make_context, form, pt2, reason
+) -> None:
+    save_torchscript("doubler.pt")
+    make = {"eager": eager, "torchscript": partial(make_context, serializedFile="doubler.pt")}
+    context, handler = make[form](yaml={"pt2": pt2}), BaseHandler()
+    handler.initialize(context)
     assert not isinstance(handler.model, torch._dynamo.OptimizedModule)
-    assert "not a supported backend" in caplog.text or "served uncompiled" in caplog.text
+    [warning] = context.load_warnings
+    assert warning.startswith(f"pt2: served uncompiled: {reason}")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "optimization", "count"),
+    [
+        (torch.float16, None, 1),
+        (torch.bfloat16, {"channels_last": False}, 1),
+        (torch.float16, {"precision": "fp16"}, 0),
+        (torch.float16, {"precision": "fp32"}, 0),
+        (torch.float32, None, 0),
+    ],
+)
+def test_weights_that_are_raised_to_fp32_are_reported(
+    tmp_path, eager, dtype, optimization, count
+) -> None:
+    context = eager(yaml={"optimization": optimization})
+    torch.save({"factor": torch.tensor(3.0, dtype=dtype)}, tmp_path / "weights.bin")
+    BaseHandler().initialize(context)
+    assert len(context.load_warnings) == count
+    assert all("but the model runs in fp32" in sentence for sentence in context.load_warnings)
 
 
 def test_ipex_optimises_if_enabled(monkeypatch, eager) -> None:

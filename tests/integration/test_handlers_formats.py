@@ -150,4 +150,26 @@ def test_a_model_in_this_form_answers(server, make_archive, tmp_path, together, 
 
     answers = together([lambda: ask(1.0, 2.0), lambda: ask(0.0, -1.0)])
     assert answers == [[12.5], [-0.5]]
+    described = server.describe(form)
+    assert "warnings" not in described
+    if "model_file" not in files:
+        compiled = described["workers"][0]["compiled"]
+        assert compiled == {"by": "export", "file": file_name}
     assert server.management("DELETE", f"/models/{form}").status_code == 200
+
+
+def test_what_a_worker_cannot_serve_as_configured_is_listed(server, make_archive, tmp_path) -> None:
+    weights, model = tmp_path / "net.pth", tmp_path / "net.py"
+    torch.save(Net().half().state_dict(), weights)
+    model.write_text(MODEL_FILE)
+    files = {"serialized_file": str(weights), "model_file": str(model)}
+    config = "pt2: {compile: {backend: abacus}}"
+    archive = make_archive(server.store, "base_handler", "listed", config, **files)
+    registered = server.register(archive, initial_workers=2, synchronous="true")
+    raised, uncompiled = registered.json()["warnings"]
+    assert raised.startswith("net.pth has weights in fp16, but the model runs in fp32")
+    assert uncompiled == "pt2: served uncompiled: 'abacus' is not a supported backend."
+    described = server.describe("listed")
+    assert described["warnings"] == [raised, uncompiled]
+    assert f"pt2: {described['workers'][0]['compiled']['fallback']}" == uncompiled
+    assert server.management("DELETE", "/models/listed").status_code == 200

@@ -90,7 +90,10 @@ def _reply(choices: Choices) -> Reply:
 
 def _loaded(choices: Choices) -> Loaded:
     return Loaded(
-        threads=choices.integer(), threads_why=choices.text(), profiled=_profiled(choices)
+        threads=choices.integer(),
+        threads_why=choices.text(),
+        profiled=_profiled(choices),
+        warnings=choices.several(choices.text),
     )
 
 

@@ -31,6 +31,6 @@ def test_old_forms_are_deprecated(caplog) -> None:
 )
 def test_a_model_is_compiled_only_if_configured(pt2, is_compiled) -> None:
     model = torch.nn.Identity()
-    compiled = compile_model(model, pt2)
+    compiled = compile_model(model, pt2, [])
     assert compiled is not model
     assert (compiled is not None) is is_compiled

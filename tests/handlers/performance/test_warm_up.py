@@ -163,6 +163,7 @@ def test_the_model_is_served_uncompiled_if_the_compiler_fails(
     told = compiled_of(service)
     assert told["fallback"].startswith("served uncompiled: the sample input failed")
     assert told["sizes"] == []
+    assert service.context.load_warnings == [f"pt2: {told['fallback']}"]
 
 
 def test_without_a_sample_the_model_is_compiled_with_the_first_requests(
@@ -172,5 +173,6 @@ def test_without_a_sample_the_model_is_compiled_with_the_first_requests(
     assert "Nothing can be compiled before the first requests come" in caplog.text
     assert compiled_frames(compiler) == 0
     assert compiled_of(service)["fallback"].startswith("compiled as requests come: there is no sa")
+    assert not service.context.load_warnings
     ask_numbers(service, 2)
     assert compiled_frames(compiler) == 1
