@@ -5,6 +5,7 @@ The files are untrusted: this runs in a helper process (`helper`), and so import
 
 import itertools
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -25,6 +26,7 @@ _MAX_OTHER_KEYS = 500  # unknown keys that are returned
 _MAX_KEY = 200  # characters
 _UNUSABLE = "unusable value"  # the key of such a value in JSON
 _MAX_SAMPLES = 100  # more are refused in any case
+_GPU = re.compile(r"cuda(?::(\d{1,4}))?", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -34,18 +36,19 @@ class Contents:
     manifest: Manifest | None = None
     model_yaml: Mapping[str, Any] = field(default_factory=dict)  # unknown keys have the value None
     has_samples: bool = False  # whether all files exist that ``sampleInput`` names
+    stage_gpus: int = 0  # GPUs, numbered from 0, that ``optimization.device_stages`` needs
 
     def as_json(self) -> dict[str, Any]:
         """Return a JSON object, without members of the manifest that only workers read."""
         manifest = self.manifest and asdict(self.manifest) | {"raw": {}, "extensions": {}}
-        model_yaml, has_samples = _plain(self.model_yaml), self.has_samples
-        return {"manifest": manifest, "model_yaml": model_yaml, "has_samples": has_samples}
+        return {**vars(self), "manifest": manifest, "model_yaml": _plain(self.model_yaml)}
 
     @classmethod
     def from_json(cls, members: Mapping[str, Any]) -> "Contents":
         """Return the contents that `as_json` has described."""
         manifest = members["manifest"] and Manifest(**members["manifest"])
-        return cls(manifest, _restored(members["model_yaml"]), members["has_samples"])
+        model_yaml = _restored(members["model_yaml"])
+        return cls(manifest, model_yaml, members["has_samples"], members["stage_gpus"])
 
 
 class UnusableValue:
@@ -83,6 +86,7 @@ def read_contents(
             isinstance(sample, str) and _is_file_in(directory, sample)
             for sample in samples[:_MAX_SAMPLES]
         ),
+        _stage_gpus(parsed.get("optimization")),
     )
 
 
@@ -119,6 +123,12 @@ def _is_file_in(directory: Path, name: str) -> bool:
         return path_inside(directory, name).is_file()
     except (ArchiveRefused, OSError):
         return False
+
+
+def _stage_gpus(optimization: Any) -> int:
+    stages = optimization.get("device_stages") if isinstance(optimization, dict) else None
+    names = filter(lambda each: isinstance(each, str), stages if isinstance(stages, list) else ())
+    return max((int(gpu[1] or 0) + 1 for gpu in map(_GPU.fullmatch, names) if gpu), default=0)
 
 
 def _without_other_values(

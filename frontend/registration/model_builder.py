@@ -15,12 +15,14 @@ from marserve.frontend.archives.archive import (
 )
 from marserve.frontend.archives.requirements import DependencyStore, Requirements
 from marserve.frontend.configuration.config import Config
+from marserve.frontend.configuration.model_schema import TorchRun
 from marserve.frontend.errors import ArchiveRefused, ModelNotFound
 from marserve.frontend.registration.model_changes import Registration
 from marserve.frontend.serving.host import WorkerHost
 from marserve.frontend.serving.model_version import ModelVersion
 from marserve.frontend.serving.stateful.stateful_version import StatefulModelVersion
 from marserve.frontend.settings.model_settings import ModelSettings, resolve_settings
+from marserve.frontend.settings.parallel import Parallel
 from marserve.frontend.telemetry.metrics import Metrics
 
 
@@ -134,6 +136,8 @@ def registered_settings(
         at_start=is_loaded,
         catalog=registration.catalog,
     )
+    if (level := archive.contents.stage_gpus) and not settings.parallel:
+        settings = replace(settings, parallel=Parallel("custom", level, TorchRun(processes=level)))
     if settings.sample_inputs and not archive.contents.has_samples:
         names = ", ".join(settings.sample_inputs)
         raise ArchiveRefused(

@@ -177,13 +177,39 @@ def handle(data, context):
 """
 
 
-def test_the_custom_type_is_one_process(server: Any, make_archive: Callable[..., Any]) -> None:
-    yaml = "parallelType: custom\nparallelLevel: 4\nminWorkers: 1\nmaxWorkers: 1\n"
+@pytest.mark.parametrize(
+    ("keys", "level"),
+    [
+        ("parallelType: custom\nparallelLevel: 4", 4),
+        ("optimization: {device_stages: ['cuda:0', 'cuda:1']}", 2),
+        ("optimization: {device_stages: ['cuda:2', cpu]}", 3),
+        (
+            "parallelType: custom\nparallelLevel: 4\n"
+            "optimization: {device_stages: ['cuda:0', 'cuda:1']}",
+            4,
+        ),
+    ],
+)
+def test_the_custom_type_is_one_process(
+    server: Any, make_archive: Callable[..., Any], keys: str, level: int
+) -> None:
+    yaml = f"{keys}\nminWorkers: 1\nmaxWorkers: 1\n"
     answer = register(server, make_archive, CUSTOM, "custom", yaml)
     assert answer.status_code == 200, answer.text
     assert server.predict("custom", data="x").json()[1] is None
     described = server.describe("custom")
-    assert (described["parallelType"], described["parallelLevel"]) == ("custom", 4)
+    assert (described["parallelType"], described["parallelLevel"]) == ("custom", level)
+    assert server.management("DELETE", "/models/custom").status_code == 200
+
+
+@pytest.mark.parametrize("stages", ["[cpu, cpu]", "2", "[cuda:x]"])
+def test_stages_that_name_no_gpus_make_no_group(
+    server: Any, make_archive: Callable[..., Any], stages: str
+) -> None:
+    yaml = f"optimization: {{device_stages: {stages}}}\nminWorkers: 1\nmaxWorkers: 1\n"
+    assert register(server, make_archive, CUSTOM, "no-group", yaml).status_code == 200
+    assert server.describe("no-group")["parallelLevel"] == 0
+    assert server.management("DELETE", "/models/no-group").status_code == 200
 
 
 # -- torch's launcher for CPUs ---------------------------------------------------------------------
