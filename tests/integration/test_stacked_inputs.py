@@ -293,3 +293,11 @@ def test_the_keys_may_be_in_snake_case(server, install):
     found = arrays_in(infer(server, name, x))
     np.testing.assert_array_equal(found["y"], 2 * x)
     assert kinds_in(found) == {"torch torch.float32 x0"}
+
+
+def test_another_library_is_refused_and_the_accepted_ones_are_named(server, make_archive):
+    archive = make_archive(server.store, DOUBLE, "frames", "stackInputs: pandas\n")
+    answer = server.register(archive)
+    assert answer.status_code == 400
+    assert "stackInputs" in answer.json()["message"]
+    assert "true, false, numpy or torch" in answer.json()["message"]
