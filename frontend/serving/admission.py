@@ -8,6 +8,7 @@ import contextlib
 import math
 import time
 from collections.abc import Sequence
+from urllib.parse import quote
 
 from marserve.frontend.batching.jobs import Job, OnAnswer, Priority
 from marserve.frontend.errors import (
@@ -175,7 +176,8 @@ class Admission:
             free = self._queue.free_capacity(priority)
             return NoWorker(
                 f'The queue of model "{name}" has capacity for {free} more requests, and the list '
-                "has more items. Send fewer items, or set a larger jobQueueSize."
+                "has more items. Send fewer items, or set a larger jobQueueSize in "
+                f"model-config.yaml or with PUT /models/{quote(name)}?job_queue_size=NUMBER."
             )
         return self.no_worker(by_version=request.by_version)
 

@@ -1,6 +1,7 @@
 """A client's list in one request: its items travel by themselves and come back as one answer."""
 
 import json
+import re
 import time
 
 import pytest
@@ -305,12 +306,24 @@ def test_all_of_a_list_without_seats_for_all_is_refused(server, install, record,
             "code": 503,
             "type": "ServiceUnavailableException",
             "message": f'The queue of model "{name}" has capacity for 8 more requests, and the '
-            "list has more items. Send fewer items, or set a larger jobQueueSize.",
+            "list has more items. Send fewer items, or set a larger jobQueueSize in "
+            f"model-config.yaml or with PUT /models/{name}?job_queue_size=NUMBER.",
         }
     assert record.read_text() == ""
     answer = server.predict(name, json=make([order] * 8))
     assert answer.status_code == 200
     assert len(record.read_text().split()) == 8
+
+
+def test_a_client_batch_is_answered_after_the_change_that_its_refusal_names(server, install):
+    name = install(batch_size=8, compiled_batch_sizes="1,4,8", max_batch_delay=0)
+    batch = [{"n": number} for number in range(1024)]
+    refused = server.predict(name, json=batch)
+    assert refused.status_code == 503
+    (change,) = re.findall(r"PUT (\S+=)NUMBER", refused.json()["message"])
+    assert server.management("PUT", f"{change}1024").status_code == 200
+    answer = server.predict(name, json=batch)
+    assert (answer.status_code, len(answer.json())) == (200, 1024)
 
 
 def test_a_list_needs_seats_beside_those_that_wait(server, install, background, gate):
