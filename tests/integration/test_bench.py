@@ -217,6 +217,7 @@ def test_tuning(server, install):
     assert status == 0, output + complaints
     assert "Recommended for p99 within 2000 ms" in output
     assert "model-config.yaml:" in output
+    assert f"curl -X POST 'http://127.0.0.1:{server.ports['management']}/models?" in output
     assert settings(server, name) == before
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
@@ -103,7 +104,8 @@ class Bench:
                 self._measure(point)
                 return self.measurements[-1]
 
-            return _run_coroutine(tune(goal, self._search_limits(settings.original), measure))
+            found = _run_coroutine(tune(goal, self._search_limits(settings.original), measure))
+            return replace(found, management_url=self._options.management_url)
 
     def validate(self, points: Sequence[Point]) -> Iterator[Validated]:
         """Compare answers to batched and to single requests, with the settings of each point.

@@ -136,12 +136,14 @@ class Recommendation:
         choice: The recommended settings; None if no point meets the goal.
         trials: All measurements in order.
         reasons: Why points that meet the goal were rejected, if their numbers do not show it.
+        management_url: URL of the server's management listener.
     """
 
     goal: Goal
     choice: Choice | None
     trials: Sequence[Trial]
     reasons: Mapping[Point, str] = field(default_factory=dict)
+    management_url: str = "http://127.0.0.1:8081"
 
     @property
     def nearest(self) -> Measurement | None:
@@ -223,7 +225,11 @@ class Recommendation:
         known = self._values().items()
         values = {_PARAMETERS[name]: item for name, item in known if name in _PARAMETERS}
         query = urlencode({"url": f"{name}.mar", **values})
-        return f"curl -X POST {shlex.quote(f'http://localhost:8081/models?{query}')}"
+        url, options = self.management_url.rstrip("/"), ["-X", "POST"]
+        if url.startswith("unix:"):
+            options += ["--unix-socket", url.removeprefix("unix:")]
+            url = "http://localhost"
+        return shlex.join(["curl", *options, f"{url}/models?{query}"])
 
     def properties_line(self, model: str) -> str:
         """Return the line for config.properties; ``model`` may contain a version."""

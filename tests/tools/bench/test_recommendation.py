@@ -1,5 +1,6 @@
 import json
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
@@ -72,6 +73,21 @@ def test_the_register_call_has_the_parameters_of_a_registration(point: Point) ->
     assert query.pop("initial_workers") == str(point.workers)
     assert query.pop("batch_size") == str(point.batch_size)
     assert query.keys() <= {item.parameter for item in REGISTERED}
+
+
+@pytest.mark.parametrize(
+    ("management_url", "words"),
+    [
+        ("https://models.example:9081/", ["https://models.example:9081/models"]),
+        ("unix:/run/my server/m", ["--unix-socket", "/run/my server/m", "http://localhost/models"]),
+    ],
+)
+def test_the_register_call_goes_to_the_management_listener(
+    management_url: str, words: list[str]
+) -> None:
+    found = replace(recommended(GREEDY), management_url=management_url)
+    *command, url = shlex.split(found.register_call("resnet"))
+    assert [*command, url.partition("?")[0]] == ["curl", "-X", "POST", *words]
 
 
 def test_to_torchserve_nothing_is_said_that_it_does_not_know() -> None:
