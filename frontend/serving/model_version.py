@@ -127,13 +127,15 @@ class ModelVersion:
     def optimal_requests(self) -> int | None:
         """Requests in flight that give nearly all of the throughput now; None if unknown.
 
-        OpenVINO calls it ``optimal_number_of_infer_requests``.
+        At most ``num_requests``, which the clients keep in flight. OpenVINO calls it
+        ``optimal_number_of_infer_requests``.
         """
         size = self.batcher.learning.size_that_pays
         if size is None:
             return None
         beyond_queue = max(0, self.workers.ready * size - self.queue.capacity)
-        return max(0, self.workers.to_saturate(size) - beyond_queue)
+        optimum = max(0, self.workers.to_saturate(size) - beyond_queue)
+        return min(optimum, self.settings.batching.num_requests or optimum)
 
     @property
     def has_capacity(self) -> bool:

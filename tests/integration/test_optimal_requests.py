@@ -66,6 +66,9 @@ def test_what_it_says_follows_settings_workers_and_costs(server, install):
     assert optimum(server, name) == 36
     server.management("PUT", f"/models/{name}?job_queue_size=10")
     assert optimum(server, name) == 28  # there are seats for no more to wait
+    for clients, expected in ((40, 28), (20, 20), (4, 4), (0, 28)):
+        server.management("PUT", f"/models/{name}?num_requests={clients}")
+        assert optimum(server, name) == expected
     server.management("PUT", f"/models/{name}?batch_size=auto&batch_policy=greedy")
     assert optimum(server, name) is None
     server.management("PUT", f"/models/{name}?min_worker=0&batch_size=4&synchronous=true")
