@@ -38,8 +38,11 @@ _TORCHSERVES = (
     "useJobTicket",
     "useVenv",
 )
-#: The settings in a description: TorchServe's, and those that a request can set.
-DESCRIBED = tuple(row for row in SETTINGS if row.key in _TORCHSERVES or "request" in row.sources)
+_OF_ROWS = ("batchDim", "stackInputs")
+#: The settings in a description: TorchServe's, those that a request can set, and those of rows.
+DESCRIBED = tuple(
+    row for row in SETTINGS if row.key in (*_TORCHSERVES, *_OF_ROWS) or "request" in row.sources
+)
 
 
 def describe(model: ModelVersion, gpus: Sequence[Gpu], customized: Any = None) -> dict[str, Any]:
@@ -47,6 +50,7 @@ def describe(model: ModelVersion, gpus: Sequence[Gpu], customized: Any = None) -
     settings, batching, workers = model.settings, model.settings.batching, model.workers
     resolved = settings.values  # makes a dictionary
     values = {row.key: row.write(resolved) for row in DESCRIBED}
+    has_rows = batching.splits_lists or settings.stack_inputs
     values |= {
         "minWorkers": workers.min_workers,
         "maxWorkers": workers.max_workers,
@@ -54,6 +58,9 @@ def describe(model: ModelVersion, gpus: Sequence[Gpu], customized: Any = None) -
         "parallelType": settings.parallel.type if settings.parallel else "",
         "parallelLevel": settings.parallel.level if settings.parallel else 0,
         "deviceType": model.device_type,
+        "batchDim": values["batchDim"] if has_rows else None,
+        "stackInputs": settings.stack_inputs or None,
+        "outstandingBatches": settings.outstanding_batches or workers.max_outstanding,
     }
     return {
         "modelName": model.name,

@@ -27,6 +27,7 @@ from marserve.frontend.errors import MethodNotAllowed, RouteNotFound
 from marserve.frontend.http.requests import HttpRequest
 from marserve.frontend.http.responses import HttpResponse, json_response, text_response
 from marserve.frontend.http.router import Route
+from marserve.frontend.operations.describe import DESCRIBED
 from marserve.frontend.version import __version__
 
 _FOLDER = Path(__file__).with_name("openapi")
@@ -187,7 +188,7 @@ def _resolved(node: Any) -> Any:
     if "$settings" in node.get("properties", ()):
         properties = {key: of for key, of in node["properties"].items() if key != "$settings"}
         required = [*node["required"], *(row.key for row in SAVED if not row.may_be_none)]
-        node = {**node, "required": required, "properties": {**properties, **_described_schemas()}}
+        node = {**node, "required": required, "properties": {**_described_schemas(), **properties}}
     reference = node.get("$ref", _SCHEMAS)
     if reference.startswith(_SCHEMAS):
         return {key: _resolved(value) for key, value in node.items()}
@@ -212,7 +213,7 @@ def _setting_parameters(group: str) -> list[Json]:
 
 
 def _described_schemas() -> dict[str, Json]:
-    return {row.key: {"description": row.help, **row.kind.schema} for row in SAVED}
+    return {row.key: {"description": row.help, **row.kind.schema} for row in DESCRIBED}
 
 
 def _parameter(row: Setting, *, is_registration: bool = False) -> Json:

@@ -118,6 +118,11 @@ class WorkerPool:
         return sum(dispatch.to_saturate(size) for dispatch in self._dispatches)
 
     @property
+    def max_outstanding(self) -> int | None:
+        """Batches, or single requests, that a worker holds at most; None if no worker is ready."""
+        return max((dispatch.limit for dispatch in self._dispatches), default=None)
+
+    @property
     def _dispatches(self) -> Iterator[DispatchStrategy]:
         return (worker.dispatch for worker in self._workers if worker.dispatch is not None)
 

@@ -67,6 +67,7 @@ def test_a_timeout_that_was_asked_for_ends_a_worker_that_owes_too_long(server, h
 def test_a_function_that_is_a_coroutine_serves(server):
     source = "async def handle(data, context):\n    return ['ok'] * len(data or [])\n"
     server.install(source, "coroutine", "asyncCommunication: true\n")
+    assert server.describe("coroutine")["outstandingBatches"] == 1000
     assert ask(server, "coroutine", id="a").content == b"ok"
 
 

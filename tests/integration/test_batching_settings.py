@@ -159,6 +159,24 @@ def test_compiled_sizes_are_padded_for_the_handler_only(server, install, change,
     assert server.ask(name, id=1).json()["batch"] == 1
 
 
+@pytest.mark.parametrize(
+    ("config", "batch_dim", "stack_inputs"),
+    [
+        ("", None, None),
+        ("batchDim: 1\n", None, None),  # it has no effect
+        ("dynamicBatchSize: true\n", 0, None),
+        ("dynamicBatchSize: true\nbatchDim: [1, 0]\n", [1, 0], None),
+        ("stackInputs: true\nbatchDim: 1\n", 1, "numpy"),
+    ],
+)
+def test_describe_shows_how_rows_are_cut_and_stacked(
+    server, install, config, batch_dim, stack_inputs
+):
+    described = server.describe(install(config))
+    assert described.get("batchDim") == batch_dim
+    assert described.get("stackInputs") == stack_inputs
+
+
 def test_a_goal_makes_the_policy_adaptive_and_another_policy_ends_it(server, install, change):
     name = install()
     assert change(name, max_latency_ms=5000).status_code == 200

@@ -42,6 +42,7 @@ MEMBERS = [
     "batchBucketBy",
     "dynamicBatchSize",
     "validateBatching",
+    "outstandingBatches",
     "torchThreads",
     "torchWaitPolicy",
     "batching",

@@ -112,6 +112,23 @@ def test_requests_wait_where_they_can_be_joined_until_the_worker_has_room(
 
 
 @pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ("", 1),
+        ("overlapStages: true\n", 4),
+        ("overlapStages: true\noutstandingBatches: 7\n", 7),
+        ("continuousBatching: true\n", 1),
+    ],
+)
+def test_describe_shows_how_many_batches_a_worker_holds(server, staged, config, expected):
+    name = staged(config).name
+    assert server.describe(name)["outstandingBatches"] == expected
+    server.management("PUT", f"/models/{name}?min_worker=0&synchronous=true")
+    chosen = 7 if "outstandingBatches" in config else None
+    assert server.describe(name).get("outstandingBatches") == chosen
+
+
+@pytest.mark.parametrize(
     "config", ["overlapStages: false\n", "", "overlapStages: auto\n", "outstandingBatches: 3\n"]
 )
 def test_stages_do_not_overlap_unless_they_are_told_to(config, staged, flags, background):

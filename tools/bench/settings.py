@@ -140,6 +140,7 @@ class ServedSettings:
         self._archive_for = archive_for
         self._precision: str | None = None
         self.original = server.describe()
+        self._registered = self.original.registered
 
     def put_back(self) -> None:
         """Restore the original settings.
@@ -187,11 +188,8 @@ class ServedSettings:
 
     def _is_fixed(self, now: ServedModel, wanted: _Wanted) -> bool:
         """Whether a setting changes that cannot be changed while the model is served."""
-        is_live = now.is_live and now.registered == wanted.registered
-        return not is_live and (now.batching, now.registered) != (
-            wanted.batching,
-            wanted.registered,
-        )
+        is_live = now.is_live or now.batching == wanted.batching
+        return not is_live or wanted.registered != self._registered
 
     def _register_again(self, now: ServedModel | None, wanted: _Wanted) -> ServedModel:
         archive = self._archive_of(wanted.precision)
@@ -205,7 +203,7 @@ class ServedSettings:
             **wanted.batching,
             **wanted.registered,
         )
-        self._precision = wanted.precision
+        self._precision, self._registered = wanted.precision, wanted.registered
         return self._server.describe()
 
     def _archive_of(self, precision: str | None) -> str:

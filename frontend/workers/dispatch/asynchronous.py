@@ -29,7 +29,7 @@ _QUARANTINE_SECONDS = 1.0
 class Async(DispatchStrategy):
     """Sends up to ``limit`` single requests to a worker at a time."""
 
-    limit: int = MAX_IN_FLIGHT
+    limit: int = field(default=MAX_IN_FLIGHT, kw_only=True)
     call_model: CallModel = no_calls
     #: An ordered set, in the order of sending.
     _in_flight: dict[Job, None] = field(default_factory=dict, init=False)

@@ -56,6 +56,8 @@ class DispatchStrategy(ABC):
     timeout: float | None
     #: Whether the model has other workers, or will have, to retry jobs.
     has_workers_left: Callable[[], bool]
+    #: The maximum number of batches, or of single requests, that are in flight.
+    limit: int = field(default=1, kw_only=True)
     #: Done when no more batches are accepted and all jobs are answered.
     drained: "asyncio.Future[None]" = field(init=False)
     _is_stopping: bool = field(default=False, init=False)

@@ -31,7 +31,6 @@ class OutstandingBatches(Batched):
     """Keeps up to ``limit`` batches outstanding."""
 
     can_profile: ClassVar[bool] = False  # others would run meanwhile
-    limit: int
     #: Batches behind which the worker has requested another.
     _requested_behind: set[Batch] = field(default_factory=set, init=False)
     _is_requesting: bool = field(default=False, init=False)
