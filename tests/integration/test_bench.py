@@ -323,6 +323,20 @@ def test_a_sweep_leaves_everything_as_it_was(server, install, own):
     assert settings(server, name) == before
 
 
+def test_a_sweep_over_performance_hints(server, install):
+    name = install(handler=ECHO, batch_size=3, max_batch_delay=7)
+    before = settings(server, name)
+    flags = ("--performance-hint", "none,latency,throughput", *SHORT)
+    found = [point["settings"] for point in measured(server, name, *flags)]
+    chosen = ("batch_policy", "batch_size", "max_batch_delay_ms")
+    assert [tuple(each[key] for key in chosen) for each in found] == [
+        (None, None, None),
+        ("adaptive", None, 0),
+        ("adaptive", "auto", None),
+    ]
+    assert settings(server, name) == before
+
+
 def test_a_sweep_over_threads_and_batches_outstanding(server, install):
     name = install(handler=ECHO, batch_size=3, compiled_batch_sizes="1,3", torch_threads=2)
     before = settings(server, name)

@@ -127,8 +127,9 @@ class Bench:
     def _search_limits(self, model: ServedModel) -> Limits:
         options = self._options
         usual = Limits()
+        sizes = [size for size in options.batch_size if isinstance(size, int)]
         return Limits(
-            max_batch_size=max(options.batch_size, default=usual.max_batch_size),
+            max_batch_size=max(sizes, default=usual.max_batch_size),
             max_workers=max(options.workers, default=max(1, model.scale["max_worker"])),
             is_adaptive=model.is_live,
             queue_size=model.queue_size or usual.queue_size,

@@ -12,25 +12,25 @@ class Point:
     Attributes:
         clients: Connections with one request in flight each; None for an open loop.
         rate: Requests per second, sent independently of the answers; None for a closed loop.
-        batch_size: The model's maximum batch size.
+        batch_size: The model's maximum batch size; "auto": found by measuring (marserve only).
         max_batch_delay_ms: The model's maximum batch delay, milliseconds.
         workers: The model's number of workers.
         precision: The model's precision, a name that handlers accept.
         batch_policy: The model's batch policy (marserve only; TorchServe has only "fixed").
         max_latency_ms: The latency goal of the policy "adaptive", milliseconds (marserve only).
-        torch_threads: Threads of torch in each worker (marserve only).
+        torch_threads: Threads of torch in each worker, or "auto" (marserve only).
         outstanding_batches: Batches sent to a worker before it answers (marserve only).
     """
 
     clients: int | None = None
     rate: float | None = None
-    batch_size: int | None = None
+    batch_size: int | str | None = None
     max_batch_delay_ms: float | None = None
     workers: int | None = None
     precision: str | None = None
     batch_policy: str | None = None
     max_latency_ms: float | None = None
-    torch_threads: int | None = None
+    torch_threads: int | str | None = None
     outstanding_batches: int | None = None
 
 

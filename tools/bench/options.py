@@ -11,23 +11,31 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
 
-from marserve.frontend.configuration.model_schema import BATCH_POLICIES
+from marserve.frontend.configuration.models_key import TORCHSERVES
+from marserve.frontend.configuration.setting import Setting
+from marserve.frontend.configuration.setting_kinds import AUTOMATIC
 from marserve.tools.bench.errors import BenchError
 from marserve.tools.bench.generator.destination import Destination
 from marserve.tools.bench.generator.load import Arrivals
 from marserve.tools.bench.payloads import KINDS
-from marserve.tools.bench.points import Sweep
+from marserve.tools.bench.points import HINT_ROW, SERVER_ROWS, Sweep
 from marserve.tools.files import read_file
 
 _CLIENTS = (8,)
 _SECONDS = 10.0
 _CORES_PER_PROCESS = 4  # three of four cores are left to the server
 _HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):\s*(.*)", re.ASCII)
-_CHOSEN_BY_TUNING = ("clients", "rate", "max_batch_delay", "batch_policy", "max_latency_ms")
+_CHOSEN_BY_TUNING = (
+    "clients",
+    "rate",
+    "performance_hint",
+    "max_batch_delay",
+    "batch_policy",
+    "max_latency_ms",
+)
 _OF_MEASURING = ("tune", "rate", "json", "csv", "html", "output_dir")
 # Options of other servers and the corresponding ones here, as in docs/batching.md.
 _OTHER_SERVERS = {
-    "--performance-hint": "--batch-policy adaptive, for latency with --max-batch-delay 0",
     "--batchable": "--batch-policy adaptive, or --batch-size 1",
     "--allow-auto-batching": "--batch-size",
     "--dynamic-batch-size": "dynamic_batch_size of POST and PUT /models",
@@ -72,13 +80,14 @@ class Options(argparse.Namespace):
     processes: int
     max_error_percent: float
 
-    batch_size: list[int]
+    performance_hint: list[str]
+    batch_size: list[int | str]
     max_batch_delay: list[int]
     batch_policy: list[str]
     max_latency_ms: list[int]
     workers: list[int]
     precision: list[str]
-    torch_threads: list[int]
+    torch_threads: list[int | str]
     outstanding_batches: list[int]
     register: str
 
@@ -123,6 +132,7 @@ class Options(argparse.Namespace):
         return Sweep(
             clients=self.clients or (() if self.rate else _CLIENTS),
             rates=self.rate,
+            performance_hints=self.performance_hint,
             batch_sizes=self.batch_size,
             max_batch_delays_ms=self.max_batch_delay,
             batch_policies=self.batch_policy,
@@ -176,6 +186,8 @@ def _wrong_with_tuning(options: Options) -> str:
     chosen = [item for item in _CHOSEN_BY_TUNING if getattr(options, item)]
     if options.repeat > 1:
         chosen.append("repeat")
+    if AUTOMATIC in options.batch_size:
+        chosen.append("batch_size=auto")
     if chosen:
         return f"--{chosen[0].replace('_', '-')}: that is what --tune chooses."
     return "--tune is for one --precision." if len(options.precision) > 1 else ""
@@ -328,35 +340,15 @@ def _add_load(group: Any) -> None:
 
 def _add_settings(group: Any) -> None:
     add = group.add_argument
-    add(
-        "--batch-size",
-        "--max-batch-size",
-        type=_several(_positive(int)),
-        default=[],
-        metavar="N,...",
-        help="* maximum number of requests in a batch",
-    )
-    add(
-        "--max-batch-delay",
-        type=_several(_whole),
-        default=[],
-        metavar="MS,...",
-        help="* milliseconds that a batch waits for further requests",
-    )
-    add(
-        "--batch-policy",
-        type=_several(_policy),
-        default=[],
-        metavar="NAME,...",
-        help=f"* of marserve: {', '.join(BATCH_POLICIES)}",
-    )
-    add(
-        "--max-latency-ms",
-        type=_several(_whole),
-        default=[],
-        metavar="MS,...",
-        help="* of marserve: the latency goal of its policy adaptive",
-    )
+    for row in (HINT_ROW, *SERVER_ROWS.values()):
+        only = "" if row.key in TORCHSERVES else "; marserve only"
+        add(
+            *(f"--{name.replace('_', '-')}" for name in row.parameters),
+            type=_several(_value_of(row)),
+            default=[],
+            metavar="VALUE,...",
+            help=f"* {row.help.removesuffix('.')} ({row.kind.rule}{only})",
+        )
     add(
         "--workers",
         type=_several(_positive(int)),
@@ -370,20 +362,6 @@ def _add_settings(group: Any) -> None:
         default=[],
         metavar="NAME,...",
         help="* of marserve: fp32, bf16, fp16; needs --register with a path",
-    )
-    add(
-        "--torch-threads",
-        type=_several(_positive(int)),
-        default=[],
-        metavar="N,...",
-        help="* of marserve: threads of torch in a worker",
-    )
-    add(
-        "--outstanding-batches",
-        type=_several(_positive(int)),
-        default=[],
-        metavar="N,...",
-        help="* of marserve: batches sent to a worker before it answers",
     )
     add(
         "--register",
@@ -483,11 +461,6 @@ def _not_negative(text: str) -> float:
     return value
 
 
-def _whole(text: str) -> int:
-    value: int = _number(int, text, 0, "a whole number, 0 or more")
-    return value
-
-
 def _percent(text: str) -> float:
     value: float = _number(float, text, 0, "a number from 0 to 100")
     if value > 100:
@@ -495,10 +468,14 @@ def _percent(text: str) -> float:
     return value
 
 
-def _policy(text: str) -> str:
-    if text not in BATCH_POLICIES:
-        raise argparse.ArgumentTypeError(f"{text!r} is not one of {', '.join(BATCH_POLICIES)}")
-    return text
+def _value_of(row: Setting) -> Callable[[str], Any]:
+    def read(text: str) -> Any:
+        value = row.kind.parse(text)
+        if not row.kind.accepts(value):
+            raise argparse.ArgumentTypeError(f"{text!r} is not {row.kind.rule}")
+        return value
+
+    return read
 
 
 def _name(text: str) -> str:

@@ -1,14 +1,28 @@
 """The points of a sweep: the cross product of the values of all settings."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
+from marserve.frontend.configuration.model_schema import BY_KEY
+from marserve.frontend.configuration.setting import Setting
+from marserve.frontend.configuration.setting_kinds import AUTOMATIC
 from marserve.tools.bench.measurement import Point
 
 #: The policy that has a latency goal.
 WITH_GOAL = "adaptive"
+#: The server's settings that points have, by attribute of `Point`.
+SERVER_ROWS: Mapping[str, Setting] = {
+    "batch_size": BY_KEY["batchSize"],
+    "batch_policy": BY_KEY["batchPolicy"],
+    "max_batch_delay_ms": BY_KEY["maxBatchDelay"],
+    "max_latency_ms": BY_KEY["maxLatencyMs"],
+    "torch_threads": BY_KEY["torchThreads"],
+    "outstanding_batches": BY_KEY["outstandingBatches"],
+}
+#: A performance hint is no setting of a point; it stands for others.
+HINT_ROW = BY_KEY["performanceHint"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,13 +31,14 @@ class Sweep:
 
     clients: Sequence[int] = ()
     rates: Sequence[float] = ()
-    batch_sizes: Sequence[int] = ()
+    performance_hints: Sequence[str] = ()
+    batch_sizes: Sequence[int | str] = ()
     max_batch_delays_ms: Sequence[int] = ()
     batch_policies: Sequence[str] = ()
     max_latencies_ms: Sequence[int] = ()
     workers: Sequence[int] = ()
     precisions: Sequence[str] = ()
-    torch_threads: Sequence[int] = ()
+    torch_threads: Sequence[int | str] = ()
     outstanding_batches: Sequence[int] = ()
 
     def points(self) -> list[Point]:
@@ -33,6 +48,7 @@ class Sweep:
             "torch_threads": self.torch_threads,
             "outstanding_batches": self.outstanding_batches,
             "workers": self.workers,
+            "performance_hint": self.performance_hints,
             "batch_size": self.batch_sizes,
             "batch_policy": self.batch_policies,
             "max_latency_ms": self.max_latencies_ms,
@@ -42,11 +58,24 @@ class Sweep:
         loads += [Point(rate=rate) for rate in self.rates]
         combined = product(*(values or (None,) for values in settings.values()))
         points = (
-            _without_unused_goal(replace(load, **dict(zip(settings, values, strict=True))))
+            _without_unused_goal(
+                replace(load, **_chosen(**dict(zip(settings, values, strict=True))))
+            )
             for values in combined
             for load in loads
         )
         return list(dict.fromkeys(points))
+
+
+def _chosen(*, performance_hint: str | None, **settings: Any) -> dict[str, Any]:
+    """Return the settings, where None with those that the hint stands for."""
+    means = HINT_ROW.read(performance_hint or "none")
+    hinted = {
+        "batch_policy": means.get("policy"),
+        "batch_size": AUTOMATIC if means.get("is_automatic") else None,
+        "max_batch_delay_ms": means.get("delay"),  # 0 in any unit
+    }
+    return hinted | {name: value for name, value in settings.items() if value is not None}
 
 
 def _without_unused_goal(point: Point) -> Point:

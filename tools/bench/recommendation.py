@@ -8,6 +8,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from marserve.tools.bench.measurement import Measurement, Point
+from marserve.tools.bench.points import SERVER_ROWS
 from marserve.tools.bench.reports.columns import aligned
 from marserve.tools.bench.reports.summary import (
     FAILED,
@@ -27,21 +28,11 @@ assert [item.name for item in LOAD] == ["clients", "rate"]
 # Precision has neither: the handler reads it from model-config.yaml.
 _PARAMETERS = {
     "workers": "initial_workers",
-    "batch_size": "batch_size",
-    "batch_policy": "batch_policy",
-    "max_batch_delay_ms": "max_batch_delay",
-    "max_latency_ms": "max_latency_ms",
-    "torch_threads": "torch_threads",
-    "outstanding_batches": "outstanding_batches",
+    **{name: row.parameter for name, row in SERVER_ROWS.items()},
 }
 _KEYS = {
     "workers": ("minWorkers", "maxWorkers"),
-    "batch_size": ("batchSize",),
-    "batch_policy": ("batchPolicy",),
-    "max_batch_delay_ms": ("maxBatchDelay",),
-    "max_latency_ms": ("maxLatencyMs",),
-    "torch_threads": ("torchThreads",),
-    "outstanding_batches": ("outstandingBatches",),
+    **{name: (row.key,) for name, row in SERVER_ROWS.items()},
 }
 
 #: Rate of the confirming open loop as a share of the throughput at full load.
@@ -312,7 +303,7 @@ def bare(point: Point) -> Point:
     return replace(point, clients=None, rate=None)
 
 
-def _size(point: Point) -> tuple[int | None, int | None]:
+def _size(point: Point) -> tuple[int | None, int | str | None]:
     return point.workers, point.batch_size
 
 

@@ -6,14 +6,15 @@ which are fixed for the life of a worker, and for the precision in the archive's
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
+from marserve.frontend.configuration.setting_kinds import AUTOMATIC
 from marserve.tools.bench.errors import BenchError
 from marserve.tools.bench.measurement import Point
 from marserve.tools.bench.model_server import ModelServer, ServedModel
-from marserve.tools.bench.points import WITH_GOAL
+from marserve.tools.bench.points import SERVER_ROWS, WITH_GOAL
 
 #: The precision while one archive is replaced by another; equals no precision of a point.
 _NO_ARCHIVE = "\0"
@@ -39,33 +40,18 @@ class _Wanted:
         return self.scale["min_worker"]
 
 
-def _parameters(point: Point) -> dict[str, str]:
-    """Return the batching settings of a point by parameter."""
-    return _texts(
-        {
-            "batch_size": point.batch_size,
-            "max_batch_delay": point.max_batch_delay_ms,
-            "batch_policy": point.batch_policy,
-            "max_latency_ms": point.max_latency_ms,
-        }
-    )
-
-
-def _registered(point: Point) -> dict[str, str]:
-    """Return the settings of a point that only a registration can set, by parameter."""
-    return _texts(
-        {
-            "torch_threads": point.torch_threads,
-            "outstanding_batches": point.outstanding_batches,
-        }
-    )
-
-
-def _texts(values: Mapping[str, int | float | str | None]) -> dict[str, str]:
-    numbers = {
-        name: f"{value:.0f}" for name, value in values.items() if isinstance(value, int | float)
+def _parameters(point: Point, *, is_live: bool) -> dict[str, str]:
+    """Return the settings of a point that are live, or that only a registration can set."""
+    values = {
+        row.parameter: getattr(point, name)
+        for name, row in SERVER_ROWS.items()
+        if row.is_live is is_live
     }
-    return numbers | {name: value for name, value in values.items() if isinstance(value, str)}
+    return {
+        name: value if isinstance(value, str) else f"{value:.0f}"
+        for name, value in values.items()
+        if value is not None
+    }
 
 
 def _reconcile_goal(batching: dict[str, str], point: Point) -> None:
@@ -165,12 +151,13 @@ class ServedSettings:
 
     def _wanted(self, point: Point) -> _Wanted:
         batching, scale = {**self.original.batching}, {**self.original.scale}
-        for parameter, value in _parameters(point).items():
-            if parameter not in batching:
-                raise BenchError(f"This server does not support {parameter}; marserve does.")
+        for parameter, value in _parameters(point, is_live=True).items():
+            if parameter not in batching or (value == AUTOMATIC and not self.original.is_live):
+                named = f"{parameter}={value}" if value == AUTOMATIC else parameter
+                raise BenchError(f"This server does not support {named}; marserve does.")
             batching[parameter] = value
         _reconcile_goal(batching, point)
-        registered = {**self.original.registered, **_registered(point)}
+        registered = {**self.original.registered, **_parameters(point, is_live=False)}
         if not self.original.is_live and registered:
             raise BenchError(f"This server does not support {min(registered)}; marserve does.")
         if point.workers is not None:

@@ -77,7 +77,7 @@ class Limits:
     queue_size: int = 100
     allowed_error_share: float = 0.0
     precision: str | None = None
-    torch_threads: Sequence[int] = ()
+    torch_threads: Sequence[int | str] = ()
     outstanding_batches: Sequence[int] = ()
 
 
@@ -205,7 +205,7 @@ class _Search:
 
     def _full_load(self, point: Point) -> Point:
         assert point.workers is not None
-        assert point.batch_size is not None
+        assert isinstance(point.batch_size, int)
         running = point.workers * point.batch_size
         return replace(point, clients=running + min(running, self._limits.queue_size), rate=None)
 
@@ -277,7 +277,7 @@ class _Search:
         if point.clients is None:
             return latency
         assert point.workers is not None
-        assert point.batch_size is not None
+        assert isinstance(point.batch_size, int)
         return latency * 2 * point.workers * point.batch_size / point.clients
 
     def _worth(self, trial: Trial) -> float:

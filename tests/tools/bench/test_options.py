@@ -50,14 +50,29 @@ def test_a_latency_goal_is_combined_with_the_policy_that_has_one() -> None:
     ]
 
 
+def test_a_performance_hint_stands_for_settings_that_are_not_named() -> None:
+    hints = ["--performance-hint", "latency,Throughput,none"]
+    assert read_options(["m", *hints]).sweep.points() == [
+        Point(clients=8, batch_policy="adaptive", max_batch_delay_ms=0),
+        Point(clients=8, batch_policy="adaptive", batch_size="auto"),
+        Point(clients=8),
+    ]
+    named = ["--batch-policy", "greedy", "--batch-size", "4"]
+    assert read_options(["m", *hints, *named]).sweep.points() == [
+        Point(clients=8, batch_policy="greedy", batch_size=4, max_batch_delay_ms=0),
+        Point(clients=8, batch_policy="greedy", batch_size=4),
+    ]
+
+
 @pytest.mark.parametrize(
     ("option", "values", "refused"),
     [
-        ("batch_size", [1, 128], 0),
+        ("performance_hint", ["latency", "THROUGHPUT"], "fast"),
+        ("batch_size", [1, 128, "auto"], 0),
         ("max_batch_delay", [0, 50], -1),
         ("batch_policy", list(BATCH_POLICIES), "best"),
         ("max_latency_ms", [0, 50], -1),
-        ("torch_threads", [1, 2], 0),
+        ("torch_threads", [1, 2, "auto"], 0),
         ("outstanding_batches", [1, 2, 4], 0),
     ],
 )
@@ -141,13 +156,15 @@ def test_a_key_file_that_is_none_is_told(tmp_path: Path, text: str | None) -> No
         (["m", "--input", "a", "--generate", "json"], "exclude each other"),
         (["m", "--path", "predictions/m"], "must begin with a slash"),
         (["m", "--client", "5"], "unrecognized arguments: --client 5 (did you mean --clients?)"),
-        (["m", "--performance_hint=latency"], "(here it is --batch-policy adaptive, for latency"),
+        (["m", "--performance_hint=latency"], "(did you mean --performance-hint?)"),
+        (["m", "--batch-size", "0"], "'0' is not a whole number, 1 or more, or auto"),
         (["m", "--nireq", "4"], "(here it is --clients)"),
         (["m", "--xyzzy"], "unrecognized arguments: --xyzzy\n"),
         (["m", "--tolerance", "1"], "--tolerance is for --validate."),
         (["m", "--percentile", "90"], "--percentile is for --tune"),
         (["m", "--tune", "5", "--clients", "5"], "--clients: that is what --tune chooses"),
         (["m", "--tune", "5", "--max-batch-delay", "0"], "--max-batch-delay: that is what"),
+        (["m", "--tune", "5", "--batch-size", "8,auto"], "--batch-size=auto: that is what --tune"),
         (["m", "--tune", "5", "--repeat", "2"], "--repeat: that is what --tune chooses"),
         (["m", "--tune", "5", "--precision", "fp32,bf16"], "--tune is for one --precision"),
     ],

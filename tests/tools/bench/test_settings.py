@@ -231,6 +231,7 @@ def test_a_server_that_keeps_what_it_had_is_told() -> None:
     [
         (Point(batch_policy="adaptive"), "batch_policy"),
         (Point(max_latency_ms=5), "max_latency_ms"),
+        (Point(batch_size="auto"), "batch_size=auto"),
         (Point(precision="bf16"), "precision"),
         (Point(torch_threads=1), "torch_threads"),
     ],

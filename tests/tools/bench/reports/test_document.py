@@ -45,9 +45,10 @@ def rows_of(found: Session) -> list[dict[str, str]]:
         sweep(repeat=2),
         session(run(latencies_ms=[])),
         session(REFUSED),
+        session(run(Point(clients=1, batch_size="auto", torch_threads="auto"))),
         session(run(mean_batch=2.5, first_inference_ms=9, timeline=[2, 2], errors={"503": 1})),
     ],
-    ids=["nothing", "sweep", "no answers", "refused", "all figures"],
+    ids=["nothing", "sweep", "no answers", "refused", "automatic", "all figures"],
 )
 @pytest.mark.parametrize("recommendation", [None, FOUND, Recommendation(GOAL, None, [])])
 def test_json_is_what_the_schema_in_docs_says(
