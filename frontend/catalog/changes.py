@@ -111,15 +111,8 @@ class CatalogChanges(ModelChanges):
 
     async def _reconfigure(self, name: str, version: str | None, changes: Fields) -> ModelVersion:
         model = self.registry.find(name, version)
-        settings = changed_settings(model, changes)
-        before = chosen_settings(model.settings)
-        # Dependent settings too: another server may start from other settings.
-        chosen = {
-            attribute: value
-            for attribute, value in chosen_settings(settings).items()
-            if attribute not in before or before[attribute] != value
-        }
-        await self._change(name, model.version, with_settings(name, model.version, chosen))
+        changed_settings(model, changes)  # refuses those that contradict others
+        await self._change(name, model.version, with_settings(name, model.version, changes))
         return self.registry.find(name, version)
 
     async def _change(self, name: str, version: str | None, edit: Edit) -> None:

@@ -176,8 +176,10 @@ class Convergence:
                 old = self._registry.find(name, version)
                 model = await manager.replace(old, registration_of(name, version, entry))
                 self._entries[model] = entry
-            case Reconfigure(_, entry, changes):
-                self._entries[await manager.reconfigure(name, version, changes)] = entry
+            case Reconfigure(_, entry):
+                self._entries[
+                    await manager.reconfigure_from_catalog(name, version, entry.settings)
+                ] = entry
             case Scale(_, entry):
                 assert entry.workers is not None
                 self._entries[await self._scale(name, version, *entry.workers)] = entry

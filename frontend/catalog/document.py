@@ -20,9 +20,8 @@ from marserve.frontend.configuration.model_schema import (
     BY_SPELLING,
     MAX_WORKERS,
     SETTINGS,
-    read_with_foreign,
 )
-from marserve.frontend.configuration.setting import Fields, wrong_value
+from marserve.frontend.configuration.setting import Fields, read_settings, wrong_value
 from marserve.frontend.configuration.setting_kinds import AUTOMATIC, is_whole
 from marserve.frontend.configuration.unread_keys import advice_for_model
 from marserve.frontend.logs.formats import excerpt
@@ -32,7 +31,7 @@ MAX_BYTES = 4 << 20
 WORKERS = ("minWorkers", "maxWorkers")
 #: The settings that an entry may have, except for its workers.
 ROWS = tuple(row for row in SETTINGS if "models" in row.sources and row.key not in WORKERS)
-_SPELLINGS = {  # of foreign settings, too
+_SPELLINGS = {
     name: row
     for name, row in BY_SPELLING.items()
     if "models" in row.sources and row.key not in WORKERS
@@ -187,7 +186,7 @@ def _read_entry(members: Mapping[str, Any]) -> CatalogEntry:
         raise ValueError("null is not a value of a setting; leave it out.")
     rows = {_SPELLINGS[key].key: _SPELLINGS[key] for key in values}
     own = {name: members[key] for key, name in _ATTRIBUTES.items() if key in members}
-    settings = read_with_foreign(rows.values(), values)
+    settings = read_settings(rows.values(), values, names=lambda row: row.spellings)
     return CatalogEntry(**own, workers=_read_workers(members), settings=settings)
 
 

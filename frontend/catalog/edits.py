@@ -10,6 +10,7 @@ from marserve.frontend.catalog.document import (
     CatalogEntry,
     CatalogModel,
     WrongCatalog,
+    as_read,
 )
 from marserve.frontend.configuration.model_schema import SETTINGS
 from marserve.frontend.configuration.setting import Fields, Setting
@@ -19,7 +20,8 @@ from marserve.frontend.errors import (
     VersionConflict,
     VersionNotFound,
 )
-from marserve.frontend.settings.model_settings import CATALOG, ModelSettings
+from marserve.frontend.settings.layers import CATALOG, REQUEST, merged
+from marserve.frontend.settings.model_settings import ModelSettings
 
 #: Returns a changed catalog, or raises the ServeError for the client, or WrongCatalog.
 Edit = Callable[[Catalog], Catalog]
@@ -52,7 +54,7 @@ def with_settings(name: str, version: str | None, changes: Fields) -> Edit:
     """Change settings of a version; None: the default version."""
 
     def change(entry: CatalogEntry) -> CatalogEntry:
-        return replace(entry, settings={**entry.settings, **changes})
+        return as_read(replace(entry, settings=merged(entry.settings, changes)))
 
     return partial(_changed, name, version, change)
 
@@ -97,7 +99,7 @@ def find(catalog: Catalog, name: str, version: str | None) -> tuple[CatalogModel
 def chosen_settings(settings: ModelSettings) -> Fields:
     """Return the settings of a model that requests or a catalog have set, by attribute."""
     values, origins = settings.values, settings.origins
-    chosen = (row for row in ROWS if origins.get(row.name) in ("request", CATALOG))
+    chosen = (row for row in ROWS if origins.get(row.name) in (REQUEST, CATALOG))
     return {name: values[name] for name in _attributes(chosen)}
 
 

@@ -46,11 +46,8 @@ class Scale(EntryStep):
     """Change the number of workers of a version."""
 
 
-@dataclass(frozen=True)
 class Reconfigure(EntryStep):
     """Change settings of a version while it is served."""
-
-    changes: Fields
 
 
 def plan(wanted: CatalogModel | None, registered: CatalogModel | None) -> list[Step]:
@@ -81,9 +78,9 @@ def _steps_of(version: str, present: CatalogEntry | None, wanted: CatalogEntry) 
     elif not can_become(present, wanted):
         yield Replace(version, wanted)
     else:
-        if changes := _changes(present, wanted):
+        if present.settings != wanted.settings:
             present = replace(present, settings=wanted.settings)
-            yield Reconfigure(version, present, changes)
+            yield Reconfigure(version, present)
         if wanted.workers is not None and wanted.workers != present.workers:
             yield Scale(version, wanted)
 
@@ -91,22 +88,13 @@ def _steps_of(version: str, present: CatalogEntry | None, wanted: CatalogEntry) 
 def can_become(present: CatalogEntry, wanted: CatalogEntry) -> bool:
     """Return whether a version can change from one entry to another while it is served.
 
-    The value of a setting that is no longer set comes from the archive or the configuration, which
-    only a new registration reads.
+    The value of another setting that is no longer set comes from the archive or the configuration,
+    which only a new registration reads.
     """
     is_same = replace(present, workers=wanted.workers, settings=wanted.settings) == wanted
-    if not is_same or (present.workers is not None and wanted.workers is None):
-        return False
-    dropped = present.settings.keys() - wanted.settings.keys()
-    if wanted.settings.get("is_automatic"):
-        dropped -= {"size"}  # measured from now on
-    return not dropped and _changes(present, wanted).keys() <= LIVE_ATTRIBUTES
+    is_unset = present.workers is not None and wanted.workers is None
+    return is_same and not is_unset and _fixed(present) == _fixed(wanted)
 
 
-def _changes(present: CatalogEntry, wanted: CatalogEntry) -> Fields:
-    missing = object()
-    return {
-        name: value
-        for name, value in wanted.settings.items()
-        if present.settings.get(name, missing) != value
-    }
+def _fixed(entry: CatalogEntry) -> Fields:
+    return {name: value for name, value in entry.settings.items() if name not in LIVE_ATTRIBUTES}

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from marserve.frontend.configuration.other_servers import FOREIGN_SETTINGS, check_foreign
+from marserve.frontend.configuration.other_servers import ForeignValues, check_foreign
 from marserve.frontend.configuration.setting import (
     Fields,
     OnWrong,
@@ -104,7 +104,7 @@ def _spread_size(value: Any) -> Fields:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BatchingValues:
+class BatchingValues(ForeignValues):
     """How the requests of a model version become batches. Times in seconds; 0 for none."""
 
     #: The maximum that is tried, if it is automatic (``batch_size=auto``).
@@ -405,14 +405,12 @@ class ModelValues:
 
 BATCHING = rows_of(BatchingValues)
 SETTINGS = (*BATCHING, *rows_of(ModelValues))
-#: The settings of changes of a served model; foreign settings come first, so that ours win.
-LIVE = (*FOREIGN_SETTINGS, *(row for row in SETTINGS if row.is_live))
+#: The settings of changes of a served model.
+LIVE = tuple(row for row in SETTINGS if row.is_live)
 #: The settings of requests to register a model.
-REGISTERED = (*FOREIGN_SETTINGS, *(row for row in SETTINGS if "request" in row.sources))
+REGISTERED = tuple(row for row in SETTINGS if "request" in row.sources)
 #: The rows by their names in yaml and JSON.
-BY_KEY: Mapping[str, Setting] = {
-    key: row for row in (*FOREIGN_SETTINGS, *SETTINGS) for key in row.keys
-}
+BY_KEY: Mapping[str, Setting] = {key: row for row in SETTINGS for key in row.keys}
 #: The rows by all spellings; the usual ones are last.
 BY_SPELLING: Mapping[str, Setting] = {
     **{name: row for row in BY_KEY.values() for name in row.spellings if name not in row.keys},
@@ -420,25 +418,17 @@ BY_SPELLING: Mapping[str, Setting] = {
 }
 
 
-def read_with_foreign(
+def read_consistent(
     rows: Iterable[Setting],
     values: Mapping[str, Any],
     on_wrong: OnWrong = refuse_value,
     names: Callable[[Setting], Sequence[str]] = lambda row: row.spellings,
 ) -> Fields:
-    """Return the settings of one source, foreign ones included (`read_settings`).
+    """Return the settings of one source (`read_settings`).
 
     Raises:
-        ValueError: A value is wrong, or two settings contradict each other.
+        ValueError: A value is wrong, or a foreign setting excludes one of ours.
     """
-    settings = read_settings(
-        [row for row in rows if row not in FOREIGN_SETTINGS], values, on_wrong, names
-    )
-    foreign = {
-        row.name: values[name]
-        for row in FOREIGN_SETTINGS
-        for name in names(row)
-        if values.get(name) is not None
-    }
-    check_foreign(foreign, settings)
-    return {**read_settings(FOREIGN_SETTINGS, values, on_wrong, names), **settings}
+    found = read_settings(rows, values, on_wrong, names)
+    check_foreign(found)
+    return found

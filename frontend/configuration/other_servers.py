@@ -1,13 +1,15 @@
 """The batching settings of other servers: their meaning here, or our name for them.
 
-A foreign setting has no value; it sets values of our settings. In one source, our settings take
-precedence over foreign ones, and a specific foreign setting over a general one.
+A foreign setting sets values of our settings. In one source, our settings take precedence over
+foreign ones, and a specific foreign setting over a general one. Those of the strongest source that
+has any replace those of all others.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from marserve.frontend.configuration.setting import Fields, Setting, camel_case
+from marserve.frontend.configuration.setting import Fields, rows_of, setting
 from marserve.frontend.configuration.setting_kinds import FLAG, Kind, word
 
 LATENCY, THROUGHPUT = "latency", "throughput"
@@ -15,52 +17,57 @@ LATENCY, THROUGHPUT = "latency", "throughput"
 _CUMULATIVE = "cumulative_throughput"
 # As in OpenVINO, in any case of letters.
 _HINTS = word(LATENCY, THROUGHPUT, _CUMULATIVE, "none", "undefined", any_case=True)
-_ADAPTIVE = "adaptive"
-_ONE: Fields = {"size": 1, "is_automatic": False}
-_HINTED: Mapping[str, Fields] = {
-    # No request waits; a batch is the requests that arrived while the worker was busy.
-    LATENCY: {"policy": _ADAPTIVE, "delay": 0.0},
-    THROUGHPUT: {"policy": _ADAPTIVE, "is_automatic": True},
-    _CUMULATIVE: {"policy": _ADAPTIVE, "is_automatic": True},
-}
 
 
-def _foreign(name: str, kind: Kind, text: str, means: Mapping[Any, Fields]) -> Setting:
-    return Setting(
-        attribute=name,
-        key=camel_case(name),
-        kind=kind,
-        help=text,
-        sources=("request", "yaml", "models"),
-        name=name,
-        parameter=name,
-        is_live=True,
-        is_strict=True,
-        spread=lambda value: means.get(value, {}),
+def _foreign(key: str, kind: Kind, text: str) -> Any:
+    sources = ("request", "yaml", "models")
+    return setting(key, kind, None, text, sources, is_live=True, is_strict=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForeignValues:
+    """The settings of other servers; None: not set."""
+
+    performance_hint: str | None = _foreign(
+        "performanceHint",
+        _HINTS,
+        "OpenVINO's: sets what no other setting sets; see docs/batching.md.",
+    )
+    allow_auto_batching: bool | None = _foreign(
+        "allowAutoBatching",
+        FLAG,
+        "OpenVINO's: false is a batch size of 1 unless one is set, true the default.",
+    )
+    batchable: bool | None = _foreign(
+        "batchable", FLAG, "BentoML's: true is the adaptive policy, false a batch size of 1."
     )
 
 
-#: The most general first.
-FOREIGN_SETTINGS = (
-    _foreign(
-        "performance_hint",
-        _HINTS,
-        "OpenVINO's: sets what no other setting sets; see docs/batching.md.",
-        _HINTED,
-    ),
-    _foreign(
-        "allow_auto_batching",
-        FLAG,
-        "OpenVINO's: false is a batch size of 1 unless one is set, true the default.",
-        {False: _ONE},
-    ),
-    _foreign(
-        "batchable",
-        FLAG,
-        "BentoML's: true is the adaptive policy, false a batch size of 1.",
-        {True: {"policy": _ADAPTIVE}, False: _ONE},
-    ),
-)
+FOREIGN_SETTINGS = rows_of(ForeignValues)
+
+_ADAPTIVE: Fields = {"policy": "adaptive"}
+_ONE: Fields = {"size": 1, "is_automatic": False}
+# By value; the most general first.
+_MEANINGS: Mapping[str, Mapping[Any, Fields]] = {
+    "performance_hint": {
+        # No request waits; a batch is the requests that arrived while the worker was busy.
+        LATENCY: {**_ADAPTIVE, "delay": 0.0},
+        THROUGHPUT: {**_ADAPTIVE, "is_automatic": True},
+        _CUMULATIVE: {**_ADAPTIVE, "is_automatic": True},
+    },
+    "allow_auto_batching": {False: _ONE},
+    "batchable": {True: _ADAPTIVE, False: _ONE},
+}
+#: The attributes of foreign settings.
+FOREIGN = frozenset(_MEANINGS)
+
+
+def meanings(values: Fields) -> Iterator[tuple[str, Fields]]:
+    """Yield each foreign setting among values, and what it sets; the strongest last."""
+    for name, by_value in _MEANINGS.items():
+        if name in values:
+            yield name, by_value.get(values[name], {})
+
 
 _DELAY = "here it is max_batch_delay, in milliseconds"
 _QUEUE = "here it is job_queue_size, in requests"
@@ -85,10 +92,10 @@ FOREIGN_NAMES = {
 }
 
 
-def check_foreign(words: Fields, settings: Fields) -> None:
-    """Raise ValueError if foreign settings, by name, exclude a setting of the same source."""
+def check_foreign(settings: Fields) -> None:
+    """Raise ValueError if foreign settings exclude another setting of the same source."""
     is_automatic = settings.get("is_automatic", False)
-    if words.get("batchable") is False and (is_automatic or settings.get("size", 1) > 1):
+    if settings.get("batchable") is False and (is_automatic or settings.get("size", 1) > 1):
         raise ValueError("batchable=false is a batch size of 1, but another one is given.")
-    if words.get("allow_auto_batching") is False and is_automatic:
+    if settings.get("allow_auto_batching") is False and is_automatic:
         raise ValueError("allow_auto_batching=false and batch_size=auto contradict each other.")

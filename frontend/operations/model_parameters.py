@@ -13,7 +13,7 @@ from marserve.frontend.configuration.model_schema import (
     MAX_WORKERS,
     REGISTERED,
     SETTINGS,
-    read_with_foreign,
+    read_consistent,
 )
 from marserve.frontend.configuration.other_servers import FOREIGN_SETTINGS
 from marserve.frontend.configuration.setting import Fields, Setting
@@ -172,6 +172,6 @@ def _read(
         if is_registration and row.as_configured and not row.kind.accepts(values[row.parameter]):
             values[row.parameter] = parameters.number(row.parameter, row.as_configured)
     try:
-        return read_with_foreign(rows, values, names=_names)
+        return read_consistent(rows, values, names=_names)
     except ValueError as error:
         raise BadRequest(str(error)) from error

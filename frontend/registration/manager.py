@@ -179,9 +179,23 @@ class ModelManager(ModelChanges):
     async def reconfigure(self, name: str, version: str | None, changes: Fields) -> ModelVersion:
         """Change settings of a served model, from the next batch on."""
         model = self._registry.find(name, version)
-        model.reconfigure(changed_settings(model, changes))
+        return await self._set(model, changed_settings(model, changes))
+
+    @_shielded
+    async def reconfigure_from_catalog(
+        self, name: str, version: str, entry: Fields
+    ) -> ModelVersion:
+        """Apply the settings of a changed entry of a catalog, from the next batch on."""
+        model = self._registry.find(name, version)
+        settings = _consistent(model.settings.with_catalog, entry)
+        if settings.batching.max_latency != model.settings.batching.max_latency:
+            _check_goal(model, settings)
+        return await self._set(model, settings)
+
+    async def _set(self, model: ModelVersion, settings: ModelSettings) -> ModelVersion:
+        model.reconfigure(settings)
         await self.snapshots.save()
-        logger.info("Batching of %s %s: %s", model.name, model.version, model.settings.batching)
+        logger.info("Batching of %s %s: %s", model.name, model.version, settings.batching)
         return model
 
     @_shielded
@@ -304,13 +318,17 @@ def changed_settings(model: ModelVersion, changes: Fields) -> ModelSettings:
     Raises:
         BadRequest: They contradict each other, or a latency goal is below the measured costs.
     """
-    try:
-        settings = model.settings.changed(changes)
-    except ValueError as error:
-        raise BadRequest(str(error)) from error
+    settings = _consistent(model.settings.changed, changes)
     if "max_latency" in changes:  # else the error would not be about what was asked for
         _check_goal(model, settings)
     return settings
+
+
+def _consistent(change: Callable[[Fields], ModelSettings], values: Fields) -> ModelSettings:
+    try:
+        return change(values)
+    except ValueError as error:
+        raise BadRequest(str(error)) from error
 
 
 def _check_goal(model: ModelVersion, settings: ModelSettings) -> None:

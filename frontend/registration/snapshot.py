@@ -22,7 +22,8 @@ from marserve.frontend.errors import ServerBusy
 from marserve.frontend.serving.model_version import ModelVersion
 from marserve.frontend.serving.registry import ModelRegistry
 from marserve.frontend.settings.batching_settings import sizes_to_try
-from marserve.frontend.settings.model_settings import SERVER, ModelSettings
+from marserve.frontend.settings.layers import SERVER
+from marserve.frontend.settings.model_settings import ModelSettings
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,6 @@ from urllib.parse import quote
 import yaml
 
 from marserve.frontend.configuration.model_schema import BATCHING, LIVE, REGISTERED
-from marserve.frontend.configuration.other_servers import FOREIGN_SETTINGS
 from marserve.frontend.configuration.saved_models import SAVED
 from marserve.frontend.configuration.setting import Setting
 from marserve.frontend.configuration.setting_kinds import Json, whole
@@ -43,8 +42,8 @@ _LINKS = {
 _OPEN_INFERENCE = {"Management": "repository", "Inference": "open_inference"}
 # By their names in the files of openapi/.
 _GROUPS = {
-    "batching": tuple(row for row in REGISTERED if row in (*BATCHING, *FOREIGN_SETTINGS)),
-    "others": tuple(row for row in REGISTERED if row not in (*BATCHING, *FOREIGN_SETTINGS)),
+    "batching": tuple(row for row in REGISTERED if row in BATCHING),
+    "others": tuple(row for row in REGISTERED if row not in BATCHING),
     "live": LIVE,
 }
 _PAGE = """<!DOCTYPE html>

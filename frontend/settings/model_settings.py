@@ -1,4 +1,4 @@
-"""The settings of a model, resolved from layers: each is a source and the values that it sets.
+"""The settings of a model, resolved from layers.
 
 From the weakest layer to the strongest:
 
@@ -8,8 +8,8 @@ From the weakest layer to the strongest:
     yaml       model-config.yaml; its workers count as a pair only
     request    of a registration: all other settings
     catalog    the entry of the model in a catalog
-    request    later changes
     snapshot   the settings of the model when the snapshot was written
+    request    later changes
 
 The order is TorchServe's, because archives rely on it. Two differences: a yaml without timeouts
 does not replace those of the request and the server by 120 s, and ``maxBatchDelay: 0`` in a yaml
@@ -17,8 +17,8 @@ means 0, not "unset".
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import Any
 
@@ -28,11 +28,11 @@ from marserve.frontend.configuration.config import Config
 from marserve.frontend.configuration.model_schema import (
     SETTINGS,
     Autoscaling,
-    BatchingValues,
     ModelValues,
     TorchRun,
-    read_with_foreign,
+    read_consistent,
 )
+from marserve.frontend.configuration.other_servers import FOREIGN
 from marserve.frontend.configuration.saved_models import SAVED, SavedModel
 from marserve.frontend.configuration.setting import Fields, read_settings
 from marserve.frontend.errors import ArchiveRefused, BadRequest, ServeError
@@ -43,27 +43,28 @@ from marserve.frontend.settings.batching_settings import (
     sizes_to_validate,
     with_size,
 )
+from marserve.frontend.settings.layers import (
+    CATALOG,
+    MODELS,
+    NAMES,
+    REQUEST,
+    SERVER,
+    SNAPSHOT,
+    YAML,
+    Layer,
+    merged,
+    split_batching,
+    split_chosen,
+    with_foreign,
+)
 from marserve.frontend.settings.model_yaml import Warn, check_yaml, log_warning, yaml_settings
 from marserve.frontend.settings.parallel import Parallel
 
-#: A source and the values that it sets.
-Layer = tuple[str, Fields]
-
-#: Sources, as `ModelSettings.origins` has them.
-SERVER, REQUEST, MODELS, YAML = "server", "request", "models", "yaml"
-CATALOG, SNAPSHOT = "catalog", "snapshot"
-
-_BATCHING = frozenset(each.name for each in fields(BatchingValues))
 _WORKERS = ("min_workers", "max_workers")
 _MODES = ("asynchronous", "continuous_batching", "stateful")
 _SIZE = {"size", "is_automatic"}
 #: Settings of a registration that yaml and ``models=`` replace.
 _YIELDING = {row.attribute for row in SETTINGS if REQUEST in row.sources[1:]}
-_NAMES = {
-    **{row.attribute: row.name for row in SETTINGS},
-    "is_automatic": "batch_size",
-    "is_queue_bounded": "job_queue_size",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +77,7 @@ class ModelSettings(ModelValues):
     warnings: tuple[str, ...] = field(compare=False, default=())
     debugged: bool = False  # whether its only worker has the terminal
     origins: Origins = field(compare=False, default_factory=dict)
+    layers: tuple[Layer, ...] = field(compare=False, default=())  # that the batching follows from
 
     @property
     def mode(self) -> str:
@@ -135,13 +137,23 @@ class ModelSettings(ModelValues):
 
     def changed(self, changes: Fields) -> "ModelSettings":
         """Return settings with the changes of a request; ValueError if they contradict others."""
-        settings = self.with_layer((REQUEST, changes)).completed()
-        if settings.stateful and settings.batching.splits_lists:
+        below, chosen = split_chosen(self.layers)
+        return self._with_batching([*below, (REQUEST, merged(chosen, changes))])
+
+    def with_catalog(self, entry: Fields) -> "ModelSettings":
+        """Return settings with the batching of a changed catalog; ValueError as `changed`."""
+        below, _ = split_chosen(self.layers)
+        of_batching, _ = split_batching(entry)
+        return self._with_batching([*below, (CATALOG, of_batching)])
+
+    def _with_batching(self, layers: Sequence[Layer]) -> "ModelSettings":
+        found = self.with_layers(layers).completed()
+        if self.stateful and found.batching.splits_lists:
             raise ValueError(
                 "dynamic_batch_size=true: the model is stateful (sequenceBatching), so that the "
                 "items of a list would be of one sequence."
             )
-        return settings
+        return replace(self, batching=found.batching, origins=found.origins, layers=found.layers)
 
     def restored(self, saved: SavedModel) -> "ModelSettings":
         """Return settings in which those of a snapshot win over every other source.
@@ -152,36 +164,25 @@ class ModelSettings(ModelValues):
             ArchiveRefused: They contradict the archive, which may have changed.
         """
         values = _saved_settings(saved)
-        settings = self
+        differing = {name: value for name, value in values.items() if name in FOREIGN}
         for is_size in (False, True):
+            settings = self.with_layers([*self.layers, (SNAPSHOT, differing)])
             batching = with_size(settings.batching, settings.origins)
-            settings = replace(settings, batching=batching)
-            current = settings.values
-            differing = {
+            current = {**settings.values, **vars(batching)}
+            differing |= {
                 name: value
                 for name, value in values.items()
                 if (name in _SIZE) is is_size and value != current[name]
             }
-            settings = settings.with_layer((SNAPSHOT, differing))
         try:
-            return settings.completed()
+            return self.with_layers([*self.layers, (SNAPSHOT, differing)]).completed()
         except ValueError as error:
             raise ArchiveRefused(str(error)) from error
 
-    def with_layer(self, layer: Layer) -> "ModelSettings":
-        """Return settings with the values of a layer, and those that they imply."""
-        origin, values = layer
-        current = self.values
-        new: dict[str, Any] = with_implied(values)
-        of_batching = {name: value for name, value in new.items() if name in _BATCHING}
-        others = {name: value for name, value in new.items() if name not in _BATCHING}
-        decided = {
-            _NAMES[name]: origin
-            for name, value in new.items()
-            if name in values or value != current[name]
-        }
-        batching = replace(self.batching, **of_batching)
-        return replace(self, **others, batching=batching, origins={**self.origins, **decided})
+    def with_layers(self, layers: Sequence[Layer]) -> "ModelSettings":
+        """Return settings that follow from layers, the weakest first, except for derived ones."""
+        start = replace(self, batching=Batching(), origins={})
+        return replace(reduce(_with_layer, with_foreign(layers), start), layers=tuple(layers))
 
     def completed(self) -> "ModelSettings":
         """Return settings with those that follow from others; ValueError if any contradict."""
@@ -196,7 +197,7 @@ def resolve(layers: Sequence[Layer], start: ModelSettings) -> ModelSettings:
         BadRequest, ArchiveRefused: They contradict each other; the text names fields and values.
     """
     try:
-        return _fold(layers, start)
+        return start.with_layers(layers).completed()
     except ValueError as error:
         raise _refusal(_origin_of(layers, start, error), error) from error
 
@@ -263,8 +264,20 @@ def resolve_settings(
     return replace(settings, warnings=tuple(warnings))
 
 
-def _fold(layers: Iterable[Layer], start: ModelSettings) -> ModelSettings:
-    return reduce(ModelSettings.with_layer, layers, start).completed()
+def _with_layer(settings: ModelSettings, layer: Layer) -> ModelSettings:
+    """Return settings with the values of a layer, and those that they imply."""
+    origin, values = layer
+    current = settings.values
+    new = with_implied(values)
+    of_batching, others = split_batching(new)
+    decided = {
+        NAMES[name]: origin
+        for name, value in new.items()
+        if name in values or value != current[name]
+    }
+    batching = replace(settings.batching, **of_batching)
+    origins = {**settings.origins, **decided}
+    return replace(settings, **others, batching=batching, origins=origins)
 
 
 def _origin_of(layers: Sequence[Layer], start: ModelSettings, error: ValueError) -> str:
@@ -272,7 +285,7 @@ def _origin_of(layers: Sequence[Layer], start: ModelSettings, error: ValueError)
     found, _ = layers[-1]
     for count in range(len(layers) - 1, 0, -1):
         try:
-            _fold(layers[:count], start)
+            start.with_layers(layers[:count]).completed()
         except ValueError as earlier:
             if str(earlier) == str(error):
                 found, _ = layers[count - 1]
@@ -298,7 +311,7 @@ def models_settings(entry: Mapping[str, Any]) -> Fields:
         BadRequest: Two names of one setting have different values.
     """
     try:
-        return read_with_foreign([row for row in SETTINGS if MODELS in row.sources], entry)
+        return read_consistent([row for row in SETTINGS if MODELS in row.sources], entry)
     except ValueError as error:
         raise _refusal(MODELS, error) from error
 

@@ -15,7 +15,7 @@ from marserve.frontend.configuration.model_schema import (
     BY_KEY,
     SETTINGS,
     TorchRun,
-    read_with_foreign,
+    read_consistent,
 )
 from marserve.frontend.configuration.setting import (
     Fields,
@@ -52,7 +52,7 @@ def yaml_settings(parsed: Mapping[str, Any], gpus: int = 0, warn: Warn = log_war
     rows = [on_machine if row.key == on_machine.key else row for row in SETTINGS]
     on_wrong = partial(_on_wrong, warn)
     try:
-        found = dict(read_with_foreign(rows, parsed, on_wrong))
+        found = dict(read_consistent(rows, parsed, on_wrong))
     except ValueError as error:
         raise ArchiveRefused(f"model-config.yaml: {error}") from error
     if "torchrun" in found:

@@ -163,6 +163,40 @@ def test_a_registration_on_one_replica_reaches_all(replicas, wait_for):
         server.stop()
 
 
+def test_a_later_hint_undoes_an_earlier_one_on_all_replicas(replicas, wait_for):
+    two = replicas(2)
+    url = two.pack("hinted", config="maxBatchDelay: 30\n")
+    registered = two[0].register(url, model_name="hinted", initial_workers=1, max_batch_delay=20)
+    assert registered.status_code == 200, registered.text
+    two.wait_served(wait_for, "hinted", "hinted 1.0")
+    workers = [server.describe("hinted")["workers"][0]["pid"] for server in two]
+    for server, words, member, delay in (
+        (two[0], "performance_hint=latency", {"performanceHint": "latency"}, 0),
+        (two[1], "performance_hint=throughput", {"performanceHint": "throughput"}, 30),
+        (two[0], "batchable=false", {"batchable": False}, 30),
+        (two[1], "batch_size=4", {"batchable": False, "batchSize": 4}, 30),
+    ):
+        answer = server.management("PUT", f"/models/hinted?{words}")
+        assert answer.status_code == 200, answer.text
+        entry = {"url": url, "defaultVersion": True, "minWorkers": 1, "maxWorkers": 1, **member}
+        assert read(two.catalog) == {"hinted": {"1.0": entry}}
+        for each in two:
+            wait_for(lambda each=each: same_revision(*two) and status(each)["converged"])
+            assert each.describe("hinted")["maxBatchDelay"] == delay
+    assert [server.describe("hinted")["workers"][0]["pid"] for server in two] == workers
+
+    two[0].stop()
+    two[0].launch()
+    two[0].wait_ready()
+    two.wait_served(wait_for, "hinted", "hinted 1.0")
+    assert two[0].describe("hinted")["batchSize"] == 4
+    assert two[0].management("PUT", "/models/hinted?performance_hint=none").status_code == 200
+    for each in two:
+        wait_for(lambda each=each: each.describe("hinted").get("performanceHint") == "none")
+        described = each.describe("hinted")
+        assert (described["batchSize"], "batchable" in described) == (4, False)
+
+
 def test_registrations_at_all_replicas_at_once_are_all_kept(replicas, wait_for):
     all_three = replicas()
     names = [f"m{number}" for number in range(30)]

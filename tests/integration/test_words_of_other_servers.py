@@ -266,6 +266,21 @@ def test_a_hint_of_nothing_does_not_count_as_scaling(server, make_archive, name)
     assert len(server.describe(name)["workers"]) == 2
 
 
+def test_a_later_hint_undoes_an_earlier_one(server, make_archive, name) -> None:
+    server.register(make_archive(server.store, PLAIN, name, "maxBatchDelay: 30\n"))
+    for words, meant in (
+        ("performance_hint=latency", {"performanceHint": "latency", "maxBatchDelay": 0}),
+        ("performance_hint=throughput", {"maxBatchDelay": 30, "isAutomatic": True}),
+        ("allow_auto_batching=false", {"batchPolicy": "fixed", "batchSize": 1}),
+        ("batchable=true", {"batchPolicy": "adaptive", "isAutomatic": True}),
+        ("max_batch_delay=40", {"maxBatchDelay": 40}),
+        ("performance_hint=throughput", {"maxBatchDelay": 40, "isAutomatic": True}),
+        ("performance_hint=none", {"batchPolicy": "fixed", "maxBatchDelay": 40, "batchSize": 1}),
+    ):
+        assert server.management("PUT", f"/models/{name}?{words}").status_code == 200
+        assert_means(server.describe(name), meant)
+
+
 def test_lists_are_split_from_the_next_request_on(server, make_archive, name) -> None:
     server.register(make_archive(server.store, PLAIN, name), initial_workers=1)
     assert server.predict(name, json=[1, [2]]).json() == [1, [2]]

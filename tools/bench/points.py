@@ -6,6 +6,7 @@ from itertools import product
 from typing import Any
 
 from marserve.frontend.configuration.model_schema import BY_KEY
+from marserve.frontend.configuration.other_servers import meanings
 from marserve.frontend.configuration.setting import Setting
 from marserve.frontend.configuration.setting_kinds import AUTOMATIC
 from marserve.tools.bench.measurement import Point
@@ -69,7 +70,7 @@ class Sweep:
 
 def _chosen(*, performance_hint: str | None, **settings: Any) -> dict[str, Any]:
     """Return the settings, where None with those that the hint stands for."""
-    means = HINT_ROW.read(performance_hint or "none")
+    _, means = next(meanings(HINT_ROW.read(performance_hint or "none")))
     hinted = {
         "batch_policy": means.get("policy"),
         "batch_size": AUTOMATIC if means.get("is_automatic") else None,

@@ -69,7 +69,7 @@ def model_settings() -> str:
     others = SETTINGS[len(BATCHING) :]
     return "\n".join(
         [
-            *_section("Batches and queues", BATCHING, defaults),
+            *_section("Batches and queues", BATCHING[len(FOREIGN_SETTINGS) :], defaults),
             *_section("Workers and other settings", others, defaults),
             *_section("Members of `torchrun`", rows_of(TorchRun), vars(TorchRun())),
             *_section("Settings of other servers", FOREIGN_SETTINGS, {}),

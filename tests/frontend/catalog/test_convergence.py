@@ -71,7 +71,7 @@ class Manager:
         self.registry.replace(old, model)
         return model
 
-    async def reconfigure(self, name: str, version: str, changes: Any) -> Model:
+    async def reconfigure_from_catalog(self, name: str, version: str, entry: Any) -> Model:
         self._fail_if_broken("reconfigure")
         return self.registry.find(name, version)
 

@@ -41,8 +41,24 @@ def test_a_version_is_changed() -> None:
     scaled = with_workers("m", None, 2, 3)(TWO)["m"].versions
     assert (scaled["1"].workers, scaled["2"].workers) == ((2, 3), (1, 1))
     changed = with_settings("m", "2", {"size": 4, "delay": 0.1})(TWO)["m"].versions
-    assert changed["2"].settings == {"size": 4, "delay": 0.1}
+    assert changed["2"].settings == {"size": 4, "is_automatic": False, "delay": 0.1}
     assert with_default("m", "2")(TWO)["m"].default == "2"
+
+
+def test_a_hint_replaces_earlier_hints_and_what_it_sets() -> None:
+    catalog = ONE
+    for changes, settings in (
+        ({"delay": 0.2}, {"delay": 0.2, "size": 2, "is_automatic": False}),
+        (
+            {"performance_hint": "latency"},
+            {"performance_hint": "latency", "size": 2, "is_automatic": False},
+        ),
+        ({"performance_hint": "throughput"}, {"performance_hint": "throughput"}),
+        ({"delay": 0.0}, {"performance_hint": "throughput", "delay": 0.0}),
+        ({"batchable": True}, {"batchable": True, "delay": 0.0}),
+    ):
+        catalog = with_settings("m", None, changes)(catalog)
+        assert catalog["m"].versions["1"].settings == settings
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from marserve.frontend.configuration.model_schema import (
     PRIORITIES,
     SETTINGS,
 )
-from marserve.frontend.configuration.other_servers import FOREIGN_NAMES, FOREIGN_SETTINGS
+from marserve.frontend.configuration.other_servers import FOREIGN_NAMES
 from marserve.frontend.configuration.setting import (
     Fields,
     Setting,
@@ -40,11 +40,10 @@ def read_keys(values: dict[str, Any], *on_wrong: Any) -> Fields:
 
 
 def test_no_two_settings_share_a_name() -> None:
-    rows = (*FOREIGN_SETTINGS, *SETTINGS)
-    names = [name for row in rows for name in {*row.parameters, *row.keys}]
+    names = [name for row in SETTINGS for name in {*row.parameters, *row.keys}]
     assert len(names) == len(set(names))
-    assert BY_KEY.keys() == {key for row in rows for key in row.keys}
-    assert set(names) <= {*BY_SPELLING, *(row.parameter for row in rows)}
+    assert BY_KEY.keys() == {key for row in SETTINGS for key in row.keys}
+    assert set(names) <= {*BY_SPELLING, *(row.parameter for row in SETTINGS)}
     assert not {*names} & {*FOREIGN_NAMES, *map(camel_case, FOREIGN_NAMES)}
 
 

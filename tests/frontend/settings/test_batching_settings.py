@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from marserve.frontend.batching.jobs import Priority
 from marserve.frontend.batching.options import MAX_AUTOMATIC_SIZE, Batching
 from marserve.frontend.configuration.config import Config
-from marserve.frontend.configuration.model_schema import BY_KEY
-from marserve.frontend.configuration.saved_models import SavedModel
+from marserve.frontend.configuration.saved_models import SAVED, SavedModel
 from marserve.frontend.errors import ArchiveRefused, BadRequest, ServeError
 from marserve.frontend.settings.batching_settings import sizes_to_try
 from marserve.frontend.settings.model_settings import (
@@ -288,6 +287,90 @@ def test_a_change_that_contradicts_is_refused(changes: Fields) -> None:
         settings.changed(changes)
 
 
+# -- settings of other servers ---------------------------------------------------------------------
+
+LATENCY, THROUGHPUT, NO_HINT = (
+    {"performance_hint": value} for value in ("latency", "throughput", "none")
+)
+ALONE, TOGETHER = {"batchable": False}, {"batchable": True}
+FORBIDDEN = {"allow_auto_batching": False}
+FOUND = {"size": MAX_AUTOMATIC_SIZE, "is_automatic": True}
+
+
+def after(asked: Fields, *changes: Fields) -> ModelSettings:
+    settings = settings_of({"server": {"policy": "fixed"}, "yaml": asked})
+    for each in changes:
+        settings = settings.changed(each)
+    return settings
+
+
+@pytest.mark.parametrize("asked", [{}, {"delay": 0.02}, LATENCY, FORBIDDEN])
+@pytest.mark.parametrize("last", [LATENCY, THROUGHPUT, NO_HINT, ALONE, TOGETHER, FORBIDDEN])
+@pytest.mark.parametrize("before", [LATENCY, THROUGHPUT, ALONE, FORBIDDEN])
+def test_the_last_hint_means_what_it_means_at_a_registration(
+    before: Fields, last: Fields, asked: Fields
+) -> None:
+    registered = settings_of({"server": {"policy": "fixed"}, "yaml": asked, "request": last})
+    assert after(asked, before, last).batching == registered.batching
+
+
+@pytest.mark.parametrize(
+    ("changes", "policy", "expected"),
+    [
+        ([LATENCY, THROUGHPUT], "adaptive", {"delay": 0.1, **FOUND}),
+        ([FORBIDDEN, TOGETHER], "adaptive", {"delay": 0.1, **FOUND}),
+        ([LATENCY, NO_HINT], "fixed", {"delay": 0.1, **size(1)}),
+        # What was chosen after a hint, or is not set by the next one, stays.
+        ([LATENCY, {"delay": 0.02}], "adaptive", {"delay": 0.02}),
+        ([LATENCY, {"delay": 0.02}, THROUGHPUT], "adaptive", {"delay": 0.02, **FOUND}),
+        ([size(8), LATENCY], "adaptive", {"delay": 0.0, **size(8)}),
+        ([LATENCY, {"policy": "greedy"}, FORBIDDEN], "greedy", {"delay": 0.1, **size(1)}),
+        # The last change counts, hint or not.
+        ([ALONE, size(8)], "fixed", size(8)),
+        ([size(8), ALONE], "fixed", size(1)),
+        ([size(8), THROUGHPUT, ALONE, TOGETHER], "adaptive", FOUND),
+        ([{"delay": 0.02}, {**LATENCY, **size(4)}, THROUGHPUT], "adaptive", {"delay": 0.1}),
+        ([{**LATENCY, "delay": 0.02}], "adaptive", {"delay": 0.02}),
+        ([LATENCY, {"max_latency": 0.05}, NO_HINT], "adaptive", {"max_latency": 0.05}),
+    ],
+)
+def test_hints_and_other_settings_in_turn(
+    changes: list[Fields], policy: str, expected: Fields
+) -> None:
+    batching = after({}, *changes).batching
+    assert batching.policy == policy
+    assert {name: vars(batching)[name] for name in expected} == expected
+
+
+def test_a_hint_says_what_it_decided() -> None:
+    origins = after({"delay": 0.02}, LATENCY).origins
+    assert origins["batch_policy"] == origins["max_batch_delay"] == "performance_hint"
+    assert origins["performance_hint"] == "request"
+    assert after({"delay": 0.02}, LATENCY, NO_HINT).origins["max_batch_delay"] == "yaml"
+
+
+def test_the_hint_of_a_stronger_source_replaces_that_of_a_weaker_one() -> None:
+    assert resolved(THROUGHPUT, LATENCY).delay == 0.1
+    assert resolved({"delay": 0.3}, LATENCY, ALONE).policy == "adaptive"
+    assert resolved(TOGETHER, ALONE).is_automatic
+
+
+def test_changes_do_not_add_up() -> None:
+    settings = after({"delay": 0.02}, LATENCY)
+    for _ in range(3):
+        settings = settings.changed(THROUGHPUT).changed(size(3)).changed(LATENCY)
+    assert len(settings.layers) == 3
+
+
+@pytest.mark.parametrize("asked", [{}, {"delay": 0.02}, LATENCY])
+def test_a_changed_entry_of_a_catalog_counts_as_a_new_one_would(asked: Fields) -> None:
+    below = {"server": {"policy": "fixed"}, "yaml": asked}
+    settings = settings_of({**below, "request": size(3), "catalog": {"queue_size": 3}})
+    for entry in (LATENCY, {**LATENCY, "delay": 0.05}, {"queue_size": 7}, {}, THROUGHPUT):
+        settings = settings.with_catalog(entry)
+        assert settings.batching == settings_of({**below, "catalog": entry}).batching
+
+
 # -- snapshots -------------------------------------------------------------------------------------
 
 SAVED_MODEL = SavedModel("m", "1.0", True, "m.mar", 1, 1, 1, 0.1, 120.0, 120.0)
@@ -308,22 +391,31 @@ SAVED_MODEL = SavedModel("m", "1.0", True, "m.mar", 1, 1, 1, 0.1, 120.0, 120.0)
         ({"compiled_sizes": (1, 4)}, {"compiled_sizes": (), **size(16)}),
         (AUTO, size(8)),
         (size(8), AUTO),
+        ({}, LATENCY),
+        (LATENCY, THROUGHPUT),
+        (LATENCY, NO_HINT),
+        (LATENCY, {**LATENCY, **FORBIDDEN}),
+        (ALONE, TOGETHER),
+        ({**LATENCY, "delay": 0.02}, {"num_requests": 3}),
     ],
 )
 def test_what_was_saved_comes_back_over_what_the_archive_says(
     asked: Fields, changes: Fields
 ) -> None:
     settings = settings_of({"yaml": asked})
-    served = settings.changed(changes).batching
-    chosen = ("batchPolicy", "maxLatencyMs", "compiledBatchSizes", "jobQueueSize")
+    changed = settings.changed(changes)
+    served = changed.batching
     saved = replace(
         SAVED_MODEL,
         batch_size=served.size,
         is_automatic=served.is_automatic,
         max_batch_delay=served.delay,
-        settings={key: BY_KEY[key].write(vars(served)) for key in chosen},
+        settings={row.key: row.write(vars(served)) for row in SAVED if row.name in changed.origins},
     )
-    assert settings.restored(saved).batching == served
+    restored = settings.restored(saved)
+    assert restored.batching == served
+    for later in (THROUGHPUT, TOGETHER, NO_HINT):
+        assert restored.changed(later).batching == changed.changed(later).batching
 
 
 def test_a_size_that_would_follow_anyway_stays_nobodys() -> None:
