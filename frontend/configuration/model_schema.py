@@ -124,7 +124,7 @@ class BatchingValues(ForeignValues):
         "maxBatchDelay",
         milliseconds(whole(0)),
         0.1,
-        "Milliseconds a batch waits to be filled; 0: does not.",
+        "Milliseconds a batch waits to be filled; 0: it takes only what is queued.",
         as_configured=(-1, -100),
         is_strict=False,
     )

@@ -76,7 +76,7 @@ _WORKERS = "here it is the number of workers: initial_workers, or min_worker and
 #: Names whose values have no direct equivalent, and the hint for each.
 FOREIGN_NAMES = {
     "allowed_batch_sizes": "here it is compiled_batch_sizes",
-    "auto_batch_timeout": _DELAY,
+    "auto_batch_timeout": f"{_DELAY}; 0, no batches, is batch_size=1",
     "batch_padding_policy": "with compiled_batch_sizes the cheaper of padding and cutting is used",
     "batch_timeout_micros": _DELAY,
     "dynamic_batching": "here it is batch_policy, with batch_size and max_batch_delay",

@@ -98,6 +98,8 @@ def test_the_next_batch_has_the_new_size_and_workers_stay(
     assert fill(server, background, make_gate(), name, 4) == [4, 4, 4, 4]
     assert change(f"{name}/1.0", max_batch_size=3).status_code == 200
     assert fill(server, background, make_gate(), name, 3) == [3, 3, 3]
+    assert change(name, batch_size=1).status_code == 200
+    assert fill(server, background, make_gate(), name, 3) == [1, 1, 1]
     assert pids(server, name) == before
 
 

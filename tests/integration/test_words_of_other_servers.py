@@ -43,6 +43,8 @@ REFUSED = {
 }
 CALLED_OTHERWISE = {
     "max_queue_delay_microseconds=100": "here it is max_batch_delay, in milliseconds.",
+    "auto_batch_timeout=0": "here it is max_batch_delay, in milliseconds; 0, no batches, is "
+    "batch_size=1.",
     "preferred_batch_size=4": "batch_policy=adaptive finds the sizes itself.",
     "nireq=8": "here it is num_requests.",
 }
