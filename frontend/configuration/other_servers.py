@@ -19,9 +19,10 @@ _CUMULATIVE = "cumulative_throughput"
 _HINTS = word(LATENCY, THROUGHPUT, _CUMULATIVE, "none", "undefined", any_case=True)
 
 
-def _foreign(key: str, kind: Kind, text: str) -> Any:
+def _foreign(key: str, kind: Kind, text: str, other_key: str = "") -> Any:
     sources = ("request", "yaml", "models")
-    return setting(key, kind, None, text, sources, is_live=True, is_strict=True)
+    more: dict[str, Any] = {"is_live": True, "is_strict": True, "other_key": other_key}
+    return setting(key, kind, None, text, sources, **more)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +33,7 @@ class ForeignValues:
         "performanceHint",
         _HINTS,
         "OpenVINO's: sets what no other setting sets; see docs/batching.md.",
+        "performanceMode",
     )
     allow_auto_batching: bool | None = _foreign(
         "allowAutoBatching",
@@ -73,6 +75,18 @@ _DELAY = "here it is max_batch_delay, in milliseconds"
 _QUEUE = "here it is job_queue_size, in requests"
 _SIZES = "batch_policy=adaptive finds the sizes itself"
 _WORKERS = "here it is the number of workers: initial_workers, or min_worker and max_worker"
+#: BentoML's section in model-config.yaml: its members, and our keys.
+BATCHING_SECTION = {
+    "enabled": "batchable",
+    "max_batch_size": "maxBatchSize",
+    "max_latency_ms": "maxLatencyMs",
+}
+#: What names the device of OpenVINO's automatic batching; handlers have such a key, too.
+DEVICE = "device"
+BATCH_DEVICE = (
+    "here BATCH:GPU(4) is batch_size=4 with batch_policy=fixed_or_single, and BATCH:GPU is "
+    "batch_size=auto"
+)
 #: Names whose values have no direct equivalent, and the hint for each.
 FOREIGN_NAMES = {
     "allowed_batch_sizes": "here it is compiled_batch_sizes",
@@ -88,7 +102,10 @@ FOREIGN_NAMES = {
     "nireq": "here it is num_requests",
     "num_batch_threads": _WORKERS,
     "num_streams": _WORKERS,
+    "performance_hint_num_requests": "here it is num_requests",
     "preferred_batch_size": _SIZES,
+    "runners": "here they are batchSize, maxLatencyMs, minWorkers and maxWorkers",
+    "signatures": "here it is batchable, and batchDim in model-config.yaml",
 }
 
 

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable
 
 from marserve.frontend.configuration.model_schema import BY_KEY, BY_SPELLING
-from marserve.frontend.configuration.other_servers import FOREIGN_NAMES
+from marserve.frontend.configuration.other_servers import BATCH_DEVICE, DEVICE, FOREIGN_NAMES
 from marserve.frontend.configuration.setting import camel_case, snake_case
 
 _JVM = "there is no Java virtual machine to set up"
@@ -100,12 +100,15 @@ def advice_for_model(name: str, known: Iterable[str]) -> str:
         return "."
     if other := foreign_name_hint(name):
         return f"; {other}"
-    return _suggestion(name, known)
+    return f"; {BATCH_DEVICE}." if name.lower() == DEVICE else _suggestion(name, known)
 
 
 def foreign_name_hint(name: str) -> str:
-    """Return the meaning here of a setting of another server; empty for other names."""
-    sentence = FOREIGN_NAMES.get(snake_case(name), "")
+    """Return the meaning here of a setting of another server; empty for other names.
+
+    OpenVINO's files have names in upper case.
+    """
+    sentence = FOREIGN_NAMES.get(name.lower() if name.isupper() else snake_case(name), "")
     return sentence and f"{sentence}."
 
 

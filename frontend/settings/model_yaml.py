@@ -6,7 +6,7 @@ own keys refuses the model (`Setting.is_strict`).
 
 import itertools
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -16,6 +16,11 @@ from marserve.frontend.configuration.model_schema import (
     SETTINGS,
     TorchRun,
     read_consistent,
+)
+from marserve.frontend.configuration.other_servers import (
+    BATCH_DEVICE,
+    BATCHING_SECTION,
+    DEVICE,
 )
 from marserve.frontend.configuration.setting import (
     Fields,
@@ -52,11 +57,11 @@ def yaml_settings(parsed: Mapping[str, Any], gpus: int = 0, warn: Warn = log_war
     rows = [on_machine if row.key == on_machine.key else row for row in SETTINGS]
     on_wrong = partial(_on_wrong, warn)
     try:
-        found = dict(read_consistent(rows, parsed, on_wrong))
+        found = dict(read_consistent(rows, _with_section(parsed, warn), on_wrong))
     except ValueError as error:
         raise ArchiveRefused(f"model-config.yaml: {error}") from error
     if "torchrun" in found:
-        _warn_of_unread(found["torchrun"], warn)
+        _warn_of_unread("torchrun", found["torchrun"], [row.key for row in _TORCHRUN], warn)
         found["torchrun"] = TorchRun(**read_settings(_TORCHRUN, found["torchrun"], on_wrong))
     return found
 
@@ -73,9 +78,26 @@ def check_yaml(parsed: Mapping[str, Any], settings: Fields, warn: Warn = log_war
     for key, why in without_effect.items() if settings.get("asynchronous") else ():
         if settings.get(BY_KEY[key].attribute):
             warn(f"model-config.yaml: {key} has no effect beside asyncCommunication: {why}.")
-    for key in itertools.islice(parsed, _MAX_KEYS):
+    for key, value in itertools.islice(parsed.items(), _MAX_KEYS):
         if sentence := unread_yaml_key(key):
             warn(f"model-config.yaml: {sentence}")
+        if key == DEVICE and isinstance(value, str) and value.startswith("BATCH"):
+            warn(f"model-config.yaml: {DEVICE}: {BATCH_DEVICE}.")
+
+
+def _with_section(parsed: Mapping[str, Any], warn: Warn) -> Mapping[str, Any]:
+    """Return a yaml with the members of BentoML's section as keys; ours take precedence.
+
+    A section with none of the members is the handler's.
+    """
+    section = parsed.get("batching")
+    if not isinstance(section, dict) or not section.keys() & BATCHING_SECTION:
+        return parsed
+    _warn_of_unread("batching", section, [*BATCHING_SECTION], warn)
+    if section.get("enabled", True) is False:
+        return {"batchable": False, **parsed}
+    members = {"enabled": True, **section}
+    return {**{key: members.get(name) for name, key in BATCHING_SECTION.items()}, **parsed}
 
 
 def _on_wrong(warn: Warn, row: Setting, name: str, value: object) -> None:
@@ -90,9 +112,10 @@ def _on_wrong(warn: Warn, row: Setting, name: str, value: object) -> None:
     warn(f"model-config.yaml: {name}={short_repr(value)} is ignored, it takes {rule}.")
 
 
-def _warn_of_unread(torchrun: Mapping[Any, Any], warn: Warn) -> None:
-    known = [row.key for row in _TORCHRUN]
-    for key in itertools.islice(torchrun, _MAX_KEYS):
+def _warn_of_unread(
+    place: str, section: Mapping[Any, Any], known: Sequence[str], warn: Warn
+) -> None:
+    for key in itertools.islice(section, _MAX_KEYS):
         if key not in known:
             hint = unread_yaml_key(key, known) or f"{short_repr(key)} is not a key of this server."
-            warn(f"model-config.yaml: torchrun: {hint}")
+            warn(f"model-config.yaml: {place}: {hint}")

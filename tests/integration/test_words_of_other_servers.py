@@ -14,6 +14,7 @@ MEANT = {
     "performance_hint=latency": {"batchPolicy": "adaptive", "maxBatchDelay": 0},
     "performance_hint=THROUGHPUT": {"batchPolicy": "adaptive", "isAutomatic": True},
     "performance_hint=cumulative_throughput": {"batchPolicy": "adaptive", "isAutomatic": True},
+    "performance_mode=LATENCY": {"batchPolicy": "adaptive", "maxBatchDelay": 0},
     "performance_hint=none": {"batchPolicy": "fixed", "batchSize": 1, "maxBatchDelay": 100},
     "performance_hint=undefined": {"batchPolicy": "fixed", "batchSize": 1},
     "batchable=true": {"batchPolicy": "adaptive", "isAutomatic": True},
@@ -47,6 +48,8 @@ CALLED_OTHERWISE = {
     "batch_size=1.",
     "preferred_batch_size=4": "batch_policy=adaptive finds the sizes itself.",
     "nireq=8": "here it is num_requests.",
+    "NUM_STREAMS=2": "here it is the number of workers: initial_workers, or min_worker and "
+    "max_worker.",
 }
 SURFACES = ("query", "json", "camel_json", "put", "put_json", "yaml", "camel_yaml", "models")
 
@@ -66,9 +69,9 @@ def _plain(text):
 
 def camel(values):
     return {
-        "".join(
-            word.capitalize() if index else word for index, word in enumerate(name.split("_"))
-        ): v
+        "".join(word.capitalize() if index else word for index, word in enumerate(name.split("_")))
+        if name.islower()
+        else name: v
         for name, v in values.items()
     }
 
@@ -109,7 +112,7 @@ class Door:
 
 
 def is_foreign(values):
-    return values.keys() <= {"performance_hint", "batchable", "allow_auto_batching"}
+    return all(name.startswith(("performance_", "batchable", "allow_auto_")) for name in values)
 
 
 @pytest.fixture(params=[each for each in SURFACES if each != "models"])
@@ -167,6 +170,20 @@ def test_what_nobody_reads_is_told_in_the_answer_and_in_the_log(door, name) -> N
     meant = "maxLatencyMs" if "yaml" in door.surface else "max_latency_ms"
     assert told.endswith(f"; did you mean {meant}?")
     assert told in door.server.log("ts_log.log")
+
+
+@pytest.mark.parametrize(
+    ("parameter", "advice"),
+    [
+        ("device=BATCH:GPU(4)", "here BATCH:GPU(4) is batch_size=4 with batch_policy=fixed_or_sin"),
+        ("PERFORMANCE_HINT=LATENCY", "did you mean performance_hint?"),
+    ],
+)
+def test_words_of_openvino_are_told_with_ours(server, make_archive, name, parameter, advice):
+    archive = make_archive(server.store, PLAIN, name)
+    (warning,) = server.register(archive, **values_of(parameter)).json()["warnings"]
+    word = parameter.partition("=")[0]
+    assert warning.startswith(f"{word} is not a parameter of this server; {advice}")
 
 
 def test_a_setting_of_archives_only_is_told_where_it_counts(server, make_archive, name) -> None:

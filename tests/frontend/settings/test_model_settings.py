@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marserve.frontend.archives.contents import read_model_yaml
-from marserve.frontend.batching.options import Batching
+from marserve.frontend.batching.options import MAX_AUTOMATIC_SIZE, Batching
 from marserve.frontend.configuration.config import Config
 from marserve.frontend.configuration.model_schema import Autoscaling, TorchRun
 from marserve.frontend.configuration.unread_keys import YAML_KEYS
@@ -499,6 +499,7 @@ def test_keys_of_handlers_are_nobodys_business(
         "pt2": {"compile": {"enable": True}},
         "micro_batching": {"mb_size": 4},
         "max_length": 50,
+        "device": "cuda:0",
         "workers_of_mine": 1,
         "b" * 5000: 1,
         7: 8,
@@ -507,6 +508,92 @@ def test_keys_of_handlers_are_nobodys_business(
     }
     resolved(config, yaml=yaml)
     assert caplog.records == []
+
+
+FOUND = {"size": MAX_AUTOMATIC_SIZE, "is_automatic": True}
+
+
+@pytest.mark.parametrize(
+    ("yaml", "expected"),
+    [
+        (
+            {"batching": {"enabled": True, "max_batch_size": 8, "max_latency_ms": 50}},
+            {"policy": "adaptive", "size": 8, "max_latency": 0.05},
+        ),
+        ({"batching": {"max_batch_size": 8}}, {"policy": "adaptive", "size": 8}),
+        ({"batching": {"enabled": True}}, {"policy": "adaptive", **FOUND}),
+        (
+            {"batching": {"enabled": False, "max_batch_size": 8, "max_latency_ms": 50}},
+            {"policy": "fixed", "size": 1, "max_latency": 0.0},
+        ),
+        (
+            {"batching": {"max_latency_ms": 50}, "maxLatencyMs": 70},
+            {"policy": "adaptive", "max_latency": 0.07},
+        ),
+        ({"batching": {"max_batch_size": 8}, "batchPolicy": "greedy"}, {"policy": "greedy"}),
+        # The handler's:
+        ({"batching": {"window": 8}}, {"policy": "fixed", "size": 1}),
+        ({"batching": [1, 2]}, {"policy": "fixed", "size": 1}),
+    ],
+)
+def test_bentomls_batching(config: Config, yaml: dict[str, Any], expected: dict[str, Any]) -> None:
+    settings = resolved(config, yaml=yaml)
+    assert {name: settings.values[name] for name in expected} == expected
+    assert settings.warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("yaml", "words"),
+    [
+        ({"batching": {"max_batch_size": 0}}, "maxBatchSize=0: it is a whole number, 1 or more"),
+        ({"batching": {"enabled": "maybe"}}, "batchable=maybe: it is true or false."),
+        ({"batching": {"enabled": False}, "batchSize": 4}, "batchable=false is a batch size of 1"),
+    ],
+)
+def test_a_wrong_batching_of_bentoml_refuses_the_archive(
+    config: Config, yaml: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ArchiveRefused, match=f"^model-config.yaml: {words}"):
+        resolved(config, yaml=yaml)
+
+
+@pytest.mark.parametrize(
+    ("yaml", "sentence"),
+    [
+        (
+            {"batching": {"enabled": True, "strategy": "intelligent_wait"}},
+            "batching: 'strategy' is not a key of this server.",
+        ),
+        (
+            {"runners": {"batching": {"enabled": True}}},
+            "runners is no key that the server reads here; here they are batchSize, maxLatencyMs, "
+            "minWorkers and maxWorkers.",
+        ),
+        (
+            {"signatures": {"predict": {"batchable": True}}},
+            "signatures is no key that the server reads here; here it is batchable, and batchDim "
+            "in model-config.yaml.",
+        ),
+        (
+            {"device": "BATCH:GPU(4)"},
+            "device: here BATCH:GPU(4) is batch_size=4 with batch_policy=fixed_or_single, and "
+            "BATCH:GPU is batch_size=auto.",
+        ),
+        (
+            {"AUTO_BATCH_TIMEOUT": 0},
+            "AUTO_BATCH_TIMEOUT is no key that the server reads here; here it is max_batch_delay, "
+            "in milliseconds; 0, no batches, is batch_size=1.",
+        ),
+        (
+            {"PERFORMANCE_HINT": "LATENCY"},
+            "PERFORMANCE_HINT is no key that the server reads here; did you mean performanceHint?",
+        ),
+    ],
+)
+def test_keys_of_other_servers_are_reported_with_ours(
+    config: Config, yaml: dict[str, Any], sentence: str
+) -> None:
+    assert resolved(config, yaml=yaml).warnings == (f"model-config.yaml: {sentence}",)
 
 
 def test_in_the_map_of_torchrun_every_unknown_key_is_reported(
@@ -529,4 +616,4 @@ def test_every_key_that_is_read_is_a_known_one(config: Config) -> None:
             return super().get(key, default)
 
     resolved(config, yaml=Watched(own=1))
-    assert asked == set(YAML_KEYS)
+    assert asked == {*YAML_KEYS, "batching"}
