@@ -35,6 +35,8 @@ _MODULES = (
     "group_report",
     "by_length",
     "replicas",
+    "closed_loops",
+    "impatient",
 )
 
 
@@ -140,7 +142,10 @@ def test_the_optimum_is_the_same_when_a_bound_of_its_losses_is_known(sim: Simple
 
 @pytest.mark.parametrize(
     "name",
-    ["Poisson", "MMPP 3", "MMPP 10", "gamma CV 0.5", "gamma CV 1", "gamma CV 4", "trace-like"],
+    [
+        *("Poisson", "MMPP 3", "MMPP 10", "gamma CV 0.5", "gamma CV 1", "gamma CV 4"),
+        *("trace-like", "flash crowds", "on/off", "generated trace"),
+    ],
 )
 def test_workloads_keep_the_rate_and_repeat_themselves(sim: SimpleNamespace, name: str) -> None:
     workload = sim.workloads.WORKLOADS[name]
@@ -151,7 +156,15 @@ def test_workloads_keep_the_rate_and_repeat_themselves(sim: SimpleNamespace, nam
     assert 4000 / first[-1] == pytest.approx(200.0, rel=0.25 if name == "gamma CV 4" else 0.1)
 
 
-@pytest.mark.parametrize(("name", "least", "most"), [("Poisson", 0, 0.01), ("MMPP 10", 0.3, 0.7)])
+@pytest.mark.parametrize(
+    ("name", "least", "most"),
+    [
+        ("Poisson", 0, 0.01),
+        ("MMPP 10", 0.3, 0.7),
+        ("flash crowds", 0.6, 0.8),
+        ("on/off", 0.05, 0.4),
+    ],
+)
 def test_bursts_are_bursts(sim: SimpleNamespace, name: str, least: float, most: float) -> None:
     arrivals = sim.workloads.WORKLOADS[name](200.0, 8000, 3)
     per_window, _ = np.histogram(arrivals, np.arange(0.0, arrivals[-1], 0.05))
@@ -227,18 +240,46 @@ def test_clients_of_a_closed_loop_wait_for_their_answers(
         assert np.sum((outcome.arrived <= begun) & (ends > begun)) <= clients
 
 
-def test_costs_drift_and_noise_has_the_mean_of_the_profile(sim: SimpleNamespace) -> None:
+def test_the_next_request_of_a_distant_client_comes_after_its_way(sim: SimpleNamespace) -> None:
+    simulation = sim.engine.Simulation(
+        sim.contenders.TAKE_ALL, sim.profiles.Service(sim.profiles.GPU)
+    )
+    outcome = simulation.run(sim.clients.ClosedLoop(simulation.loop, 0.05, 1, 50, away=0.010))
+    ways = outcome.arrived[1:] - (outcome.arrived + outcome.latency)[:-1]
+    assert 0.009 <= ways.min() < ways.max() <= 0.011
+
+
+def test_the_jobs_of_a_dead_worker_are_answered_by_others(sim: SimpleNamespace) -> None:
+    case = sim.grid.Case("gpu", "Poisson", 0.5, workers=2, outage=5.0, requests=600)
+    for contender in (sim.contenders.TAKE_ALL, sim.contenders.ADAPTIVE):
+        outcome = case.outcome(contender, 1)
+        assert len(outcome.arrived) == 600
+        assert (np.isfinite(outcome.latency) ^ (outcome.refused | outcome.shed)).all()
+        assert outcome.turned_away < 0.2
+
+
+def test_a_client_is_no_more_patient_than_it_says(sim: SimpleNamespace) -> None:
+    good, of = sim.impatient.run(sim.contenders.ADAPTIVE, sim.profiles.GPU, 1.5, 1, 2000)
+    assert len(good) == len(of) == 2000
+    patient, impatient = good[of >= 25].mean(), good[of < 25].mean()
+    assert impatient < patient
+    streaks = {"11": 0, "110": 1, "1001": 2, "00100": 2}
+    for text, longest in streaks.items():
+        assert sim.impatient.longest_streak(np.array([*text]) == "1") == longest
+
+
+def test_slowdowns_pass_and_noise_has_the_mean_of_the_profile(sim: SimpleNamespace) -> None:
     profile = sim.profiles.GPU
-    drifting = sim.profiles.Service(profile, drift=2.0, drifts_at=5.0)
-    assert drifting.seconds(4, 4.9) == profile.cost(4)
-    assert drifting.seconds(4, 5.0) == 2 * profile.cost(4)
+    slow = sim.profiles.Service(profile, slowdowns=[sim.profiles.Slowdown(5.0, 2.0, 1.0)])
+    factors = [slow.seconds(4, moment) / profile.cost(4) for moment in (4.9, 5.0, 5.9, 6.0)]
+    assert factors == [1.0, 2.0, 2.0, 1.0]
     noisy = sim.profiles.Service(profile, noise=0.15, seed=1)
     samples = [noisy.seconds(8) / profile.cost(8) for _ in range(4000)]
     assert np.mean(samples) == pytest.approx(1.0, abs=0.01)
     assert np.std(np.log(samples)) == pytest.approx(0.15, rel=0.05)
 
 
-@pytest.mark.parametrize("tail", [{"noise": 0.7}, {"pareto": 2.5}])
+@pytest.mark.parametrize("tail", [{"noise": 0.7}, {"pareto": 2.5}, {"bimodal": 10.0}])
 def test_factors_with_a_tail_have_a_mean_of_one(
     sim: SimpleNamespace, tail: dict[str, float]
 ) -> None:
@@ -267,7 +308,7 @@ def test_full_batches_are_not_the_best_where_costs_are_no_line(sim: SimpleNamesp
 
 def test_cold_starts_are_cold(sim: SimpleNamespace) -> None:
     """Where batches take longer than the goal nobody can be in time; only who has costs knows."""
-    crowd, slow = [0.0] * 200, {"drift": 20.0, "drifts_at": 0.0}
+    crowd, slow = [0.0] * 200, {"slowdowns": [sim.profiles.Slowdown(0.0, 20.0)]}
     warm, cold = (
         _run(sim, contender, crowd, **slow)
         for contender in (sim.contenders.ADAPTIVE, sim.contenders.COLD)
@@ -291,13 +332,16 @@ def test_before_a_goal_is_set_nobody_is_refused(sim: SimpleNamespace) -> None:
     assert np.array_equal(counted.good, outcome.good[150:])
 
 
+_BOUNDED = ["cliff", "convex", "first", "workers", "pauses", "bursts", "flash", "on-off", "traces"]
+
+
 def test_nobody_beats_the_optimum(sim: SimpleNamespace) -> None:
     case = sim.grid.Case("tight", "MMPP 3", 0.95, requests=300, seeds=1)
     result = sim.grid.run(case, (*sim.grid.names_for(1), sim.grid.OPTIMUM))
     assert min(result.regret(name) for name in sim.grid.names_for(1)) >= 0.0
 
 
-@pytest.mark.parametrize("name", ["cliff", "convex", "first", "workers", "pauses", "bursts"])
+@pytest.mark.parametrize("name", _BOUNDED)
 def test_nobody_beats_the_bound_of_a_group(sim: SimpleNamespace, name: str) -> None:
     case = sim.groups.cases(name, "tune", repetitions=1, requests=300)[-1]
     result = sim.grid.run(case, sim.groups.GROUPS[name].names(case.workers))

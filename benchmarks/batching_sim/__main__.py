@@ -20,9 +20,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import by_length
+import closed_loops
 import grid
 import group_report
 import groups
+import impatient
 import replicas
 import report
 import scenarios
@@ -34,7 +36,9 @@ from workloads import WORKLOADS
 
 _NOISE = 0.15
 #: Groups with tables of their own.
-_TABLES = {by_length.NAME: by_length.print_all, replicas.NAME: replicas.print_all}
+_TABLES = {
+    module.NAME: module.print_all for module in (by_length, closed_loops, impatient, replicas)
+}
 _BASELINE = Path(__file__).with_name("baseline.json")
 
 

@@ -1,6 +1,7 @@
 """Who sends requests: many who do not care for each other, or few who wait for their answers."""
 
 import math
+import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -53,12 +54,16 @@ class Clients:
     def start(self) -> None:
         """Begin to send."""
 
+    def prepare(self, request: Request) -> None:
+        """Change a request before it is sent."""
+
     def answered(self, retry: float) -> None:
         """One of the requests has its answer; seconds after which its client may come again."""
 
     def _send(self) -> None:
         request = Request(self.loop.now, self)
         self.requests.append(request)
+        self.prepare(request)
         retry = self.send(request)
         if retry is not None:
             request.error = "refused"
@@ -97,20 +102,25 @@ class ClosedLoop(Clients):
     Args:
         clients: How many.
         total: Requests in all.
+        away: Seconds from an answer to the next request, within a tenth, by chance.
     """
 
     clients: int
     total: int
+    away: float = 0.0
 
     def start(self) -> None:
         """See `Clients`."""
         self._left = self.total
+        self._random = random.Random(0)
         for _ in range(self.clients):
             self.loop.call_later(0.0, self._come)
 
     def answered(self, retry: float) -> None:
         """See `Clients`."""
-        self.loop.call_later(max(retry, LEAST_RETRY_SECONDS) if retry else 0.0, self._come)
+        pause = max(retry, LEAST_RETRY_SECONDS) if retry else 0.0
+        way = self.away * self._random.uniform(0.9, 1.1) if self.away else 0.0
+        self.loop.call_later(pause + way, self._come)
 
     def _come(self) -> None:
         if self._left:

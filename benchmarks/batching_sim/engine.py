@@ -79,20 +79,29 @@ class Worker:
 
     Args:
         simulation: Where it works.
+
+    Attributes:
+        batch: What it runs now.
+        is_dead: Whether it has died; nobody hears of its batch.
     """
 
     def __init__(self, simulation: "Simulation") -> None:
         self._simulation = simulation
         self.outstanding = 0
+        self.batch: Batch | None = None
+        self.is_dead = False
 
     def run(self, batch: Batch) -> None:
         """See `batcher.BatchRunner`."""
+        self.batch = batch
         loop = self._simulation.loop
         seconds = self._simulation.seconds_of(batch)
         loop.call_later(seconds, self._finish, batch, seconds)
 
     def _finish(self, batch: Batch, seconds: float) -> None:
-        self._simulation.finished(self, batch, seconds)
+        if not self.is_dead:
+            self.batch = None
+            self._simulation.finished(self, batch, seconds)
 
 
 class Simulation:
@@ -127,8 +136,9 @@ class Simulation:
         if contender.start is Start.WARM:
             self._batcher.seed(costs)
         self._observed = getattr(batching, "observed", None)
-        for _ in range(workers):
-            self._batcher.mark_idle(Worker(self))
+        self._workers = [Worker(self) for _ in range(workers)]
+        for worker in self._workers:
+            self._batcher.mark_idle(worker)
 
     def run(self, clients: Clients) -> "Outcome":
         """Serve the clients until all have their answers."""
@@ -141,6 +151,21 @@ class Simulation:
         """Use the settings of the contender from now on, which has served without a goal."""
         self._sees_deadlines = True
         self._batcher.reconfigure(self._batching)
+
+    def lose_worker(self, seconds: float) -> None:
+        """A worker dies, as the production's workers tell it; after some time another one comes."""
+        worker = self._workers.pop(0)
+        worker.is_dead = True
+        self._batcher.remove(worker, [worker.batch] if worker.batch else [])
+        again = [job for job in worker.batch.jobs if job.is_open] if worker.batch else []
+        for job in again:
+            job.crashes += 1
+        self._batcher.requeue(again)
+        self.loop.call_later(seconds, self._add_worker)
+
+    def _add_worker(self) -> None:
+        self._workers.append(Worker(self))
+        self._batcher.mark_idle(self._workers[-1])
 
     def finished(self, worker: Worker, batch: Batch, seconds: float) -> None:
         """A worker is done with a batch, as the production's workers tell it."""

@@ -15,7 +15,7 @@ from contenders import COLD, CONTENDERS, FOR_MANY_WORKERS, LATE_GOAL, LONG_WINDO
 from engine import Contender, Simulation, Start
 from optimum import fluid_bound, most_in_time
 from outcome import Outcome
-from profiles import ALL_PROFILES, GPU, PROFILES, Pause, Profile, Service
+from profiles import ALL_PROFILES, GPU, PROFILES, Pause, Profile, Service, Slowdown
 from workloads import MMPP3, POISSON, TRACE, WORKLOADS
 
 OPTIMUM = "optimum"
@@ -29,6 +29,8 @@ _EVERYBODY = {
 }
 # So many goals all pauses of a run last together.
 _PAUSED_GOALS = 20
+# How many workers die in a run with outages, at most: one is missing half of the time at most.
+_MAX_OUTAGES = 3
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,10 @@ class Case:
         first_seed: The others follow.
         pareto: See `Service`.
         pause: Length of a pause, in goals; there are fewer of the longer ones. 0: there are none.
+        bimodal: See `Service`.
+        slower: The factor of slowdowns.
+        slowdowns: How many there are, each in the second half of an equal part of the run.
+        outage: How long one of the workers is missing, in goals; up to three times a run.
         uncounted: How many come before those that count; then a goal that is set late is set.
     """
 
@@ -59,6 +65,10 @@ class Case:
     first_seed: int = 0
     pareto: float = 0.0
     pause: float = 0.0
+    bimodal: float = 1.0
+    slower: float = 1.0
+    slowdowns: int = 1
+    outage: float = 0.0
     uncounted: int = 0
 
     @property
@@ -69,6 +79,9 @@ class Case:
         parts += [f"sigma {self.noise:g}"] * (self.noise > 0)
         parts += [f"Pareto {self.pareto:g}"] * (self.pareto > 0)
         parts += [f"pauses of {self.pause:g} goals"] * (self.pause > 0)
+        parts += [f"a tenth takes {self.bimodal:g} times as long"] * (self.bimodal > 1)
+        parts += [f"{self.slower:g} times slower, {self.slowdowns} times"] * (self.slower > 1)
+        parts += [f"outages of {self.outage:g} goals"] * (self.outage > 0)
         return ", ".join(parts)
 
     @property
@@ -84,10 +97,19 @@ class Case:
     def outcome(self, contender: Contender, seed: int) -> Outcome:
         """Run it once."""
         moments = self.moments(seed)
+        length = float(moments[-1])
         service = Service(
-            self.model, self.noise, seed=seed, pareto=self.pareto, pauses=self.pauses(seed)
+            self.model,
+            self.noise,
+            seed=seed,
+            pareto=self.pareto,
+            pauses=self.pauses(seed),
+            slowdowns=self._slowdowns(length),
+            bimodal=self.bimodal,
         )
         simulation = Simulation(contender, service, self.workers)
+        for moment, seconds in self._outages(length):
+            simulation.loop.call_at(moment, simulation.lose_worker, seconds)
         if contender.start is Start.LATE_GOAL:
             simulation.loop.call_at(float(moments[self.uncounted]), simulation.set_goal)
         outcome = simulation.run(OpenLoop(simulation.loop, self.model.goal, moments))
@@ -108,14 +130,31 @@ class Case:
         places = np.random.default_rng(seed).random(count) * (part - seconds)
         return [Pause(at * part + float(place), seconds) for at, place in enumerate(places)]
 
+    def _slowdowns(self, length: float) -> list[Slowdown]:
+        part = length / self.slowdowns / 2
+        starts = [(2 * number + 1) * part for number in range(self.slowdowns)]
+        return [Slowdown(start, self.slower, part) for start in starts if self.slower > 1]
+
+    def _outages(self, length: float) -> list[tuple[float, float]]:
+        if not self.outage:
+            return []
+        seconds = self.outage * self.model.goal
+        count = min(_MAX_OUTAGES, max(1, int(length / 2 / seconds)))
+        return [((number + 0.5) * length / count, seconds) for number in range(count)]
+
+    @property
+    def _is_bounded(self) -> bool:
+        has_even_costs = not (self.noise or self.pareto) and self.bimodal == 1
+        return has_even_costs and self.slower == 1 and not self.outage
+
     def bound(self, seed: int, lost: int) -> float:
-        """A goodput that nobody exceeds; not a number where costs are random.
+        """A goodput that nobody exceeds; not a number where costs are random or change.
 
         Args:
             seed: Of the arrivals.
             lost: How many requests some policy is known to lose.
         """
-        if self.noise or self.pareto:
+        if not self._is_bounded:
             return np.nan
         model, moments, pauses = self.model, self.moments(seed)[self.uncounted :], self.pauses(seed)
         if self.workers == 1:

@@ -19,8 +19,8 @@ from contenders import (
     TORCHSERVE,
 )
 from grid import OPTIMUM, SETTLED, Case, single_worker
-from profiles import CLIFFS, CONVEX, CPU, GPU, PROFILES, SLOW, TIGHT, Profile
-from workloads import MMPP3, MMPP10, POISSON
+from profiles import CLIFFS, CONVEX, CPU, FLAT, GPU, PROFILES, SLOW, TIGHT, Profile
+from workloads import FLASH, GENERATED, MMPP3, MMPP10, ON_OFF, POISSON, TRACE
 
 #: Policies are tuned on seeds below 100; what is reported comes from others.
 FIRST_SEED = {"tune": 0, "report": 1000}
@@ -120,6 +120,56 @@ def _late_goals() -> list[Case]:
     ]
 
 
+def _arrivals(*names: str) -> Callable[[], list[Case]]:
+    def make() -> list[Case]:
+        return [
+            Case(model.name, arrivals, load, workers=workers, requests=3000 * workers)
+            for model, arrivals, workers in product((GPU, TIGHT, CPU), names, (1, 4))
+            for load in (0.5, 0.8, 1.1)
+        ]
+
+    return make
+
+
+def _bimodal() -> list[Case]:
+    return [
+        Case(model.name, POISSON, load, workers=workers, bimodal=factor, requests=3000)
+        for model, factor, workers in product((SLOW, GPU, TIGHT), (2, 5), (1, 4))
+        for load in (0.5, 0.8, 1.1)
+    ]
+
+
+def _noisy() -> list[Case]:
+    """Costs whose 90th percentile is above 1.35 times the mean, and worse."""
+    return [
+        Case(model.name, arrivals, load, noise=noise, requests=3000)
+        for model, arrivals, noise in product((SLOW, GPU, FLAT), (POISSON, MMPP3), (0.4, 1.0))
+        for load in (0.5, 0.8, 1.2)
+    ]
+
+
+def _drifts(slowdowns: int) -> Callable[[], list[Case]]:
+    """The load is that of the machine while it is fast."""
+
+    def make() -> list[Case]:
+        return [
+            Case(model.name, arrivals, load, slower=slower, slowdowns=slowdowns, requests=6000)
+            for model, slower in product((GPU, TIGHT, FLAT, CLIFFS[0]), (1.5, 3))
+            for arrivals in (POISSON, TRACE)
+            for load in (0.25, 0.5, 0.8)
+        ]
+
+    return make
+
+
+def _outages() -> list[Case]:
+    return [
+        Case(model.name, arrivals, load, workers=workers, outage=outage, requests=2500 * workers)
+        for model, arrivals, workers in product((GPU, TIGHT, CPU), (POISSON, MMPP3), (2, 4))
+        for outage, load in product((1, 5), (0.5, 0.8))
+    ]
+
+
 def _slight_noise() -> list[Case]:
     return [replace(case, noise=0.15) for case in single_worker(1500, 1)]
 
@@ -134,10 +184,18 @@ GROUPS = {
     "workers": Group("2 and 4 workers", _several_workers),
     "pauses": Group("pauses of 5 to 20 goals", _pauses),
     "bursts": Group("bursts", _bursts),
+    "flash": Group("flash crowds", _arrivals(FLASH)),
+    "on-off": Group("on/off sources with heavy tails", _arrivals(ON_OFF)),
+    "traces": Group("generated traces", _arrivals(TRACE, GENERATED)),
+    "bimodal": Group("bimodal costs", _bimodal),
+    "noisy": Group("strongly noisy costs", _noisy),
+    "drift": Group("slower from the middle on", _drifts(1)),
+    "throttling": Group("throttled four times", _drifts(4)),
+    "outages": Group("a worker dies", _outages),
     "late": Group("a goal set after 1000 requests", _late_goals, late_goal=True),
 }
 # How many seeds each case has; some groups are cheap, and tails need many to be told apart.
-_SEEDS = {"heavy": 3, "first": 8}
+_SEEDS = {"heavy": 3, "first": 8, "bimodal": 2, "noisy": 2}
 _FACTOR = {"tune": 1, "report": 2}
 
 

@@ -75,6 +75,10 @@ CONVEX = (
 ALL_PROFILES = (*PROFILES, SLOW, *CLIFFS, *CONVEX)
 
 
+# Of batches whose costs are bimodal.
+_SLOW_SHARE = 0.1
+
+
 @dataclass(frozen=True)
 class Pause:
     """All workers stop: garbage is collected, memory paged, the machine suspended.
@@ -88,27 +92,43 @@ class Pause:
     seconds: float
 
 
+@dataclass(frozen=True)
+class Slowdown:
+    """All workers are slower: a machine that throttles, or that others use as well.
+
+    Attributes:
+        start: The moment, seconds.
+        factor: On all batches that start in this time.
+        seconds: How long.
+    """
+
+    start: float
+    factor: float
+    seconds: float = math.inf
+
+
 @dataclass
 class Service:
-    """What batches really take: the profile, with noise, pauses, and a drift from some moment on.
+    """What batches really take: the profile, with noise, pauses and slowdowns.
 
     Args:
         profile: What they take on average.
         noise: Sigma of the lognormal factor on each batch, whose mean is 1.
-        drift: Factor on all that starts after `drifts_at`.
-        drifts_at: Seconds from the start.
+        slowdowns: They do not overlap.
         seed: Of the noise.
         pareto: Shape of the Pareto factor on each batch, whose mean is 1; above 1, or 0 for none.
         pauses: Ascending; they do not overlap.
+        bimodal: Every tenth batch, by chance, takes so many times as long as the others; the mean
+            is that of the profile. 1: it does not.
     """
 
     profile: Profile
     noise: float = 0.0
-    drift: float = 1.0
-    drifts_at: float = math.inf
     seed: int = 0
     pareto: float = 0.0
     pauses: Sequence[Pause] = ()
+    slowdowns: Sequence[Slowdown] = ()
+    bimodal: float = 1.0
     _random: random.Random = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -117,18 +137,22 @@ class Service:
     def seconds(self, size: int, now: float = 0.0) -> float:
         """What a batch that starts now will take."""
         seconds = self.working_seconds(size)
-        if now >= self.drifts_at:
-            seconds *= self.drift
+        for slow in self.slowdowns:
+            if slow.start <= now < slow.start + slow.seconds:
+                seconds *= slow.factor
         for pause in self.pauses:
             if now < pause.start + pause.seconds and pause.start < now + seconds:
                 seconds += pause.start + pause.seconds - max(now, pause.start)
         return seconds
 
     def working_seconds(self, size: int) -> float:
-        """What a batch would take without pauses and drift."""
+        """What a batch would take without pauses and slowdowns."""
         seconds = self.profile.cost(size)
         if self.noise:
             seconds *= self._random.lognormvariate(-(self.noise**2) / 2, self.noise)
         if self.pareto:
             seconds *= self._random.paretovariate(self.pareto) * (1 - 1 / self.pareto)
+        if self.bimodal > 1:
+            seconds /= 1 + _SLOW_SHARE * (self.bimodal - 1)
+            seconds *= self.bimodal if self._random.random() < _SLOW_SHARE else 1.0
         return seconds

@@ -19,7 +19,7 @@ from contenders import ADAPTIVE, SHORT_WINDOW, TAKE_ALL
 from engine import Contender, Simulation
 from groups import FIRST_SEED
 from outcome import Outcome
-from profiles import CPU, GPU, TIGHT, Profile, Service
+from profiles import CPU, GPU, TIGHT, Profile, Service, Slowdown
 from report import print_table
 from virtual_time import VirtualLoop
 from workloads import poisson
@@ -144,11 +144,9 @@ class Setup:
             services = [Simulation(self.contender, Service(profile), self.replicas, loop)]
             route: Route = lambda: services[0]  # noqa: E731
         else:
-            drifts = [self.slower] + [1.0] * (self.replicas - 1)
-            services = [
-                Simulation(self.contender, Service(profile, drift=drift, drifts_at=0.0), loop=loop)
-                for drift in drifts
-            ]
+            kinds = [Service(profile, slowdowns=[Slowdown(0.0, self.slower)])]
+            kinds += [Service(profile)] * (self.replicas - 1)
+            services = [Simulation(self.contender, kind, loop=loop) for kind in kinds]
             route = router(services, random.Random(seed))
         clients = OpenLoop(loop, profile.goal, moments)
 

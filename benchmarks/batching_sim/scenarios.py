@@ -11,7 +11,7 @@ from clients import Clients, ClosedLoop, OpenLoop, Request
 from contenders import ADAPTIVE, CONTENDERS, SHORT_WINDOW, TORCHSERVE, with_known_clients
 from engine import Contender, Simulation, sweep
 from outcome import Outcome
-from profiles import GPU, Service
+from profiles import GPU, Service, Slowdown
 from virtual_time import VirtualLoop
 from workloads import poisson, steps
 
@@ -63,7 +63,7 @@ def cost_drift() -> list[Story]:
     return [
         _story(
             contender,
-            Service(GPU, drift=_DRIFT, drifts_at=_DRIFT_SECONDS),
+            Service(GPU, slowdowns=[Slowdown(_DRIFT_SECONDS, _DRIFT)]),
             arrivals,
             _DRIFT_SECONDS,
         )

@@ -89,6 +89,54 @@ def _wandering(steps: int, rng: np.random.Generator) -> Moments:
     return np.array(values)
 
 
+def flash_crowds(rate: float, count: int, seed: int) -> Moments:
+    """Three times a run, for a twenty-fifth of it, the rate is six times its mean."""
+    rng = np.random.default_rng(seed)
+    share, factor = 1 / 25, 6.0
+    calm = (1 - 3 * share * factor) / (1 - 3 * share)
+    crowd = share * count / rate
+    rest = np.diff([0.0, *np.sort(rng.random(3)), 1.0]) * (count / rate - 3 * crowd)
+    spans = np.array([rest[0], crowd, rest[1], crowd, rest[2], crowd, rest[3]])
+    return _at_rates(spans, rate * np.array([calm, factor] * 3 + [calm]), count, rng)
+
+
+def on_off(rate: float, count: int, seed: int) -> Moments:
+    """Six sources that are on or off, for Pareto times of shape 1.5: their sum is self-similar.
+
+    Each is on for a quarter of the time, at least for as long as twenty requests take to come.
+    """
+    rng = np.random.default_rng(seed)
+    length, shortest = count / rate, 20 / rate
+    changes: list[tuple[float, int]] = []
+    for _ in range(6):
+        now, is_on = -length * rng.random(), bool(rng.random() < 1 / 4)
+        while now < length:
+            if is_on:
+                changes += [(max(0.0, now), 1)]
+            now += shortest * (1 if is_on else 3) * (1 + rng.pareto(1.5))
+            if is_on:
+                changes += [(max(0.0, now), -1)]
+            is_on = not is_on
+    moments, steps_ = zip(*sorted(changes), strict=True)
+    spans, active = np.diff([0.0, *moments]), np.cumsum([0, *steps_[:-1]])
+    within = np.cumsum(spans) <= length
+    speeds = np.maximum(active, 0.01) * count / max(1.0, float((active * spans)[within].sum()))
+    return _at_rates(np.append(spans, 1.0), np.append(speeds, rate), count, rng)
+
+
+def generated_trace(rate: float, count: int, seed: int) -> Moments:
+    """Like logs of language models: a rate that wanders, and gaps of a coefficient of variation 2.
+
+    The rate is an AR(1) in steps of a fiftieth of the run; each of its requests is crowded too.
+    """
+    rng = np.random.default_rng(seed)
+    length = count / rate
+    speeds = np.exp(2 * _wandering(50, rng))
+    even = gamma(2.0)(1.0, count, seed)
+    expected = np.concatenate(([0.0], np.cumsum(speeds * 50 / speeds.sum()))) * even[-1] / 50
+    return np.interp(even, expected, np.linspace(0.0, length, 51))
+
+
 def steps(rates: Sequence[float], seconds: Sequence[float], seed: int) -> Moments:
     """Poisson arrivals whose rate changes: so many seconds at each rate."""
     rng = np.random.default_rng(seed)
@@ -109,6 +157,7 @@ def _at_rates(spans: Moments, speeds: Moments, count: int, rng: np.random.Genera
 
 
 POISSON, MMPP3, MMPP10, TRACE = "Poisson", "MMPP 3", "MMPP 10", "trace-like"
+FLASH, ON_OFF, GENERATED = "flash crowds", "on/off", "generated trace"
 WORKLOADS: dict[str, Workload] = {
     POISSON: poisson,
     MMPP3: bursty(3),
@@ -117,4 +166,7 @@ WORKLOADS: dict[str, Workload] = {
     "gamma CV 1": gamma(1),
     "gamma CV 4": gamma(4),
     TRACE: trace_like,
+    FLASH: flash_crowds,
+    ON_OFF: on_off,
+    GENERATED: generated_trace,
 }
