@@ -128,9 +128,10 @@ class Exploration:
         is_trial = self.size == batch.run_as and batch.reason is Reason.EXPLORATION
         if is_trial:
             self.lost += max(0.0, seconds - batch.run_as / self._best)
-            if not self._is_settled(batch, seconds):
+            if self._is_settled(batch, seconds):
+                self._note_tried(self.size)
+            elif self._has_budget(size):
                 return False
-            self._note_tried(self.size)
         elif self.size and self._batches - self._chosen_at > _AGAIN_BATCHES:
             self._note_tried(self.size)  # there were never enough jobs
         elif count > _FIRST_BATCHES and self._batches % _BATCHES_LOOKED_AT:
@@ -162,11 +163,14 @@ class Exploration:
         """Return the factor by which a size may be better than these batches of it."""
         return 1.0 + _DOUBT * self._costs.deviation / math.sqrt(batches)
 
+    def _has_budget(self, size: int) -> bool:
+        return self.lost <= _LOST_AT_FIRST * self._costs.mean(size) + _LOST_SHARE * self._busy
+
     # -- choosing ----------------------------------------------------------------------------------
 
     def _choose(self, size: int, largest: int) -> int:
         """Return the next size to try; 0 for none."""
-        if self.lost > _LOST_AT_FIRST * self._costs.mean(size) + _LOST_SHARE * self._busy:
+        if not self._has_budget(size):
             return 0
         # Those between the largest seen and the present one occur anyway, if the goal allows.
         sizes = [each for each in self._sizes if each <= min(largest, _NEAR * size)]

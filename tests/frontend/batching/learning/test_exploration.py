@@ -164,6 +164,24 @@ def test_noise_does_not_make_batches_small(make_served: MakeServed) -> None:
 
 
 @pytest.mark.simulation
+def test_a_size_is_tried_no_longer_than_the_budget_lasts(make_served: MakeServed) -> None:
+    chance = random.Random(5)
+
+    def noisy(size: int) -> float:
+        return line(size) * chance.lognormvariate(-0.5, 1.0)
+
+    served = make_served()
+    served.serve(noisy, 3, waiting=2)
+    exploration = served.batcher.learning.exploration
+    for _ in range(400):
+        before, batch = exploration.lost, served.serve(noisy, 1)[0]
+        if batch.reason is EXPLORATION:
+            # The budget is exceeded by the loss of one batch at most.
+            assert before <= 5 * served.batcher.costs.mean(32) + 0.03 * served.busy
+    assert served.tried
+
+
+@pytest.mark.simulation
 def test_a_cliff_that_comes_later_is_noticed(make_served: MakeServed) -> None:
     served = make_served()
     served.serve(line, 3, waiting=2)
