@@ -1,6 +1,5 @@
 """Buckets: the cost of batches of about one size, and the line through the costs of all sizes."""
 
-import statistics
 from bisect import insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +27,14 @@ class Point(NamedTuple):
     batches: int
 
 
+class _Sample(NamedTuple):
+    """A cost: size, seconds, and how many samples of any size there were before."""
+
+    size: float
+    seconds: float
+    number: int
+
+
 @dataclass(slots=True, eq=False)
 class Bucket:
     """Batches of about one size; seconds are without the common factor of the latency model."""
@@ -37,7 +44,7 @@ class Bucket:
     median: float = 0.0  # of the first costs
     count: int = 0
     is_profiled: bool = False  # whether the cost was measured without traffic
-    _first: list[tuple[float, float]] = field(default_factory=list)
+    _first: list[_Sample] = field(default_factory=list)
 
     @property
     def observed(self) -> float:
@@ -49,13 +56,25 @@ class Bucket:
         """The number of samples in the mean; a median of five is as good as a mean of three."""
         return max(1, self.count - FIRST_SAMPLES + 3)
 
-    def learn_first(self, size: float, seconds: float) -> None:
+    def learn_first(self, size: float, seconds: float, number: int = 0) -> None:
         """Learn from one of the first samples."""
         self.count += 1
-        self._first.append((size, seconds))
-        self.size = statistics.fmean(size for size, _ in self._first)
-        costs = [seconds for _, seconds in self._first]
-        self.seconds = self.median = statistics.median_low(costs)
+        self._first.append(_Sample(size, seconds, number))
+        self._use_median()
+
+    def _use_median(self) -> None:
+        by_seconds = sorted(self._first, key=attrgetter("seconds"))
+        self.size, self.seconds, _ = by_seconds[(len(by_seconds) - 1) // 2]
+        self.median = self.seconds
+
+    def rescale_first(self, factor: float, number: int) -> None:
+        """Multiply the first samples from this number on by a factor, unless there are more."""
+        if self.count < FIRST_SAMPLES:
+            self._first = [
+                each._replace(seconds=factor * each.seconds) if each.number >= number else each
+                for each in self._first
+            ]
+            self._use_median()
 
     def restart(self, size: float, seconds: float) -> None:
         """Forget all samples, and learn from one."""

@@ -77,6 +77,7 @@ class LatencyModel:
         self._factor = 1.0
         self._drift = 0.0
         self._compared = 0
+        self._expected_until = 0  # the number of the last sample that was no outlier
         self._outliers: list[tuple[Bucket, float]] = []
         self._sending = 0.0
         self._slope = self._start = 0.0
@@ -153,7 +154,7 @@ class LatencyModel:
         seconds = max(seconds, MIN_SECONDS)
         bucket = self._buckets.of(size)
         if bucket.count < FIRST_SAMPLES:
-            bucket.learn_first(size, seconds / self._factor)
+            bucket.learn_first(size, seconds / self._factor, self.samples)
             self._buckets.limit_new()
             self._slope_until = 0
         else:
@@ -216,6 +217,7 @@ class LatencyModel:
         lowest = min(1.0 / widest, self.distribution.quantile(_LOW_SHARE))
         if lowest <= ratio <= widest:
             self._outliers.clear()
+            self._expected_until = self.samples
             self._share_error(bucket, ratio - 1.0)
         else:
             self._note_outlier(bucket, ratio)
@@ -257,7 +259,12 @@ class LatencyModel:
             least = min(ratios) if ratio > 1.0 else max(ratios)
             # If several sizes deviate, the machine has changed, not the cost of one size.
             own_share = _OWN_SHARE if all(other is bucket for other, _ in outliers) else 0.0
-            self._factor *= least ** (1.0 - own_share)
+            change = least ** (1.0 - own_share)
+            self._factor *= change
+            for each in self._buckets.rising:  # these have seen the new speed only
+                each.rescale_first(1.0 / change, self._expected_until)
+            self._buckets.limit_new()
+            self._slope_until = 0
             bucket.seconds *= least**own_share
             outliers.clear()
 

@@ -253,6 +253,32 @@ def test_a_change_of_pace_is_noticed_soon_and_for_sizes_that_were_not_run(change
         assert model.mean(size) == pytest.approx(change * cost(size), rel=0.2)
 
 
+def test_a_size_first_seen_on_a_slow_machine_is_not_slow_twice() -> None:
+    model = seeded(sizes=(1, 2, 4, 8))
+    for size in (4, 8) * 5:
+        model.observe(size, cost(size))
+    for size in (16, 16, 16, 4, 8, 4, 8, 16):
+        model.observe(size, 3 * cost(size))
+    for size in (4, 8, 16):
+        assert model.mean(size) == pytest.approx(3 * cost(size), rel=0.1)
+
+
+def test_a_size_first_seen_before_the_machine_is_slow_becomes_slow_too() -> None:
+    model = seeded(sizes=(1, 2, 4, 8))
+    for size in (16, 16, 16, 4, 8):
+        model.observe(size, cost(size))
+    for size in (4, 8, 4, 8):
+        model.observe(size, 3 * cost(size))
+    assert model.mean(16) == pytest.approx(3 * cost(16), rel=0.1)
+
+
+def test_the_first_samples_of_a_bucket_count_with_the_size_of_their_median() -> None:
+    model = seeded(sizes=(1, 2, 4, 8, 16))
+    for size in (17, 24, 18):
+        model.observe(size, cost(size))
+    assert model.mean(24) == pytest.approx(cost(24))
+
+
 def test_a_change_of_pace_is_noticed_though_samples_are_noisy() -> None:
     chance = random.Random(3)
     model = seeded()
