@@ -44,7 +44,7 @@ _HOLD_ARRIVALS = 2.0
 # How long to hold for the next requests of clients: at most this share of the cost of one request,
 # beyond which holding does not pay, and at most these seconds, for the round trip.
 _RETURN_SHARE = 0.5
-_RETURN_SECONDS = 0.002
+_RETURN_SECONDS = 0.010
 # From this share of returning clients on, traffic counts as a closed loop; in an open loop fewer
 # than half arrive in that time by chance. Averaged over about ten batches.
 _RETURNING = 0.8
@@ -71,7 +71,8 @@ class Adaptive(BatchPolicy):
         self._latest = [-math.inf] * len(Priority)
         self._promoted: dict[Priority, float] = {}
         self._rate = _ArrivalRate()
-        self._returns = _ReturningClients()
+        # Who has set the number of requests has such clients; traffic may show that they are slow.
+        self._returns = _ReturningClients(1.0 if self.num_requests else 0.0)
 
     def promote(self, arrived: float, priority: Priority) -> Priority:
         """Note an arrival; promote a job of each lower priority from time to time.
@@ -112,8 +113,7 @@ class Adaptive(BatchPolicy):
 
     def answered(self, now: float, jobs: int) -> None:
         """Count the next requests of the clients that are answered now."""
-        soon = min(_RETURN_SECONDS, _RETURN_SHARE * self.costs.mean(1))
-        self._returns.begin(jobs, now + soon)
+        self._returns.begin(jobs, now + self._return_seconds)
 
     def plan(self, now: float, queue: JobQueue, workers: WorkerPoolState) -> Plan:
         """Refuse late jobs at the front; take the others, or hold them."""
@@ -203,17 +203,23 @@ class Adaptive(BatchPolicy):
         Such clients would otherwise split into two groups that take turns, in batches of half the
         size. Not done unless `num_requests` or traffic shows that clients return at once.
         """
-        wanted = self.num_requests or queued + self._returns.missing
-        full = min(self.size, wanted)
-        until = workers.last_idle_at + min(self.max_hold, _RETURN_SHARE * self.costs.mean(1))
-        if not self.num_requests:
-            until = min(until, workers.last_idle_at + _RETURN_SECONDS)
+        missing = self._returns.missing
+        if missing and self.num_requests:
+            missing = self.num_requests - queued
+        full = min(self.size, queued + missing)
+        until = workers.last_idle_at + min(self.max_hold, self._return_seconds)
         until = min(until, queue.deadline_at(0) - self.costs.bound(full))  # in time with all
         if queued < full and now < until:
             return Plan(0, Reason.HOLD_EXPIRED, until=until, full=full)
-        if not self.num_requests:
-            return self._take(queued)
-        return Plan(queued, Reason.NO_MORE_CLIENTS if queued >= full else Reason.HOLD_EXPIRED)
+        if self.num_requests and queued >= self.num_requests:
+            return Plan(queued, Reason.NO_MORE_CLIENTS)
+        if self.num_requests and missing:
+            return Plan(queued, Reason.HOLD_EXPIRED)
+        return self._take(queued)
+
+    @property
+    def _return_seconds(self) -> float:
+        return min(_RETURN_SECONDS, _RETURN_SHARE * self.costs.mean(1))
 
     def _target(self, rate: float, workers: int) -> int:
         """Return the smallest batch size that keeps workers stable at this rate.
@@ -249,8 +255,8 @@ class Adaptive(BatchPolicy):
 class _ReturningClients:
     """Detects clients that send the next request as soon as they are answered (a closed loop)."""
 
-    def __init__(self) -> None:
-        self._share = 0.0
+    def __init__(self, share: float) -> None:
+        self._share = share
         self._until = -math.inf
         self._answered = 0
         self._returned = 0

@@ -405,7 +405,7 @@ def test_a_rate_stays_what_it_is_when_batches_become_dearer_or_cheaper(
 
 # -- when: clients that come back ------------------------------------------------------------------
 
-MOMENT = 0.5 * FLAT.mean(1)
+MOMENT = 0.010
 
 
 @pytest.mark.parametrize(
@@ -420,6 +420,7 @@ def test_one_worker_waits_a_moment_for_the_clients_it_has_just_answered(
     make_queue: MakeQueue, options: dict[str, Any], full: int, until: float
 ) -> None:
     adaptive, workers = policy(costs=FLAT, **options), WorkerPoolState(1, last_idle_at=5.0)
+    adaptive.answered(5.0, 4)
     plan = adaptive.plan(5.001, make_queue(1, arrived=4.0), workers)
     assert (plan.take, plan.full, plan.until) == (0, full, pytest.approx(until))
     assert adaptive.plan(plan.until, make_queue(2), workers) == Plan(2, Reason.HOLD_EXPIRED)
@@ -441,9 +442,19 @@ def test_one_worker_waits_for_nobody_else(
     make_queue: MakeQueue, options: dict[str, Any], now: float, reason: Reason
 ) -> None:
     adaptive = policy(costs=FLAT, **options)
+    adaptive.answered(5.0, 4)
     assert adaptive.plan(now, make_queue(1), WorkerPoolState(1, last_idle_at=5.0)) == Plan(
         1, reason
     )
+
+
+@pytest.mark.parametrize("returned", [0, 2])
+def test_one_worker_does_not_wait_for_clients_that_are_farther_away(
+    make_queue: MakeQueue, returned: int
+) -> None:
+    adaptive = answering(policy(costs=FLAT, num_requests=4), 40, returned)
+    plan = adaptive.plan(5.001, make_queue(1), WorkerPoolState(1, last_idle_at=5.0))
+    assert plan == Plan(1, Reason.WORK_CONSERVING)
 
 
 def answering(adaptive: Adaptive, batches: int, returned: int) -> Adaptive:
@@ -457,7 +468,7 @@ def answering(adaptive: Adaptive, batches: int, returned: int) -> Adaptive:
 
 
 @pytest.mark.parametrize(
-    ("costs", "until"), [(FLAT, 5.002), (Costs(0.0, 0.003), 5.0 + 0.5 * 0.003)]
+    ("costs", "until"), [(FLAT, 5.010), (Costs(0.0, 0.003), 5.0 + 0.5 * 0.003)]
 )
 def test_one_worker_waits_for_clients_that_it_has_seen_to_come_back(
     make_queue: MakeQueue, costs: Costs, until: float
@@ -472,7 +483,7 @@ def test_one_worker_waits_for_clients_that_it_has_seen_to_come_back(
 
 def test_one_worker_does_not_wait_for_ever_for_those_who_do_not_come(make_queue: MakeQueue) -> None:
     adaptive, workers = answering(policy(costs=FLAT), 40, 4), WorkerPoolState(1, last_idle_at=5.0)
-    assert adaptive.plan(5.002, make_queue(1), workers) == Plan(1, Reason.WORK_CONSERVING)
+    assert adaptive.plan(5.010, make_queue(1), workers) == Plan(1, Reason.WORK_CONSERVING)
 
 
 @pytest.mark.parametrize(("batches", "returned"), [(3, 4), (40, 2), (40, 0)])
@@ -501,6 +512,7 @@ def test_that_clients_come_back_is_forgotten_when_they_do_not(make_queue: MakeQu
 
 def test_nobody_becomes_late_for_clients_that_may_come_back(make_queue: MakeQueue) -> None:
     adaptive, workers = policy(costs=FLAT, num_requests=4), WorkerPoolState(1, last_idle_at=5.0)
+    adaptive.answered(5.0, 4)
     hurried = make_queue([5.026], arrived=5.0)
     plan = adaptive.plan(5.0, hurried, workers)
     assert (plan.take, plan.shed) == (0, 0)
