@@ -1,10 +1,10 @@
 """The adaptive batching policy: forms batches by deadlines and learnt costs.
 
-The earliest deadline leaves first. Jobs are refused on arrival if they have no chance to be in
-time, and at the front of the queue if they will probably be late in the next batch, or cost other
-jobs more answers in time than they are worth (`expected_goodput`). A batch has all queued jobs, up
-to the largest size. Several workers would each take a small batch, and all be busy when the next
-request arrives; so a batch is held until it has the smallest size that keeps the workers stable.
+The earliest deadline leaves first. Jobs are refused on arrival if they would be late in the next
+batch, and at the front of the queue if they would be late in a full one. A batch has all queued
+jobs, up to the largest size. Several workers would each take a small batch, and all be busy when
+the next request arrives; so a batch is held until it has the smallest size that keeps the workers
+stable.
 
 Rules and constants come from simulation (``benchmarks/batching_sim`` runs this class); early drop
 is from Nexus (SOSP 2019), refusal by the predicted end from Clockwork (OSDI 2020).
@@ -14,7 +14,6 @@ import math
 from dataclasses import dataclass
 
 from marserve.frontend.batching.batches import Reason
-from marserve.frontend.batching.expected_goodput import LEAST_CHANCE, Outlook
 from marserve.frontend.batching.job_queue import JobQueue
 from marserve.frontend.batching.jobs import Priority
 from marserve.frontend.batching.learning.costs import Costs
@@ -28,9 +27,6 @@ from marserve.frontend.batching.policies import (
 # How much longer a priority waits than the next higher one, as a share of the latency goal: the
 # lowest still has a third of the goal left when its turn comes. Without a goal: AGING_SECONDS.
 _AGING_GOALS = 1 / 3
-# A job is refused on arrival if it is less likely than this to be in time. If no other job arrives,
-# it may run after all.
-_LEAST_CHANCE_ON_ARRIVAL = 0.1
 # Above this share of the workers' capacity no batch is held; above the second one, under a goal,
 # batches are held until they are full, since only full batches carry the load.
 _MAX_HELD_LOAD = 0.8
@@ -101,12 +97,9 @@ class Adaptive(BatchPolicy):
         """
         del queue
         if deadline < math.inf and self.costs.is_known:
-            wait = workers.seconds_until_idle(now)
-            left = deadline - now - wait
-            if left < self.costs.bound(1) and (
-                self.costs.chance(1, left) < _LEAST_CHANCE_ON_ARRIVAL
-            ):
-                return wait + self.costs.mean(1)
+            seconds = workers.seconds_until_idle(now) + self.costs.until_answered(1)
+            if now + seconds > deadline:
+                return seconds
         self._rate.count(now)
         self._returns.count(now)
         return None
@@ -120,7 +113,7 @@ class Adaptive(BatchPolicy):
         queued = queue.sharing_count
         if not self.costs.is_known:
             return self._take(min(queued, self.size))
-        shed, take = self._in_time(now, queue, queued, workers)
+        shed, take = self._in_time(now, queue, queued)
         # With several workers, the jobs behind those that are refused may be held.
         if not take or (shed and take < self.size and workers.size > 1):
             return Plan(0, Reason.WORK_CONSERVING, shed=shed)
@@ -131,41 +124,23 @@ class Adaptive(BatchPolicy):
     def _take(self, take: int, shed: int = 0) -> Plan:
         return Plan(take, Reason.FULL if take == self.size else Reason.WORK_CONSERVING, shed)
 
-    def hopeless(self, now: float, queue: JobQueue) -> int:
-        """Return how many jobs at the front would be late even alone."""
-        if not self.costs.is_known:
-            return 0
-        chance, count = self.costs.chance, 0
-        while count < queue.sharing_count:
-            left = queue.deadline_at(count) - now
-            if left >= self.costs.bound(1) or chance(1, left) >= LEAST_CHANCE:
-                break
-            count += 1
-        return count
-
     # -- jobs in time ------------------------------------------------------------------------------
 
-    def _in_time(
-        self, now: float, queue: JobQueue, queued: int, workers: WorkerPoolState
-    ) -> tuple[int, int]:
+    def _in_time(self, now: float, queue: JobQueue, queued: int) -> tuple[int, int]:
         """Return how many jobs at the front to refuse, and how many behind them to take.
 
         A job that would be late in a full batch is refused: a smaller batch for it would cost
-        capacity, and more jobs would be late (early drop). A job that may be late is refused where
-        that pays (`expected_goodput`).
+        capacity, and more jobs would be late (early drop). Where costs vary widely, it is refused
+        if it would be late in a batch of all queued jobs, as in BentoML's dispatcher: the others
+        then have time left for a slow batch.
         """
-        bound, size = self.costs.bound, self.size
-        outlook: Outlook | None = None
+        seconds, size = self.costs.until_answered, self.size
+        largest = queued if self.costs.vary_widely else size
         most = min(queued, self.max_shed)
         for shed in range(most):
-            take = min(queued - shed, size)
-            if now + bound(take) <= queue.deadline_at(shed):
-                return shed, take
-            if outlook is None:
-                rate = self._arrival_rate(now)
-                outlook = Outlook(self.costs, queue, now, size, workers.size, rate, self.goal)
-            if outlook.should_run(shed):
-                return shed, take
+            waiting = queued - shed
+            if now + seconds(min(waiting, largest)) <= queue.deadline_at(shed):
+                return shed, min(waiting, size)
         return most, 0
 
     def _arrival_rate(self, now: float) -> float:

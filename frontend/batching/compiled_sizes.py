@@ -24,6 +24,11 @@ class CompiledSizes:
         """Whether anything is known of the costs."""
         return self._costs.is_known
 
+    @property
+    def vary_widely(self) -> bool:
+        """As `Costs.vary_widely`."""
+        return self._costs.vary_widely
+
     def mean(self, size: float) -> float:
         """Return the mean seconds of a batch that is padded to a compiled size."""
         return self._costs.mean(_up(self._sizes, size))
@@ -32,9 +37,9 @@ class CompiledSizes:
         """Return a high estimate of the seconds of such a batch."""
         return self._costs.bound(_up(self._sizes, size))
 
-    def chance(self, size: float, seconds: float) -> float:
-        """Return the chance that such a batch ends within these seconds."""
-        return self._costs.chance(_up(self._sizes, size), seconds)
+    def until_answered(self, size: float) -> float:
+        """Return the mean seconds until the answers of such a batch are sent."""
+        return self._costs.until_answered(_up(self._sizes, size))
 
     def fit(self, plan: Plan, largest: int, now: float, queue: JobQueue) -> Plan:
         """Cut a batch to the smaller size if that costs less per request than padding it.

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Iterable, Sequence
 
-from marserve.frontend.batching.expected_goodput import LEAST_CHANCE
 from marserve.frontend.batching.job_queue import JobQueue
 from marserve.frontend.batching.jobs import Group, Job
 from marserve.frontend.batching.learning.costs import Costs
@@ -81,21 +80,17 @@ class DeadlineAdmission:
     def without_late(self, jobs: Sequence[Job], now: float) -> Sequence[Job]:
         """Refuse the jobs of a batch that would be late in it, and return the others.
 
-        With several priorities the first in the queue may not have the earliest deadline.
+        With several priorities the first in the queue may not have the earliest deadline; and the
+        jobs of a worker that died run again without regard to it.
         """
-        if len(jobs) < 2 or not self._batching.keeps_deadlines:
+        if not self._batching.keeps_deadlines or (len(jobs) == 1 and not jobs[0].crashes):
             return jobs
-        costs, size = self._costs, self._batching.run_as(len(jobs))
-        answered = now + costs.bound(size)
-        late = {
-            job
-            for job in jobs
-            if job.deadline < answered and costs.chance(size, job.deadline - now) < LEAST_CHANCE
-        }
+        answered = now + self._costs.until_answered(self._batching.run_as(len(jobs)))
+        late = [job for job in jobs if job.deadline < answered]
         if not late:
             return jobs
         self.refuse(late)
-        return [job for job in jobs if job not in late]
+        return [job for job in jobs if job.deadline >= answered]
 
     def refuse(self, jobs: Iterable[Job]) -> None:
         """Refuse jobs that cannot be in time; Retry-After is when the queue will be empty."""
@@ -122,8 +117,17 @@ class DeadlineAdmission:
         """Measure the jobs of batches by length; else refuse queued jobs that will be late."""
         if self._lengths is not None:
             self._lengths.measure(jobs)
-        elif hopeless := self._policy.hopeless(self._clock(), self._queue):
-            self.refuse(self._queue.drop(hopeless))
+        else:
+            self._refuse_late()
+
+    def _refuse_late(self) -> None:
+        """Refuse the jobs at the front that would be late even alone, whatever workers do."""
+        queue, late = self._queue, 0
+        answered = self._clock() + self._costs.until_answered(1)
+        while late < queue.sharing_count and queue.deadline_at(late) < answered:
+            late += 1
+        if late:
+            self.refuse(queue.drop(late))
 
     def _admit(self, job: Job) -> float | None:
         """Set the order of a job, and return what `BatchPolicy.admit` returns."""

@@ -91,11 +91,6 @@ class BatchPolicy(ABC):
         del now, deadline, queue, workers
         return None
 
-    def hopeless(self, now: float, queue: JobQueue) -> int:
-        """Return how many jobs at the front of the queue will be refused in any case."""
-        del now, queue
-        return 0
-
     def answered(self, now: float, jobs: int) -> None:  # noqa: B027 - most policies ignore it
         """Note that a worker has finished a batch of this many jobs."""
 

@@ -1,6 +1,6 @@
 """The distribution of costs: the ratio of real to expected seconds of batches, for all sizes."""
 
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_left, insort
 from collections import deque
 
 # The number of batches whose ratios are kept: enough for tails of a few percent, and few enough
@@ -44,10 +44,6 @@ class CostDistribution:
             self._assumed = max(0, self._assumed - 1)
         self._latest.append(ratio)
         insort(self._sorted, ratio)
-
-    def chance(self, ratio: float) -> float:
-        """Return the share of batches with at most this ratio."""
-        return bisect_right(self._sorted, ratio) / len(self._sorted)
 
     def quantile(self, share: float) -> float:
         """Return the ratio that this share of batches does not exceed, without the extremes."""

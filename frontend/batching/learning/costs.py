@@ -13,11 +13,15 @@ class Costs(Protocol):
     def is_known(self) -> bool:
         """Whether any cost was learnt."""
 
+    @property
+    def vary_widely(self) -> bool:
+        """Whether batches of one size differ so much that few take about the mean."""
+
     def mean(self, size: float) -> float:
         """Return the mean seconds of a batch of this size."""
 
     def bound(self, size: float) -> float:
         """Return a high estimate of the seconds of such a batch; it does not fall with the size."""
 
-    def chance(self, size: float, seconds: float) -> float:
-        """Return the chance that such a batch ends within these seconds."""
+    def until_answered(self, size: float) -> float:
+        """Return the mean seconds until the answers of such a batch are sent."""

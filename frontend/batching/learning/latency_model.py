@@ -47,6 +47,8 @@ _GUESSED_SAMPLES = 5
 _NOISY = 0.12
 # By how much the costs of sizes depart from a line through all of them.
 _CURVED = 0.2
+# From this deviation on, costs vary widely. A lognormal factor of sigma 0.31 has it.
+_WIDE = 0.25
 # From this deviation on, errors are taken for noise and not for a change of the machine.
 _VERY_NOISY = 0.35
 #: The share of batches that do not exceed the high estimate.
@@ -90,6 +92,11 @@ class LatencyModel:
         """Whether any cost was learnt."""
         return bool(self._buckets.rising)
 
+    @property
+    def vary_widely(self) -> bool:
+        """Whether batches of one size differ so much that few take about the mean."""
+        return self.deviation > _WIDE
+
     def knows(self, size: int) -> bool:
         """Return whether the mean of this size was profiled, or seen often enough for its noise."""
         bucket = self._buckets.find(size)
@@ -119,12 +126,9 @@ class LatencyModel:
             bound = self._bounds[size] = bound + self._sending
         return bound
 
-    def chance(self, size: float, seconds: float) -> float:
-        """Return the chance that a batch ends, and its answers are sent, within these seconds."""
-        mean = self.mean(size)
-        if not mean:
-            return float(seconds >= self._sending)
-        return self.distribution.chance((seconds - self._sending) / mean)
+    def until_answered(self, size: float) -> float:
+        """Return the mean seconds until the answers of a batch are sent; see `mean`."""
+        return self.mean(size) + self._sending
 
     @property
     def points(self) -> Sequence[Point]:

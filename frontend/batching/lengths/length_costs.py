@@ -172,6 +172,11 @@ class CostsByLength:
         """Whether any cost was learnt."""
         return self._costs.is_known
 
+    @property
+    def vary_widely(self) -> bool:
+        """As `Costs.vary_widely`; batches of one size and length."""
+        return self._costs.vary_widely
+
     def relearn(self) -> None:
         """Make the typical length the reference, and learn the costs at that from the lengths."""
         self._reference = self._lengths.typical
@@ -204,9 +209,9 @@ class CostsByLength:
         size = size if self._most is None else min(size, self._most)
         return self._costs.bound(size) * self._factor(size, self._longest_of(size))
 
-    def chance(self, size: float, seconds: float) -> float:
-        """Return the chance that it ends within these seconds."""
-        return self._costs.chance(size, seconds / self._factor(size, self._longest_of(size)))
+    def until_answered(self, size: float) -> float:
+        """Return the mean seconds until its answers are sent."""
+        return self._costs.until_answered(size) * self._factor(size, self._longest_of(size))
 
     def _longest_of(self, size: float) -> float:
         return self._alone if size == 1 else self._longest
