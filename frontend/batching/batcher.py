@@ -7,6 +7,7 @@ turns of the event loop per batch, and could lose a batch if it were cancelled i
 
 import asyncio
 import math
+import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
@@ -21,7 +22,7 @@ from marserve.frontend.batching.jobs import Group, Job
 from marserve.frontend.batching.learning.latency_model import LatencyModel
 from marserve.frontend.batching.learning.learning import Learning
 from marserve.frontend.batching.options import Batching
-from marserve.frontend.batching.policies import Plan
+from marserve.frontend.batching.policies import MAX_SHED, Plan
 from marserve.frontend.errors import Overloaded
 
 # uvloop rounds timers to milliseconds; with a shorter one it would spin until the time is up.
@@ -252,10 +253,15 @@ class Batcher:
         held = self._window.close(now) if self._window.timer is not None else 0.0
         if self._lengths is not None:
             self._lengths.begin()
+        shed = 0
         while workers.idle and queue:
+            if shed >= MAX_SHED:
+                self._window.pause()
+                return
             plan, chosen = self._plan(now)
             if plan.shed:
                 self._shed(plan.shed)
+                shed += plan.shed
             if plan.take:
                 popped = queue.pop_chosen(chosen) if chosen else queue.pop(plan.take)
                 self._send(plan, popped, now, held)
@@ -331,12 +337,17 @@ class _Window:
         remaining = max(plan.until - now, _TIMER_SECONDS)
         self.timer = self._loop.call_later(remaining, self._on_over)
 
+    def pause(self) -> None:
+        """Let other events of the loop have their turn."""
+        self.full, self._opened = sys.maxsize, math.inf
+        self.timer = self._loop.call_later(0.0, self._on_over)
+
     def close(self, now: float) -> float:
         """Close the open window; return for how many seconds it was open."""
         assert self.timer is not None
         self.timer.cancel()
         self.timer = None
-        return now - self._opened
+        return max(0.0, now - self._opened)
 
 
 def _mark_dispatched(jobs: Sequence[Job], now: float) -> None:

@@ -9,7 +9,7 @@ from marserve.frontend.batching.learning.costs import Costs
 from marserve.frontend.batching.learning.learning import Learning
 from marserve.frontend.batching.lengths.length_grouping import LengthGrouping
 from marserve.frontend.batching.options import Batching
-from marserve.frontend.batching.policies import BatchPolicy, WorkerPoolState
+from marserve.frontend.batching.policies import MAX_SHED, BatchPolicy, WorkerPoolState
 from marserve.frontend.errors import Overloaded
 
 Clock = Callable[[], float]
@@ -124,7 +124,8 @@ class DeadlineAdmission:
         """Refuse the jobs at the front that would be late even alone, whatever workers do."""
         queue, late = self._queue, 0
         answered = self._clock() + self._costs.until_answered(1)
-        while late < queue.sharing_count and queue.deadline_at(late) < answered:
+        most = min(queue.sharing_count, MAX_SHED)
+        while late < most and queue.deadline_at(late) < answered:
             late += 1
         if late:
             self.refuse(queue.drop(late))

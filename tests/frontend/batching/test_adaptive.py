@@ -12,7 +12,7 @@ from marserve.frontend.batching.adaptive import Adaptive
 from marserve.frontend.batching.batches import Reason
 from marserve.frontend.batching.job_queue import JobQueue
 from marserve.frontend.batching.jobs import Priority
-from marserve.frontend.batching.policies import Plan, WorkerPoolState
+from marserve.frontend.batching.policies import MAX_SHED, Plan, WorkerPoolState
 
 MakeQueue = Callable[..., JobQueue]
 HIGH, NORMAL, LOW = Priority
@@ -548,3 +548,9 @@ def test_who_could_only_be_late_is_refused_on_arrival(make_queue: MakeQueue) -> 
     adaptive = policy()
     assert adaptive.admit(5.0, 5.0101, make_queue(0), IDLE) is None
     assert adaptive.admit(5.0, 5.0099, make_queue(0), IDLE) == pytest.approx(0.010)
+
+
+def test_no_plan_refuses_so_many_that_it_takes_long(make_queue: MakeQueue) -> None:
+    plan = policy().plan(5.0, make_queue([4.0] * 10_000), IDLE)
+    assert plan.take == 0
+    assert 0 < plan.shed <= MAX_SHED

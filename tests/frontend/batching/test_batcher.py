@@ -2,6 +2,7 @@ import asyncio
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from types import ModuleType
 from typing import Any
 
@@ -13,6 +14,7 @@ from marserve.frontend.batching.batches import Batch, Reason
 from marserve.frontend.batching.job_queue import JobQueue
 from marserve.frontend.batching.jobs import Group, Job, Priority
 from marserve.frontend.batching.options import Batching
+from marserve.frontend.batching.policies import MAX_SHED
 from marserve.frontend.errors import Overloaded, WorkerDied
 
 HIGH, NORMAL, LOW = Priority
@@ -653,6 +655,30 @@ def test_jobs_of_a_dead_worker_are_refused_where_they_would_be_late(make_setup: 
         runner.finish(0.01)
     assert [setup.names(batch) for batch in runner.batches] == [[0], [1]]
     assert all(isinstance(job.future.exception(), Overloaded) for job in setup.jobs[2:])
+
+
+@pytest.mark.parametrize("bucket_by", ["none", "length"])
+def test_thousands_that_are_late_are_refused_in_steps(
+    make_setup: MakeSetup, bucket_by: str
+) -> None:
+    setup = make_setup("adaptive", size=4, max_latency=0.05, queue_size=5000, bucket_by=bucket_by)
+    setup.batcher.seed([(1, 0.01), (4, 0.02)])
+    setup.put(4000)
+    setup.loop.now += 10.0  # a pause
+    [runner] = setup.idle()
+    setup.put()
+    queued = []
+
+    def look() -> None:
+        queued.append(len(setup.queue))
+        if setup.queue:
+            setup.loop.call_soon(look)
+
+    look()
+    setup.wait(0.001)
+    assert all(0 <= before - after <= MAX_SHED for before, after in pairwise(queued))
+    assert [setup.names(batch) for batch in runner.batches] == [[4000]]
+    assert all(isinstance(job.future.exception(), Overloaded) for job in setup.jobs[:-1])
 
 
 def test_who_is_shed_is_answered_and_hears_when_to_try_again(make_setup: MakeSetup) -> None:

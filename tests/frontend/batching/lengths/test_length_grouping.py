@@ -73,9 +73,11 @@ class Setup:
 
     def finish_all(self) -> list[list[int]]:
         """Run until nothing is left; returns the batches since the last time."""
-        while self.batch is not None:
-            self.finish()
-        assert not self.queue
+        while self.batch is not None or self.queue:
+            if self.batch is not None:
+                self.finish()
+            else:  # many are refused, in steps
+                self.loop.run_until_complete(asyncio.sleep(0))
         seen, self.seen = self.seen, len(self.batches)
         return self.batches[seen:]
 
