@@ -24,6 +24,8 @@ _FADING = 1 - 1 / 200
 # Before this many batches, a batch is taken to cost as much as the items it is padded to and four
 # more of typical length; only the factor is learnt.
 _MIN_SAMPLES = 16
+# From this number on, the overhead and the padded work are learnt separately.
+_FEW_SAMPLES = 5
 _ASSUMED_OVERHEAD = 4.0
 # The weight of that assumption later, relative to batches: it decides only what these leave open,
 # such as the cost of two items if all have run alone.
@@ -33,6 +35,7 @@ _FIT_SAMPLES, _LATER_FIT_SAMPLES = 4, 16
 _MANY_SAMPLES = 100
 _SWEEPS = 60
 _BY_SIZE = (0, 1)
+_BY_PADDED_WORK = (0, 3)
 _BY_LENGTH = (0, 1, 2, 3, 4)
 _TYPICAL_STEP = 0.05
 # The least cost of an empty item, relative to one of typical length.
@@ -87,11 +90,13 @@ class LengthCosts:
         self._weight = self._weight * _FADING + 1.0
         if not self.is_known:
             self._coefficients = self._assumption()
+            if self.samples >= _FEW_SAMPLES:
+                self._fit(_BY_PADDED_WORK)
             return True
         pause = _FIT_SAMPLES if self.samples < _MANY_SAMPLES else _LATER_FIT_SAMPLES
         if self.samples % pause:
             return False
-        self._fit()
+        self._fit(_BY_LENGTH)
         return True
 
     def seconds(self, size: int, longest: float) -> float:
@@ -115,9 +120,9 @@ class LengthCosts:
         )
         return [scale * value for value in shape]
 
-    def _fit(self) -> None:
+    def _fit(self, features: Sequence[int]) -> None:
+        self._coefficients = self._solved(self._assumption(), features, _ASSUMED_WEIGHT)
         by_size = self._solved([0.0] * 5, _BY_SIZE, 0.0)
-        self._coefficients = self._solved(self._assumption(), _BY_LENGTH, _ASSUMED_WEIGHT)
         unexplained, variance = self._error(self._coefficients), self._error(by_size)
         self.explained = 1.0 - unexplained / variance if variance else 0.0
         self.spread = (variance / self._weight) ** 0.5

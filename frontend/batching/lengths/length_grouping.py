@@ -102,7 +102,7 @@ class LengthGrouping:
             self._rows = []
             if self._batching.bucket_by != BY_LENGTH:
                 self._activate(self._pays())
-            elif is_first or learnt.is_known is not was_known:
+            if self.is_active and (is_first or learnt.is_known is not was_known):
                 costs.relearn()
         return costs.as_reference(batch.run_as, longest, seconds)
 
@@ -133,12 +133,13 @@ class LengthGrouping:
         if is_active and not was_active and self.learnt.samples:
             self.costs.relearn()
         elif was_active and not is_active:
+            self.costs.relearn()
             self.costs.forget()
 
     def _pays(self) -> bool:
         enough = _EXPLAINS_STILL if self.is_active else _EXPLAINS
         learnt = self.learnt
-        return learnt.is_known and learnt.explained >= enough and learnt.spread >= _MIN_SPREAD
+        return learnt.explained >= enough and learnt.spread >= _MIN_SPREAD
 
     # -- choosing ----------------------------------------------------------------------------------
 

@@ -197,6 +197,15 @@ def test_auto_waits_until_lengths_are_seen_to_matter(make: Make) -> None:
     assert setup.finish_all() == [[500], [10, 11], [1000, 1001]]
 
 
+def test_auto_needs_few_batches_where_lengths_decide_the_cost(make: Make) -> None:
+    setup = make(bucket_by="auto")
+    learn(setup, batches=4)
+    assert 5 <= len(setup.batches) < 16
+    setup.put(500)  # something runs meanwhile
+    setup.put(10, 1000, 11, 1001)
+    assert setup.finish_all() == [[500], [10, 11], [1000, 1001]]
+
+
 def test_auto_leaves_the_order_alone_where_lengths_do_not_matter(make: Make) -> None:
     setup = make(of_size, bucket_by="auto")
     learn(setup)
@@ -211,8 +220,11 @@ def test_auto_ends_when_lengths_do_not_matter_any_more(make: Make) -> None:
     assert setup.batcher.learning.lengths is not None
     assert setup.batcher.learning.lengths.is_active
     setup.cost = of_size
-    learn(setup, seed=1, batches=600)
-    assert not setup.batcher.learning.lengths.is_active
+    rounds = iter(range(600))
+    while setup.batcher.learning.lengths.is_active:
+        learn(setup, seed=next(rounds), batches=1)
+    for size in (2, 4, 8):  # the costs without lengths
+        assert setup.batcher.costs.mean(size) == pytest.approx(of_size(size, 1), rel=0.05)
     setup.put(500)
     setup.put(10, 1000)
     assert setup.finish_all() == [[500], [10, 1000]]
