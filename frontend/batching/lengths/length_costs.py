@@ -21,8 +21,8 @@ from marserve.frontend.batching.learning.latency_model import LatencyModel
 
 # A sample's weight fades by this with each later one: about the last 200 batches count.
 _FADING = 1 - 1 / 200
-# Before this many batches, a batch is taken to cost as much as the items it is padded to and four
-# more of typical length; only the factor is learnt.
+# At first, a batch is taken to cost as much as the items it is padded to and four more of typical
+# length; only the factor is learnt. All coefficients are learnt from this many batches on.
 _MIN_SAMPLES = 16
 # From this number on, the overhead and the padded work are learnt separately.
 _FEW_SAMPLES = 5
@@ -66,7 +66,7 @@ class LengthCosts:
 
     @property
     def is_known(self) -> bool:
-        """Whether there were enough batches to decide whether lengths matter."""
+        """Whether there were enough batches to learn all coefficients."""
         return self.samples >= _MIN_SAMPLES
 
     def observe(self, size: int, longest: float, seconds: float) -> bool:
