@@ -27,6 +27,11 @@ from marserve.frontend.batching.policies import (
 # How much longer a priority waits than the next higher one, as a share of the latency goal: the
 # lowest still has a third of the goal left when its turn comes. Without a goal: AGING_SECONDS.
 _AGING_GOALS = 1 / 3
+# While more jobs wait than a batch takes, others take the place of those that are refused: the
+# first job must be in time even if its batch takes this many mean deviations longer than the mean.
+_MARGIN_DEVIATIONS = 1.5
+# From this deviation on, costs vary widely. A lognormal factor of sigma 0.31 has it.
+_WIDE = 0.25
 # Above this share of the workers' capacity no batch is held; above the second one, under a goal,
 # batches are held until they are full, since only full batches carry the load.
 _MAX_HELD_LOAD = 0.8
@@ -134,12 +139,15 @@ class Adaptive(BatchPolicy):
         if it would be late in a batch of all queued jobs, as in BentoML's dispatcher: the others
         then have time left for a slow batch.
         """
-        seconds, size = self.costs.until_answered, self.size
-        largest = queued if self.costs.vary_widely else size
+        seconds, size, deviation = self.costs.until_answered, self.size, self.costs.deviation
+        largest, margin = size, 1.0 + _MARGIN_DEVIATIONS * deviation
+        if deviation > _WIDE:
+            largest, margin = queued, 1.0
         most = min(queued, self.max_shed)
         for shed in range(most):
             waiting = queued - shed
-            if now + seconds(min(waiting, largest)) <= queue.deadline_at(shed):
+            expected = seconds(min(waiting, largest)) * (margin if waiting > size else 1.0)
+            if now + expected <= queue.deadline_at(shed):
                 return shed, min(waiting, size)
         return most, 0
 

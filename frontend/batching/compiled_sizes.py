@@ -25,9 +25,9 @@ class CompiledSizes:
         return self._costs.is_known
 
     @property
-    def vary_widely(self) -> bool:
-        """As `Costs.vary_widely`."""
-        return self._costs.vary_widely
+    def deviation(self) -> float:
+        """As `Costs.deviation`."""
+        return self._costs.deviation
 
     def mean(self, size: float) -> float:
         """Return the mean seconds of a batch that is padded to a compiled size."""

@@ -14,8 +14,8 @@ class Costs(Protocol):
         """Whether any cost was learnt."""
 
     @property
-    def vary_widely(self) -> bool:
-        """Whether batches of one size differ so much that few take about the mean."""
+    def deviation(self) -> float:
+        """The mean deviation of batches from their mean, as a share of it."""
 
     def mean(self, size: float) -> float:
         """Return the mean seconds of a batch of this size."""

@@ -47,8 +47,6 @@ _GUESSED_SAMPLES = 5
 _NOISY = 0.12
 # By how much the costs of sizes depart from a line through all of them.
 _CURVED = 0.2
-# From this deviation on, costs vary widely. A lognormal factor of sigma 0.31 has it.
-_WIDE = 0.25
 # From this deviation on, errors are taken for noise and not for a change of the machine.
 _VERY_NOISY = 0.35
 #: The share of batches that do not exceed the high estimate.
@@ -91,11 +89,6 @@ class LatencyModel:
     def is_known(self) -> bool:
         """Whether any cost was learnt."""
         return bool(self._buckets.rising)
-
-    @property
-    def vary_widely(self) -> bool:
-        """Whether batches of one size differ so much that few take about the mean."""
-        return self.deviation > _WIDE
 
     def knows(self, size: int) -> bool:
         """Return whether the mean of this size was profiled, or seen often enough for its noise."""

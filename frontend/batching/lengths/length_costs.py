@@ -178,9 +178,9 @@ class CostsByLength:
         return self._costs.is_known
 
     @property
-    def vary_widely(self) -> bool:
-        """As `Costs.vary_widely`; batches of one size and length."""
-        return self._costs.vary_widely
+    def deviation(self) -> float:
+        """As `Costs.deviation`, of batches of one size and length."""
+        return self._costs.deviation
 
     def relearn(self) -> None:
         """Make the typical length the reference, and learn the costs at that from the lengths."""

@@ -29,7 +29,7 @@ class Costs:
     per_item: float = 0.001
     per_batch: float = 0.009
     is_known: bool = True
-    vary_widely: bool = False
+    deviation: float = 0.0
 
     def mean(self, size: float) -> float:
         return self.per_batch + self.per_item * size
@@ -538,10 +538,17 @@ def test_who_would_be_late_in_a_full_batch_is_refused(make_queue: MakeQueue) -> 
 def test_where_costs_vary_widely_all_that_wait_must_be_in_time_together(
     make_queue: MakeQueue,
 ) -> None:
-    adaptive = policy(costs=Costs(vary_widely=True))
+    adaptive = policy(costs=Costs(deviation=0.3))
     plan = adaptive.plan(5.0, make_queue([5.0215] * 16), IDLE)
     assert (plan.shed, plan.take) == (4, 8)  # twelve take 21 ms
     assert adaptive.plan(5.0, make_queue([5.0215] * 12), IDLE) == Plan(8, Reason.FULL)
+
+
+def test_while_more_wait_than_a_batch_takes_the_first_has_a_margin(make_queue: MakeQueue) -> None:
+    adaptive = policy(costs=Costs(deviation=0.2))
+    deadlines = [5.018] * 3 + [5.03] * 6  # a batch of eight takes 17 ms, with the margin 22.1 ms
+    assert adaptive.plan(5.0, make_queue(deadlines), IDLE) == Plan(8, Reason.FULL, shed=1)
+    assert adaptive.plan(5.0, make_queue([5.018] * 30 + [5.03] * 6), IDLE).shed == 28
 
 
 def test_who_could_only_be_late_is_refused_on_arrival(make_queue: MakeQueue) -> None:
