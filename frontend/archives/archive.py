@@ -27,7 +27,7 @@ from marserve.frontend.archives.download import Downloader, check_allowed
 from marserve.frontend.archives.helper_process import HelperProcesses
 from marserve.frontend.archives.unpack import ArchiveLimits
 from marserve.frontend.configuration.config import Config
-from marserve.frontend.configuration.unread_keys import YAML_KEYS
+from marserve.frontend.configuration.unread_keys import READ_YAML_KEYS
 from marserve.frontend.errors import ModelNotFound, ServeError, ServerBusy, WorkflowNotFound
 
 logger = logging.getLogger(__name__)
@@ -96,7 +96,7 @@ class ArchiveOpener:
             operation="open",
             is_signed=s3_sse_kms,
             is_private=is_private,
-            known_keys=YAML_KEYS,
+            known_keys=READ_YAML_KEYS,
             needs_requirements=self._config.install_py_dep_per_model,
         )
         return replace(archive, contents=Contents.from_json(contents))

@@ -75,7 +75,8 @@ _DELAY = "here it is max_batch_delay, in milliseconds"
 _QUEUE = "here it is job_queue_size, in requests"
 _SIZES = "batch_policy=adaptive finds the sizes itself"
 _WORKERS = "here it is the number of workers: initial_workers, or min_worker and max_worker"
-#: BentoML's section in model-config.yaml: its members, and our keys.
+#: BentoML's section in model-config.yaml; its members, and our keys.
+SECTION = "batching"
 BATCHING_SECTION = {
     "enabled": "batchable",
     "max_batch_size": "maxBatchSize",

@@ -5,7 +5,12 @@ import re
 from collections.abc import Iterable
 
 from marserve.frontend.configuration.model_schema import BY_KEY, BY_SPELLING
-from marserve.frontend.configuration.other_servers import BATCH_DEVICE, DEVICE, FOREIGN_NAMES
+from marserve.frontend.configuration.other_servers import (
+    BATCH_DEVICE,
+    DEVICE,
+    FOREIGN_NAMES,
+    SECTION,
+)
 from marserve.frontend.configuration.setting import camel_case, snake_case
 
 _JVM = "there is no Java virtual machine to set up"
@@ -28,8 +33,9 @@ HARMLESS = WITHOUT_EFFECT.keys() - {"debug", "plugins_path"}
 #: Keys of snapshots that are never read.
 RECORDS = frozenset({"tsConfigFile", "version"})
 
-#: Every key of model-config.yaml that the server reads.
+#: Every key of a setting in model-config.yaml, and all keys whose values are read.
 YAML_KEYS = tuple(BY_SPELLING)
+READ_YAML_KEYS = (*YAML_KEYS, SECTION, DEVICE)
 # Similar in meaning, not in letters.
 _TRIED = {
     "default_workers_per_model": (

@@ -21,6 +21,7 @@ from marserve.frontend.configuration.other_servers import (
     BATCH_DEVICE,
     BATCHING_SECTION,
     DEVICE,
+    SECTION,
 )
 from marserve.frontend.configuration.setting import (
     Fields,
@@ -90,10 +91,10 @@ def _with_section(parsed: Mapping[str, Any], warn: Warn) -> Mapping[str, Any]:
 
     A section with none of the members is the handler's.
     """
-    section = parsed.get("batching")
+    section = parsed.get(SECTION)
     if not isinstance(section, dict) or not section.keys() & BATCHING_SECTION:
         return parsed
-    _warn_of_unread("batching", section, [*BATCHING_SECTION], warn)
+    _warn_of_unread(SECTION, section, [*BATCHING_SECTION], warn)
     if section.get("enabled", True) is False:
         return {"batchable": False, **parsed}
     members = {"enabled": True, **section}

@@ -186,6 +186,17 @@ def test_words_of_openvino_are_told_with_ours(server, make_archive, name, parame
     assert warning.startswith(f"{word} is not a parameter of this server; {advice}")
 
 
+def test_words_in_an_archive_are_read_and_told(server, make_archive, name) -> None:
+    words = "batching: {max_batch_size: 12, max_latency_ms: 800}\n"
+    words += "device: BATCH:GPU(4)\nrunners: {timeout: 3}\n"
+    warnings = server.register(make_archive(server.store, PLAIN, name, words)).json()["warnings"]
+    meant = {"batchSize": 12, "batchPolicy": "adaptive", "maxLatencyMs": 800}
+    assert_means(server.describe(name), meant)
+    told = "\n".join(sorted(warnings))
+    assert "device: here BATCH:GPU(4) is batch_size=4" in told
+    assert "runners is no key that the server reads here; here they are batchSize" in told
+
+
 def test_a_setting_of_archives_only_is_told_where_it_counts(server, make_archive, name) -> None:
     archive = make_archive(server.store, PLAIN, name)
     answer = server.register(archive, overlap_stages="true", isolateFailures="false")

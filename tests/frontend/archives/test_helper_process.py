@@ -92,7 +92,7 @@ def test_a_yaml_that_cannot_be_read_is_logged_and_counts_as_absent(
         ({"c.yaml": "[" * 10_000}, {"configFile": "c.yaml"}, r"^c.yaml is nested more than"),
         ({}, {"configFile": "../../x"}, "points outside the archive"),
         ({}, {"modelName": "n" * 500_000}, "exceed 262144 bytes"),
-        ({"c.yaml": "device: " + "x" * 500_000}, {"configFile": "c.yaml"}, None),
+        ({"c.yaml": "labels: " + "x" * 500_000}, {"configFile": "c.yaml"}, None),
         (
             {"c.yaml": "deviceType: " + "x" * 500_000},
             {"configFile": "c.yaml"},
