@@ -84,6 +84,7 @@ messages: st.SearchStrategy[Message] = st.one_of(
         st.booleans(),
         st.dictionaries(texts, json_values, max_size=3),
         st.dictionaries(texts, json_values, max_size=3),
+        st.lists(texts, max_size=3),
         st.integers(),
         texts,
         profiled,
