@@ -53,9 +53,15 @@ class Connection(asyncio.Protocol):
         self.is_closed = False
 
     def send(self, request: bytes, due: float) -> None:
-        """Send a request; there must be none in flight."""
+        """Send a request; there must be none in flight.
+
+        It fails if the server has closed the connection, at once or when the event loop reports it.
+        """
         self.due = due
-        self._transport.write(request)
+        if self.is_closed:
+            self._fail("connection closed")
+        elif not self._transport.is_closing():
+            self._transport.write(request)
 
     def abort(self, kind: str) -> None:
         """Close the connection at once; the request in flight fails."""

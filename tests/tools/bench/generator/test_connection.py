@@ -60,6 +60,10 @@ class Transport:
     def __init__(self) -> None:
         self.written: list[bytes] = []
         self.ends: list[str] = []
+        self.closing = False
+
+    def is_closing(self) -> bool:
+        return self.closing
 
     def write(self, data: bytes) -> None:
         self.written.append(data)
@@ -172,6 +176,21 @@ def test_what_is_no_answer_is_given_up(data: bytes) -> None:
     assert transport.ends == ["aborted"]
     connection.connection_lost(None)
     assert len(recorder.answers) == 1
+
+
+@pytest.mark.parametrize("is_reported", [False, True])
+def test_a_request_to_a_server_that_has_hung_up_fails(is_reported: bool) -> None:
+    connection, recorder, transport = asked()
+    connection.data_received(WHOLE["length"][0])
+    transport.closing = True
+    if is_reported:
+        connection.connection_lost(None)
+    connection.send(b"again", 2.0)
+    if not is_reported:
+        assert recorder.answers == [(1.0, 200)]
+        connection.connection_lost(None)
+    assert recorder.answers == [(1.0, 200), (2.0, "connection closed")]
+    assert transport.written == [b"question"]
 
 
 def test_an_answer_that_nobody_asked_for_is_nobodys() -> None:
