@@ -102,7 +102,7 @@ class ClosedLoop(Clients):
     Args:
         clients: How many.
         total: Requests in all.
-        away: Seconds from an answer to the next request, within a tenth, by chance.
+        away: Mean seconds from an answer to the next request; they vary at random by a tenth.
     """
 
     clients: int

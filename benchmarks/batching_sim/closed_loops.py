@@ -3,8 +3,8 @@
     python benchmarks/batching_sim --groups closed [--seeds report]
 
 The same clients split into groups that take turns, unless the batcher waits for those that were
-just answered. What is best depends on the way back and on the costs; each policy is compared with
-the best of several fixed windows.
+just answered. The best policy depends on the distance and on the costs; each policy is compared
+with the best of several fixed windows.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from outcome import Outcome
 from profiles import FLAT, GPU, Profile, Service
 from report import print_table
 
-#: Of this group, among the others.
+#: The name of this group.
 NAME = "closed"
 CLIENTS = (4, 16, 64)
 AWAY_SECONDS = (0.0005, 0.001, 0.003, 0.010)

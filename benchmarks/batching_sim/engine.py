@@ -81,8 +81,8 @@ class Worker:
         simulation: Where it works.
 
     Attributes:
-        batch: What it runs now.
-        is_dead: Whether it has died; nobody hears of its batch.
+        batch: The running batch; None without one.
+        is_dead: Whether it has died; the end of its batch is not reported.
     """
 
     def __init__(self, simulation: "Simulation") -> None:
@@ -153,7 +153,7 @@ class Simulation:
         self._batcher.reconfigure(self._batching)
 
     def lose_worker(self, seconds: float) -> None:
-        """A worker dies, as the production's workers tell it; after some time another one comes."""
+        """End a worker, as the server does; start another one after these seconds."""
         worker = self._workers.pop(0)
         worker.is_dead = True
         self._batcher.remove(worker, [worker.batch] if worker.batch else [])

@@ -148,7 +148,7 @@ class Case:
         return has_even_costs and self.slower == 1 and not self.outage
 
     def bound(self, seed: int, lost: int) -> float:
-        """A goodput that nobody exceeds; not a number where costs are random or change.
+        """An upper bound of the goodput; not a number where costs are random or change.
 
         Args:
             seed: Of the arrivals.

@@ -1,9 +1,9 @@
-"""Overload by clients with deadlines of their own: the share answered, and streaks of refusals.
+"""Overload by clients with individual deadlines: the share answered, and streaks of refusals.
 
     python benchmarks/batching_sim --groups deadlines [--seeds report]
 
-Each of some clients sends requests by chance (Poisson) and has its own patience, from half of the
-latency goal to twice as much. A policy that favours some of them starves the others.
+Each client sends requests at random (Poisson). Its deadline is between half of the latency goal
+and twice the goal. A policy that favours some clients starves the others.
 """
 
 from itertools import groupby, product
@@ -18,7 +18,7 @@ from profiles import FLAT, GPU, SLOW, Profile, Service
 from report import print_table
 from workloads import poisson
 
-#: Of this group, among the others.
+#: The name of this group.
 NAME = "deadlines"
 _CLIENTS = 50
 _REPETITIONS, _REQUESTS = 2, 5000
@@ -26,7 +26,7 @@ _NOISE = 0.1
 
 
 class ImpatientClients(OpenLoop):
-    """Clients of an open loop, each with a deadline of its own, from half to twice the goal.
+    """Clients of an open loop, with individual deadlines from half to twice the goal.
 
     Attributes:
         of: The client of each request.

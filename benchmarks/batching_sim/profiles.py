@@ -118,8 +118,8 @@ class Service:
         seed: Of the noise.
         pareto: Shape of the Pareto factor on each batch, whose mean is 1; above 1, or 0 for none.
         pauses: Ascending; they do not overlap.
-        bimodal: Every tenth batch, by chance, takes so many times as long as the others; the mean
-            is that of the profile. 1: it does not.
+        bimodal: A random tenth of the batches takes this many times as long as the others; the
+            mean is that of the profile. 1: all take the same.
     """
 
     profile: Profile

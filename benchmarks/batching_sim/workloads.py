@@ -127,7 +127,7 @@ def on_off(rate: float, count: int, seed: int) -> Moments:
 def generated_trace(rate: float, count: int, seed: int) -> Moments:
     """Like logs of language models: a rate that wanders, and gaps of a coefficient of variation 2.
 
-    The rate is an AR(1) in steps of a fiftieth of the run; each of its requests is crowded too.
+    The rate is an AR(1) in steps of a fiftieth of the run; arrivals within a step are bursty too.
     """
     rng = np.random.default_rng(seed)
     length = count / rate

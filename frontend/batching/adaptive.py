@@ -72,7 +72,7 @@ class Adaptive(BatchPolicy):
         self._latest = [-math.inf] * len(Priority)
         self._promoted: dict[Priority, float] = {}
         self._rate = _ArrivalRate()
-        # Who has set the number of requests has such clients; traffic may show that they are slow.
+        # With `num_requests`, clients are assumed to return at once until traffic differs.
         self._returns = _ReturningClients(1.0 if self.num_requests else 0.0)
 
     def promote(self, arrived: float, priority: Priority) -> Priority:

@@ -256,7 +256,7 @@ class Batcher:
         shed = 0
         while workers.idle and queue:
             if shed >= MAX_SHED:
-                self._window.pause()
+                self._window.pause(now)
                 return
             plan, chosen = self._plan(now)
             if plan.shed:
@@ -337,9 +337,9 @@ class _Window:
         remaining = max(plan.until - now, _TIMER_SECONDS)
         self.timer = self._loop.call_later(remaining, self._on_over)
 
-    def pause(self) -> None:
-        """Let other events of the loop have their turn."""
-        self.full, self._opened = sys.maxsize, math.inf
+    def pause(self, now: float) -> None:
+        """Continue in the next iteration of the event loop, after other events."""
+        self.full, self._opened = sys.maxsize, now
         self.timer = self._loop.call_later(0.0, self._on_over)
 
     def close(self, now: float) -> float:
@@ -347,7 +347,7 @@ class _Window:
         assert self.timer is not None
         self.timer.cancel()
         self.timer = None
-        return max(0.0, now - self._opened)
+        return now - self._opened
 
 
 def _mark_dispatched(jobs: Sequence[Job], now: float) -> None:

@@ -80,8 +80,8 @@ class DeadlineAdmission:
     def without_late(self, jobs: Sequence[Job], now: float) -> Sequence[Job]:
         """Refuse the jobs of a batch that would be late in it, and return the others.
 
-        With several priorities the first in the queue may not have the earliest deadline; and the
-        jobs of a worker that died run again without regard to it.
+        With several priorities the first in the queue may not have the earliest deadline. The jobs
+        of a worker that died are not checked before.
         """
         if not self._batching.keeps_deadlines or (len(jobs) == 1 and not jobs[0].crashes):
             return jobs
@@ -121,7 +121,7 @@ class DeadlineAdmission:
             self._refuse_late()
 
     def _refuse_late(self) -> None:
-        """Refuse the jobs at the front that would be late even alone, whatever workers do."""
+        """Refuse the jobs at the front that would be late even alone and in a worker now."""
         queue, late = self._queue, 0
         answered = self._clock() + self._costs.until_answered(1)
         most = min(queue.sharing_count, MAX_SHED)

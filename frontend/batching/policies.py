@@ -17,8 +17,7 @@ from marserve.frontend.batching.jobs import Priority
 from marserve.frontend.batching.learning.costs import Costs
 from marserve.frontend.batching.learning.latency_model import LatencyModel
 
-#: The most jobs that are refused before other events of the loop have their turn; 500 take 1 to
-#: 10 ms.
+#: The most jobs that are refused in one iteration of the event loop; 500 take 1 to 10 ms.
 MAX_SHED = 500
 #: How much longer than a job of the next higher priority a job may wait.
 AGING_SECONDS = 1.0

@@ -1,8 +1,8 @@
 """The batching settings of other servers: their meaning here, or our name for them.
 
 A foreign setting sets values of our settings. In one source, our settings take precedence over
-foreign ones, and a specific foreign setting over a general one. Those of the strongest source that
-has any replace those of all others.
+foreign ones, and a specific foreign setting over a general one. Of several sources with foreign
+settings, only those of the strongest one count.
 """
 
 from collections.abc import Iterator, Mapping

@@ -22,7 +22,7 @@ SERVER_ROWS: Mapping[str, Setting] = {
     "torch_threads": BY_KEY["torchThreads"],
     "outstanding_batches": BY_KEY["outstandingBatches"],
 }
-#: A performance hint is no setting of a point; it stands for others.
+#: A point has the settings that a performance hint sets, not the hint.
 HINT_ROW = BY_KEY["performanceHint"]
 
 
@@ -69,7 +69,7 @@ class Sweep:
 
 
 def _chosen(*, performance_hint: str | None, **settings: Any) -> dict[str, Any]:
-    """Return the settings, where None with those that the hint stands for."""
+    """Return the settings; the hint's values replace those that are None."""
     _, means = next(meanings(HINT_ROW.read(performance_hint or "none")))
     hinted = {
         "batch_policy": means.get("policy"),

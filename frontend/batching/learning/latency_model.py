@@ -77,7 +77,7 @@ class LatencyModel:
         self._factor = 1.0
         self._drift = 0.0
         self._compared = 0
-        self._expected_until = 0  # the number of the last sample that was no outlier
+        self._expected_until = 0  # the number of the last sample within the expected range
         self._outliers: list[tuple[Bucket, float]] = []
         self._sending = 0.0
         self._slope = self._start = 0.0
@@ -258,7 +258,7 @@ class LatencyModel:
             own_share = _OWN_SHARE if all(other is bucket for other, _ in outliers) else 0.0
             change = least ** (1.0 - own_share)
             self._factor *= change
-            for each in self._buckets.rising:  # these have seen the new speed only
+            for each in self._buckets.rising:  # their latest samples contain the change
                 each.rescale_first(1.0 / change, self._expected_until)
             self._buckets.limit_new()
             self._slope_until = 0

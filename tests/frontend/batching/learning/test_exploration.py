@@ -34,6 +34,12 @@ def convex(size: int) -> float:
     return 0.004 + 0.00002 * size**2
 
 
+def noisy_line() -> Cost:
+    """The line with a lognormal factor of sigma 1 and mean 1."""
+    chance = random.Random(5)
+    return lambda size: line(size) * chance.lognormvariate(-0.5, 1.0)
+
+
 class Served:
     """A model whose one worker has a batch at a time, each of which takes its cost."""
 
@@ -151,11 +157,7 @@ def test_of_compiled_sizes_only_those_are_tried(make_served: MakeServed) -> None
 
 @pytest.mark.simulation
 def test_noise_does_not_make_batches_small(make_served: MakeServed) -> None:
-    chance = random.Random(5)
-
-    def noisy(size: int) -> float:
-        return line(size) * chance.lognormvariate(-0.5, 1.0)
-
+    noisy = noisy_line()
     served = make_served()
     served.serve(noisy, 3, waiting=2)
     served.serve(noisy, 200)
@@ -165,11 +167,7 @@ def test_noise_does_not_make_batches_small(make_served: MakeServed) -> None:
 
 @pytest.mark.simulation
 def test_a_size_is_tried_no_longer_than_the_budget_lasts(make_served: MakeServed) -> None:
-    chance = random.Random(5)
-
-    def noisy(size: int) -> float:
-        return line(size) * chance.lognormvariate(-0.5, 1.0)
-
+    noisy = noisy_line()
     served = make_served()
     served.serve(noisy, 3, waiting=2)
     exploration = served.batcher.learning.exploration
