@@ -58,6 +58,7 @@ __version__ = importlib.metadata.version("marserve")
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_\-.]*")
 ARCHIVE_SUFFIXES = {"default": ".mar", "zip-store": ".mar", "tgz": ".tar.gz", "no-archive": ""}
+_FLATTENED = "its contents are at the root of the archive; --keep-tree keeps their paths."
 
 logger = logging.getLogger(__name__)
 
@@ -150,7 +151,8 @@ def build_parser(prog: str = "torch-model-archiver") -> argparse.ArgumentParser:
     add("--serialized-file", help="weights: state dict, TorchScript, ONNX or any other file")
     add("--model-file", help="Python file with the model's class, for weights without code")
     add("--handler", required=True, help="built-in handler, or path of a Python file[:function]")
-    add("--extra-files", help="more files and directories, comma-separated; wildcards allowed")
+    extra = "more files, and directories, of which the contents go to the root; comma-separated"
+    add("--extra-files", help=f"{extra}; wildcards allowed")
     add("--runtime", choices=RUNTIMES, default="python", help="runtime of the handler")
     add("--export-path", default=str(Path.cwd()), help="directory for the archive")
     add(
@@ -163,7 +165,7 @@ def build_parser(prog: str = "torch-model-archiver") -> argparse.ArgumentParser:
     add("-v", "--version", required=True, help="version of the model, as in URLs")
     add("-r", "--requirements-file", help="pip requirements of this model alone")
     add("-c", "--config-file", help="YAML file with the model's settings")
-    add("--keep-tree", action="store_true", help="extra files keep their directories")
+    add("--keep-tree", action="store_true", help="extra files keep their paths in directories")
     add("--precision", choices=PRECISIONS, help="cast the weights, and serve the model in it")
     return parser
 
@@ -300,6 +302,8 @@ def plan(config: ModelArchiverConfig) -> list[tuple[str, Path]]:
         if path:
             members.add(Path(path).name, Path(path))
     for entry in extra_entries(config.extra_files or ""):
+        if entry.is_dir() and not config.keep_tree:
+            logger.warning("%s: %s", entry, _FLATTENED)
         add_extra(members, entry, keep_tree=config.keep_tree)
     for path in (config.requirements_file, config.config_file):
         if path:

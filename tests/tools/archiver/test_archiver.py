@@ -442,6 +442,23 @@ def test_keep_tree_is_an_option_of_the_command(here: Path) -> None:
     assert "sub/b.txt" in opened(Path("m.mar"), here.parent / "work")
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["sub"], "sub: its contents are at the root of the archive; --keep-tree keeps"),
+        (["sub", "--keep-tree"], ""),
+        (["sub/b.txt"], ""),
+    ],
+)
+def test_a_directory_that_is_flattened_is_reported(
+    options: list[str], said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    write("sub/b.txt")
+    assert run("--extra-files", *options) == 0
+    assert ("--keep-tree" in caplog.text) == bool(said)
+    assert said in caplog.text
+
+
 def test_caches_and_hidden_directories_stay_out_hidden_files_go_in(here: Path) -> None:
     for name in ("__pycache__/a", "__MACOSX/a", ".git/a", "s/.idea/a", "s/__pycache__/a"):
         write(f"extra/{name}")
