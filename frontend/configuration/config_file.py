@@ -127,10 +127,12 @@ def _damage_of(snapshot: Path) -> str:
 
 def _why_snapshot(snapshot: Path) -> str:
     beaten = _WORKING_DIRECTORY_FILE.absolute()
-    instead = f", not from {beaten}" if beaten.is_file() else ""
+    restored = f"are restored from the newest snapshot, {snapshot.absolute()}"
+    if not beaten.is_file():
+        return f"Configuration and models {restored}. Start with --ncs to ignore snapshots."
     return (
-        f"Configuration and models are restored from the newest snapshot, {snapshot.absolute()}"
-        f"{instead}. Start with --ncs to leave snapshots alone."
+        f"Configuration and models {restored}, not from {beaten}: its changes have no effect. Start "
+        "with --ncs, or --ts-config config.properties, to read it."
     )
 
 

@@ -8,13 +8,19 @@ The starter of a detached server takes the lock and lets the server inherit it, 
 right after ``--start`` finds the server, and one of two starters is refused.
 """
 
+import contextlib
 import fcntl
 import os
 import stat
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
+
+# TorchServe's text, for scripts.
 _ALREADY_RUNNING = "TorchServe is already running, please use torchserve --stop to stop TorchServe."
+_SECOND = "A second server needs another TMPDIR, directory and addresses: docs/second-server.md."
 
 
 class PidFileError(Exception):
@@ -87,7 +93,8 @@ class PidFile:
             descriptor = self._open(os.O_RDWR | os.O_CREAT)
             if not _lock(descriptor, fcntl.LOCK_EX):
                 os.close(descriptor)
-                raise PidFileError(_ALREADY_RUNNING)
+                details = ", ".join(_details(self.read()))
+                raise PidFileError(f"{_ALREADY_RUNNING}\nIt has {details}.\n{_SECOND}")
             if self._is_current(descriptor):
                 return descriptor
             os.close(descriptor)  # its owner removed it between open and lock
@@ -125,6 +132,23 @@ class PidFile:
     def _close(self) -> None:
         os.close(self.fileno())
         self._descriptor = None
+
+
+def _details(pid: int | None) -> Iterator[str]:
+    """Yield what the kernel contains about a server: its pid, directory and addresses."""
+    if pid is None:  # it writes its pid at this moment
+        yield "no pid yet"
+        return
+    yield f"pid {pid}"
+    with contextlib.suppress(psutil.Error, OSError):  # it ends, or it is in another container
+        yield f"directory {psutil.Process(pid).cwd()}"
+        places = {
+            f"{each.laddr.ip}:{each.laddr.port}"
+            for each in psutil.net_connections("tcp")
+            if each.pid == pid and each.status == psutil.CONN_LISTEN and each.laddr
+        }
+        if places:
+            yield f"addresses {' '.join(sorted(places))}"
 
 
 def _temporary_directory() -> Path:

@@ -236,6 +236,8 @@ def test_a_second_server_is_refused(
     assert main([*mode, "--model-store", "store"]) == 1
     assert capsys.readouterr().out == (
         "TorchServe is already running, please use torchserve --stop to stop TorchServe.\n"
+        f"It has pid {running.pid}, directory {Path.cwd()}.\n"
+        "A second server needs another TMPDIR, directory and addresses: docs/second-server.md.\n"
     )
     assert served == []
     assert running.poll() is None

@@ -55,9 +55,13 @@ def test_started_and_stopped_by_commands(prepared):
     for arguments in (["--start", "--ncs"], ["--foreground", "--ncs"]):
         status, text = run(prepared, *arguments)
         assert status == 1
-        assert text == (
-            "TorchServe is already running, please use torchserve --stop to stop TorchServe.\n"
+        first, which, second = text.splitlines()
+        assert first == (
+            "TorchServe is already running, please use torchserve --stop to stop TorchServe."
         )
+        assert which.startswith(f"It has pid {pid}, directory {prepared.directory}, addresses ")
+        assert f" 127.0.0.1:{prepared.ports['inference']}" in which
+        assert second.endswith("TMPDIR, directory and addresses: docs/second-server.md.")
     assert prepared.inference("GET", "/ping").status_code == 200
 
     assert run(prepared, "--stop") == (0, "TorchServe has stopped.\n")

@@ -159,6 +159,25 @@ def test_the_page_about(name: str, tmp_path: Path) -> None:
     follow(name, tmp_path)
 
 
+def test_the_page_about_a_second_server(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "second-server.md").read_text(encoding="utf-8")
+    shell = Shell(tmp_path, preload_modules="")
+    del shell.environment["TS_CONFIG_FILE"]  # each server reads the file of its directory
+    *http, inference, management = free_ports(5)
+    shell.ports |= dict(zip((9080, 9081, 9082), http, strict=True))
+    page = page.replace("=9070", f"={inference}").replace("=9071", f"={management}")
+    (tmp_path / "model_store").mkdir()
+    first = Step("torchserve --start --model-store model_store", ("The server listens",))
+    still = Step("curl http://localhost:8080/ping", ("Healthy",))
+    stop = Step(f"TMPDIR={tmp_path}/t torchserve --stop", ("TorchServe has stopped.",))
+    steps = [first, *steps_of(page), still, stop]
+    try:
+        for step, output in zip(steps, shell.run(steps), strict=True):
+            assert_printed(output, tuple(map(shell.adapt, step.printed)))
+    finally:
+        shell.bash("TMPDIR=$PWD/second/tmp torchserve --stop")
+
+
 def test_the_page_about_the_catalog(tmp_path: Path) -> None:
     follow("catalog", tmp_path, model_catalog="catalog/catalog.json", model_catalog_interval="0.3")
 

@@ -101,7 +101,11 @@ def test_each_change_writes_one_and_the_newest_comes_back(prepared, make_archive
 
     # The file in the working directory is beaten, and the operator hears of it.
     start(prepared)
-    assert f"restored from the newest snapshot, {newest}, not from " in prepared.console_text()
+    beaten = prepared.directory / "config.properties"
+    assert (
+        f"restored from the newest snapshot, {newest}, not from {beaten}: its changes have no "
+        "effect. Start with --ncs, or --ts-config config.properties, to read it."
+    ) in prepared.console_text()
     listed = prepared.management("GET", "/models").json()["models"]
     assert [each["modelName"] for each in listed] == ["two"]
     prepared.wait_workers("two", "READY")
