@@ -131,8 +131,8 @@ def _why_snapshot(snapshot: Path) -> str:
     if not beaten.is_file():
         return f"Configuration and models {restored}. Start with --ncs to ignore snapshots."
     return (
-        f"Configuration and models {restored}, not from {beaten}: its changes have no effect. Start "
-        "with --ncs, or --ts-config config.properties, to read it."
+        f"Configuration and models {restored}, not from {beaten}: its changes have no effect. "
+        "Start with --ncs, or --ts-config config.properties, to read it."
     )
 
 

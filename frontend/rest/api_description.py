@@ -31,8 +31,8 @@ from marserve.frontend.version import __version__
 
 _FOLDER = Path(__file__).with_name("openapi")
 _SCHEMAS = "#/components/schemas/"
-_TITLE = "TorchServe APIs"
-_ABOUT = "TorchServe is a flexible and easy to use tool for serving deep learning models"
+_TITLE = "marserve APIs"
+_ABOUT = "A model server for the archives and clients of TorchServe."
 _LINKS = {
     "Inference": {"/ping": "whether it is healthy", "/ready": "whether every model can answer now"},
     "Management": {"/models": "the models", "/loggers": "the loggers and their levels"},

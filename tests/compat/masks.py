@@ -54,8 +54,7 @@ def _outline(document: Any) -> str:
             names = [parameter["name"] for parameter in operation.get("parameters", [])]
             summary = operation["operationId"], "deprecated" if operation.get("deprecated") else ""
             lines.append(f"{method} {path} {summary} {sorted(names)}")
-    info = {key: value for key, value in document["info"].items() if key != "version"}
-    return "\n".join([document["openapi"], str(info), *lines])
+    return "\n".join([document["openapi"], *lines])
 
 
 def _body(peer: Contestant, answer: Answer) -> str:

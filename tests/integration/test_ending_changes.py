@@ -158,7 +158,7 @@ def test_what_the_listeners_serve_is_described(start_server, handlers):
         server.install(handlers / "lab.py", "lab")
         for ask in (server.inference, server.management):
             assert ask("OPTIONS", "/").json()["openapi"] == "3.0.1"
-            assert ask("GET", "/api-description").json()["info"]["title"] == "TorchServe APIs"
+            assert ask("GET", "/api-description").json()["info"]["title"] == "marserve APIs"
             assert ask("GET", "/").status_code == 405
         described = server.inference("OPTIONS", "/predictions/lab").json()
         assert "/predictions/lab" in described["paths"]

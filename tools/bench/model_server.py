@@ -150,9 +150,7 @@ class ModelServer:
         info = document.get("info") if isinstance(document, dict) else None
         if not isinstance(info, dict):
             return answer.headers.get("server", "an unknown server")
-        # marserve keeps TorchServe's title for generated clients; only marserve has /ready.
-        is_ours = "/ready" in document.get("paths", {})
-        name = "marserve" if is_ours else str(info.get("title", "")).removesuffix(" APIs")
+        name = str(info.get("title", "")).removesuffix(" APIs")
         return f"{name} {info.get('version', '')}".strip()
 
     def describe(self) -> ServedModel:

@@ -205,9 +205,8 @@ def test_words_to_choose_from_are_those_of_the_server() -> None:
 @pytest.mark.parametrize("document", _LISTENERS.values(), ids=_LISTENERS)
 def test_listeners_share_title_description_and_version(document: dict[str, Any]) -> None:
     assert document["info"] == {
-        "title": "TorchServe APIs",
-        "description": "TorchServe is a flexible and easy to use tool for serving deep learning "
-        "models",
+        "title": "marserve APIs",
+        "description": "A model server for the archives and clients of TorchServe.",
         "version": __version__,
     }
 
@@ -316,8 +315,10 @@ def test_who_is_not_ready_says_so_with_503(path: str, key: list[Any]) -> None:
 
 
 def test_listeners_that_share_an_address_describe_what_they_serve() -> None:
-    both = describe_listener(["Management", "Metrics"])
-    assert both["paths"] == _LISTENERS["management"]["paths"]
+    both = describe_listener(["Management", "Metrics"])["paths"]
+    metrics = _LISTENERS["metrics"]["paths"]
+    assert both == {**_LISTENERS["management"]["paths"], **metrics}
+    assert "404" not in metrics["/metrics"]["get"]["responses"]
 
 
 def test_the_metrics_listener_offers_metrics_only() -> None:

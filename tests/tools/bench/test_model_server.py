@@ -79,7 +79,7 @@ def asking(*answers: tuple[str, int, Any], model: str = "m", version: str = "") 
     [
         ({"info": {"title": "TorchServe APIs", "version": "0.12.0"}, "paths": {"/ping": {}}},
          "TorchServe 0.12.0"),
-        ({"info": {"title": "TorchServe APIs", "version": "0.1.0"}, "paths": {"/ready": {}}},
+        ({"info": {"title": "marserve APIs", "version": "0.1.0"}, "paths": {"/ready": {}}},
          "marserve 0.1.0"),
         ("<html>hello</html>", "nginx"),
         ({"code": 404}, "nginx"),
