@@ -96,10 +96,10 @@ class _Batch:
         del error
         self._context.on_intermediate = None
         reply.metrics = without_padding(reply.metrics)
-        if reply.code != 200:  # the metrics of a failed batch are lost, those of others must not be
-            rows, reply.metrics = reply.metrics, []
-            of_others = [row for row in rows if row[5] and self._ids.isdisjoint(row[5])]
+        if reply.code != 200:  # those of other batches are not lost if this one runs again
+            of_others = [row for row in reply.metrics if row[5] and self._ids.isdisjoint(row[5])]
             if of_others:
+                reply.metrics = [row for row in reply.metrics if row not in of_others]
                 self._context.metrics.put_back(of_others)
         return reply
 

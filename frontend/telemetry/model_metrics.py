@@ -107,7 +107,7 @@ class ModelMetrics:
             self._rows.record(reply.metrics)
 
     def reported(self, rows: list[list[Any]]) -> None:
-        """Record the metrics that the handler reported while it was initialised."""
+        """Record metrics that the handler reported outside of a batch that succeeded."""
         self._rows.record(rows)
 
     def printed(self, line: str) -> None:

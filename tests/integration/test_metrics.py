@@ -228,6 +228,45 @@ def test_failures_have_counters(server, handlers):
     assert "failing" not in page(server).text
 
 
+INVALID = """
+from ts.utils.util import PredictionException
+
+def handle(data, context):
+    seen = context.metrics
+    seen.add_counter("Rows", len(data or []))
+    for index, row in enumerate(data or []):
+        body = bytes(row["body"])
+        if body != b"good":
+            seen.add_counter("Invalid", 1, index)
+            raise PredictionException("no", 422) if body == b"refused" else ValueError("no")
+    return ["fine"] * len(data or [])
+"""
+
+
+@pytest.mark.parametrize("config", ["", "asyncCommunication: true", "continuousBatching: true"])
+def test_what_a_handler_counts_before_it_raises_is_counted(server, config):
+    name = re.sub(r"\W+", "_", f"invalid {config}")
+    source = INVALID.replace("def", "async def") if "async" in config else INVALID
+    server.install(source, name, config)
+    for body, status in (("good", 200), ("bad", 503), ("refused", 422)):
+        assert server.predict(name, data=body).status_code == status
+    assert value(server, "Invalid", ModelName=name) == 2
+    assert value(server, "Rows", ModelName=name) == 3
+
+
+@pytest.mark.parametrize("config", ["", "isolateFailures: false"])
+def test_what_a_handler_counts_in_a_failed_batch_is_counted_once(server, background, config):
+    name = re.sub(r"\W+", "_", f"batch {config}")
+    server.install(INVALID, name, config, batch_size=8, max_batch_delay=60_000)
+    bodies = ["good", "bad", "good", "good", "refused", "good", "good", "good"]
+    asked = [background(server.predict, name, data=body) for body in bodies]
+    statuses = [each.result().status_code for each in asked]
+    isolated = [{"good": 200, "bad": 503, "refused": 422}[body] for body in bodies]
+    assert statuses == isolated or (config and len({*statuses}) == 1)
+    assert value(server, "Rows", ModelName=name) == 8
+    assert value(server, "Invalid", ModelName=name) == (1 if config else 2)
+
+
 YAML = """
 dimensions:
   - &model "ModelName"

@@ -6,7 +6,7 @@ run alone and the others together. One bad request among n costs up to 2·⌈log
 two with a hint; many cost at most 2·n, and then batches become smaller (`failure_rate`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -14,6 +14,7 @@ from marserve.frontend.batching.batches import Reason
 from marserve.frontend.batching.isolation.failure_isolation import FailureIsolation
 from marserve.frontend.batching.jobs import Job
 from marserve.frontend.errors import ServeError
+from marserve.frontend.telemetry.handler_metrics import Row, is_about
 
 # How many runs may fail before the first success, as multiples of ⌈log2 n⌉; and where memory ran
 # out, since fewer rows help soon or never.
@@ -33,12 +34,20 @@ class Hint(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
+class Failure:
+    """The error of a run, and the metrics that the handler reported before it failed."""
+
+    error: ServeError
+    rows: list[Row]
+
+
+@dataclass(slots=True, eq=False)
 class Part:
-    """Jobs of a failed batch that will be run again, and the error of that batch."""
+    """Jobs of a failed batch that will be run again, and the failure of that batch."""
 
     jobs: Sequence[Job]
     reason: Reason
-    error: ServeError
+    failure: Failure
     twin: "Part | None" = None  # the other part, if the failed batch consisted of these two
     fails: bool = False  # whether it is known to fail as a whole
 
@@ -53,12 +62,23 @@ class BatchSplitting:
 
     Parts that ran out of memory are halved as long as that helps, in at most 2·n-2 runs. Unless it
     ``isolates``, only these are run again. ``runs`` is the number of parts that were run so far.
+
+    The handler's metrics of a job are those of its last run: ``report`` gets those of a failed run
+    when a job fails without another. Metrics of no request are reported with the first such job.
     """
 
-    def __init__(self, size: int, isolation: FailureIsolation, *, isolates: bool = True) -> None:
+    def __init__(
+        self,
+        size: int,
+        isolation: FailureIsolation,
+        report: Callable[[list[Row]], None],
+        *,
+        isolates: bool = True,
+    ) -> None:
         levels = (size - 1).bit_length()  # ⌈log2 size⌉
         self.runs = 0
         self._isolation = isolation
+        self._report = report
         self._max_in_vain = _MAX_RUNS_IN_VAIN * levels
         self._max_halvings_in_vain = _MAX_HALVINGS_IN_VAIN * levels
         self._isolates = isolates
@@ -86,7 +106,7 @@ class BatchSplitting:
     def failed(
         self,
         jobs: Sequence[Job],
-        error: ServeError,
+        failure: Failure,
         reason: Reason,
         run_as: int,
         hint: Hint | None = None,
@@ -100,19 +120,15 @@ class BatchSplitting:
             self._note_alone(jobs[0], reason, hint)
         elif reason is Reason.OUT_OF_MEMORY:
             self._smallest_too_large = min(self._smallest_too_large or run_as, run_as)
-        left = []
-        for job in jobs:
-            if len(jobs) > 1 and job.stream is None:
-                left.append(job)
-            else:
-                job.fail(error)
+        left = [job for job in jobs if len(jobs) > 1 and job.stream is None]
+        self._fail([job for job in jobs if len(jobs) == 1 or job.stream is not None], failure)
         if reason is Reason.ISOLATION and self._isolation.rate.fails_for_all:
             left.sort(key=lambda job: hint is None or job is not hint.suspect)
             probes = ([job] for job in left[-_PROBES:])
-            self._push(reason, error, left[:-_PROBES], *probes)
-        elif not self._follow(hint, left, reason, error):
+            self._push(reason, failure, left[:-_PROBES], *probes)
+        elif not self._follow(hint, left, reason, failure):
             # They are all there is, unless a job that failed above was the cause.
-            self._push_halves(left, reason, error, are_all=len(left) == len(jobs))
+            self._push_halves(left, reason, failure, are_all=len(left) == len(jobs))
 
     def succeeded(self) -> None:
         """Note that a part was answered."""
@@ -140,14 +156,21 @@ class BatchSplitting:
                     part.twin.twin = None
             if jobs and self._is_worth_running(part.reason):
                 if part.fails and len(jobs) > 1:
-                    self._push_halves(jobs, part.reason, part.error)
+                    self._push_halves(jobs, part.reason, part.failure)
                     continue
                 self.runs += 1
                 self._running = part
                 return part
-            for job in jobs:
-                job.fail(part.error)
+            self._fail(jobs, part.failure)
         return None
+
+    def _fail(self, jobs: Sequence[Job], failure: Failure) -> None:
+        if jobs and failure.rows:
+            ids = {job.input.id for job in jobs}
+            self._report([row for row in failure.rows if is_about(row, ids)])
+            failure.rows = [row for row in failure.rows if not is_about(row, ids)]
+        for job in jobs:
+            job.fail(failure.error)
 
     def _note_alone(self, job: Job, reason: Reason, hint: Hint | None) -> None:
         if reason is Reason.OUT_OF_MEMORY:
@@ -156,12 +179,11 @@ class BatchSplitting:
         if line and hint is not None and hint.line == line:
             self._isolation.hints.was_right(line)
 
-    def _follow(
-        self, hint: Hint | None, left: list[Job], reason: Reason, error: ServeError
-    ) -> bool:
+    def _follow(self, hint: Hint | None, left: list[Job], reason: Reason, failure: Failure) -> bool:
         """Separate the job that a hint names from the others; return False if there is none.
 
-        The others run first: if the hint is right, they succeed.
+        The others run first: if the hint is right, they succeed. Where the handler has reported
+        metrics, the job runs alone in any case: nothing shows which of them are about it.
         """
         if reason is not Reason.ISOLATION or len(left) < 2 or not self._isolates:
             return False
@@ -171,26 +193,27 @@ class BatchSplitting:
             return False
         suspect = hint.suspect
         left.remove(suspect)
-        if isolation.rate.share <= _MAX_SHARE_BELIEVED and hints.believes(line):
+        may_believe = isolation.rate.share <= _MAX_SHARE_BELIEVED and not failure.rows
+        if may_believe and hints.believes(line):
             isolation.request_failed(suspect, reason)
-            suspect.fail(error)
-            self._push(reason, error, left)
+            suspect.fail(failure.error)
+            self._push(reason, failure, left)
         else:
             self._hinted[suspect] = line
-            self._push(reason, error, [suspect], left, are_all=True)
+            self._push(reason, failure, [suspect], left, are_all=True)
         return True
 
     def _push_halves(
-        self, jobs: Sequence[Job], reason: Reason, error: ServeError, *, are_all: bool = True
+        self, jobs: Sequence[Job], reason: Reason, failure: Failure, *, are_all: bool = True
     ) -> None:
         middle = len(jobs) // 2
-        self._push(reason, error, jobs[middle:], jobs[:middle], are_all=are_all)
+        self._push(reason, failure, jobs[middle:], jobs[:middle], are_all=are_all)
 
     def _push(
-        self, reason: Reason, error: ServeError, *groups: Sequence[Job], are_all: bool = False
+        self, reason: Reason, failure: Failure, *groups: Sequence[Job], are_all: bool = False
     ) -> None:
         """Add parts, the next to run last; two that are all of a failed batch are twins."""
-        parts = [Part(jobs, reason, error) for jobs in groups if jobs]
+        parts = [Part(jobs, reason, failure) for jobs in groups if jobs]
         self._pending += parts
         if are_all and len(parts) > 1 and reason is Reason.ISOLATION:
             parts[0].twin, parts[1].twin = parts[1], parts[0]

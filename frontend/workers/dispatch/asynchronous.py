@@ -89,6 +89,7 @@ class Async(DispatchStrategy):
             if job.is_suspected:
                 self.batcher.isolation.contents.discard(job)
         else:
+            self.metrics.reported(reply.metrics)
             batch.fail(failure_of(reply))
             self.metrics.failed_batches.update(1)
         del self._in_flight[job]  # last: after an exception the job is still in flight

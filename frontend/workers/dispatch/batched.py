@@ -26,7 +26,7 @@ from marserve.backend.protocol import (
 )
 from marserve.frontend.batching.batcher import Batcher
 from marserve.frontend.batching.batches import Batch, Reason, failure_of
-from marserve.frontend.batching.isolation.splitting import BatchSplitting, Hint
+from marserve.frontend.batching.isolation.splitting import BatchSplitting, Failure, Hint
 from marserve.frontend.batching.jobs import Job
 from marserve.frontend.batching.rows import in_blocks
 from marserve.frontend.errors import WorkerDied
@@ -279,7 +279,9 @@ class Batched(DispatchStrategy):
         """Run the next part of a failed batch; request a new batch when all parts are answered."""
         isolation, batching = self.batcher.isolation, self.batcher.batching
         if splitting is None:
-            splitting = BatchSplitting(len(batch), isolation, isolates=batching.isolates)
+            splitting = BatchSplitting(
+                len(batch), isolation, self.metrics.reported, isolates=batching.isolates
+            )
         if reply.code == 200:
             splitting.succeeded()
         else:
@@ -289,7 +291,8 @@ class Batched(DispatchStrategy):
             if len(batch) == 1 and is_shared and not is_memory:
                 isolation.request_failed(batch.jobs[0], batch.reason)
             hint = hint_of(reply, batch)
-            splitting.failed(batch.jobs, failure_of(reply), reason, batch.run_as, hint)
+            failure = Failure(failure_of(reply), reply.metrics)
+            splitting.failed(batch.jobs, failure, reason, batch.run_as, hint)
         part = splitting.next_part()
         if part is None:
             if splitting.too_large:

@@ -53,6 +53,7 @@ class ContinuousBatching(DispatchStrategy):
             unfinished = _deliver(step.jobs, reply.predictions)
         else:
             self._remember_cause(step, reply)
+            self.metrics.reported(reply.metrics)
             step.fail(failure_of(reply))
             self.metrics.failed_batches.update(1)
         if unfinished:

@@ -89,8 +89,7 @@ class StatefulDispatch(DispatchStrategy):
         self._control_messages -= 1
         if reply.code != 200:
             self.metrics.sequence_end_failed()
-        if reply.metrics:
-            self.metrics.reported(reply.metrics)
+        self.metrics.reported(reply.metrics)
         self._note_drained()
 
     def _to_retry(self, _suspected: Sequence[Job], _others: Sequence[Job]) -> list[Job]:
@@ -116,6 +115,7 @@ class StatefulBatched(Batched, StatefulDispatch):
         else:
             self.batcher.history.add(batch, took, succeeded=False)
             self.metrics.failed_batches.update(1)
+            self.metrics.reported(reply.metrics)
             batch.fail(failure_of(reply))
             if reply.code == OUT_OF_MEMORY and len(batch) > 1:
                 self.batcher.out_of_memory(batch.run_as)

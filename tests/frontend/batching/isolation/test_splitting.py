@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from marserve.backend.protocol import Prediction
 from marserve.frontend.batching.batches import Reason
 from marserve.frontend.batching.isolation.failure_isolation import FailureIsolation
-from marserve.frontend.batching.isolation.splitting import BatchSplitting, Hint
+from marserve.frontend.batching.isolation.splitting import BatchSplitting, Failure, Hint
 from marserve.frontend.batching.jobs import Job
 from marserve.frontend.errors import PredictionFailed, ServeError
 
@@ -29,6 +29,7 @@ class Case:
         failing: Says why a part with these jobs fails, if it does.
         hinting: The job that a traceback names when a part with these jobs fails, if any, and the
             line that it names.
+        counts: Whether the handler counts each job, and the run, before it fails.
     """
 
     def __init__(
@@ -41,14 +42,18 @@ class Case:
         isolates: bool = True,
         hinting: Hinting = lambda _names: None,
         learnt: FailureIsolation | None = None,
+        counts: bool = False,
     ) -> None:
         self.jobs = [
-            fakes.AwaitedJob(fakes.make_input(), 0.0, loop.create_future()) for _ in range(size)
+            fakes.AwaitedJob(fakes.make_input(id_=str(name)), 0.0, loop.create_future())
+            for name in range(size)
         ]
         self.failing = failing
         self.learnt = learnt or FailureIsolation()
         self.hinting = hinting
-        self.splitting = BatchSplitting(size, self.learnt, isolates=isolates)
+        self.reported: list[Any] = []
+        self.counts = counts
+        self.splitting = BatchSplitting(size, self.learnt, self.reported.extend, isolates=isolates)
         self.parts: list[list[int]] = []
 
     def fail_batch(self, reason: Reason = ISOLATION) -> None:
@@ -58,7 +63,12 @@ class Case:
         self.learnt.rate.run_failed()
         named = self.hinting(names)
         hint = named and Hint(self.jobs[named[0]], named[1])
-        self.splitting.failed(jobs, self.error(names), reason, len(names), hint)
+        failure = Failure(self.error(names), self.rows(names) if self.counts else [])
+        self.splitting.failed(jobs, failure, reason, len(names), hint)
+
+    def rows(self, names: Sequence[int]) -> list[list[Any]]:
+        each = [["counter", "Seen", "Count", 1.0, [], [str(name)]] for name in names]
+        return [*each, ["counter", "Runs", "Count", 1.0, [], []]]
 
     def error(self, names: Sequence[int]) -> ServeError:
         return PredictionFailed(",".join(map(str, names)))
@@ -88,8 +98,10 @@ class Case:
     def failed(self) -> dict[int, str]:
         """The jobs that failed, and their messages; all jobs are answered."""
         assert all(job.future.done() for job in self.jobs)
-        errors = [job.future.exception() for job in self.jobs]
-        return {name: str(error) for name, error in enumerate(errors) if error is not None}
+        answered = [
+            (name, job.future) for name, job in enumerate(self.jobs) if not job.future.cancelled()
+        ]
+        return {name: str(each.exception()) for name, each in answered if each.exception()}
 
 
 MakeCase = Callable[..., Case]
@@ -216,6 +228,17 @@ def test_a_line_that_always_names_the_cause_is_believed_but_checked_now_and_then
     assert set(runs[:16]) == {2}
     assert runs[16:].count(2) == 8
     assert runs[16:].count(1) == 56
+
+
+def test_what_the_handler_counted_of_a_job_that_is_named_is_counted_once(
+    make_case: MakeCase,
+) -> None:
+    learnt = FailureIsolation()
+    for _ in range(40):
+        case = make_case(8, poisoned_by(5), hinting=named_first(5), learnt=learnt, counts=True)
+        case.fail_batch()
+        case.run()
+        assert case.reported == case.rows([5])
 
 
 def test_no_line_is_believed_while_most_requests_fail(make_case: MakeCase) -> None:
@@ -401,7 +424,7 @@ def test_everybody_is_answered_once_within_the_bounds_whatever_fails(
 
     loop = fakes.VirtualLoop()
     try:
-        case = Case(fakes, loop, size, failing, isolates=isolates)
+        case = Case(fakes, loop, size, failing, isolates=isolates, counts=True)
         for name in gone & set(range(size)):
             case.jobs[name].cancel()
         case.fail_batch(first)
@@ -411,5 +434,7 @@ def test_everybody_is_answered_once_within_the_bounds_whatever_fails(
         assert not gone & {name for part in case.parts for name in part}
         ran = [len(part) for part in case.parts]
         assert not ran or max(ran) <= ceil(size / 2)
+        counted = [int(row[5][0]) for row in case.reported if row[5]]
+        assert sorted(name for name in counted if name not in gone) == sorted(case.failed)
     finally:
         loop.close()
