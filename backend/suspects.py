@@ -2,7 +2,7 @@
 
 Most handlers process rows one by one. The suspect is the row in the innermost frame whose local
 variables hold exactly one row, or a value of exactly one. It is a hint: the variable of a loop that
-has ended holds the last row.
+has ended holds the last row, and Python 3.12 loses that of a list comprehension (PEP 709).
 
 Objects are compared by identity, because ``__eq__`` is foreign code. No frame is kept.
 """

@@ -25,7 +25,7 @@ from ts.torch_handler.base_handler import BaseHandler
 
 class Session(BaseHandler):
     def inference(self, data):
-        [output] = self.model.run(None, {"x": data.numpy()})
+        [output] = self.model.run(None, {"x": data.cpu().numpy()})
         return output
 """
 

@@ -195,7 +195,8 @@ def test_an_empty_list_to_the_byte(server):
 
 def test_describe(server, make_archive):
     config = "minWorkers: 1\nmaxWorkers: 2\nbatchSize: 3\nmaxBatchDelay: 70\nresponseTimeout: 33\n"
-    archive = make_archive(server.store, GOOD.format("x"), "good", config + "jobQueueSize: 5\n")
+    config += "jobQueueSize: 5\ndeviceType: cpu\n"
+    archive = make_archive(server.store, GOOD.format("x"), "good", config)
     assert server.register(archive).status_code == 200
     (described,) = server.management("GET", "/models/good").json()
     assert list(described) == MEMBERS

@@ -157,6 +157,32 @@ def test_the_faster_network_knows_the_digits(server, make_archive, together, dig
     assert 0 < metadata["accuracy"]["relative_error"] <= 0.05
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        "",
+        FASTER,
+        FASTER.replace("bf16", "fp16"),
+        "sampleInput: 0.png\ncompiledBatchSizes: [2, 8]\noptimization: {cuda_graphs: true}\n",
+        "overlapStages: true\n",
+        "overlapStages: true\noptimization: {device_stages: ['cuda:0', 'cuda:0']}\n",
+        "sampleInput: 0.png\ncompiledBatchSizes: [8]\npt2: {compile: {enable: true}}\n",
+    ],
+)
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_the_network_knows_the_digits_on_a_gpu(
+    server, make_archive, together, digits, config
+) -> None:
+    archive = make_archive(server.store, HANDLER, "on-gpu", config, **digits.files)
+    query = {"initial_workers": 1, "batch_size": 8, "max_batch_delay": 20}
+    registered = server.register(archive, **query)
+    assert registered.status_code == 200, registered.text
+    answers = ask_all(server, together, "on-gpu", digits.images)
+    assert part_equal(answers, digits.offline) >= 0.98
+    assert server.worker("on-gpu")["gpu"] is True
+    server.unregister_all()
+
+
 def test_compiled_sizes_are_run_before_the_worker_is_ready(
     server, make_archive, together, digits
 ) -> None:

@@ -85,6 +85,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.001)
 
 
+@pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS")  # it sets the context itself
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_stages_on_gpus() -> None:
     devices = [torch.device("cuda", place % torch.cuda.device_count()) for place in range(2)]
