@@ -1,5 +1,7 @@
 """ResNet-152 in plain torch, batch after batch in one process: what a server is held against.
 
+It runs on the GPU if there is one.
+
     python bare_loop.py MODEL_DIRECTORY PHOTOGRAPH BATCH_SIZE SECONDS THREADS MODE
 
 From JPEG files to classes, as anybody would write it who needs no server; nothing of marserve is in
@@ -47,7 +49,10 @@ class Loop:
         self._type = torch.bfloat16 if mode.get("precision") == "bf16" else torch.float32
         last = mode.get("channels_last")
         self._layout = torch.channels_last if last else torch.contiguous_format
-        self._model = model.to(dtype=self._type, memory_format=self._layout)
+        self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        if self._device.type == "cuda":
+            torch.set_float32_matmul_precision("high")  # as TorchServe and marserve set it
+        self._model = model.to(self._device, self._type, memory_format=self._layout)
         if mode.get("compile"):
             self._model = torch.compile(self._model, dynamic=False)
 
@@ -57,7 +62,8 @@ class Loop:
             [_PREPARED(Image.open(io.BytesIO(one)).convert("RGB")) for one in files]
         )
         with torch.inference_mode():
-            scores = self._model(images.to(self._type, memory_format=self._layout))
+            images = images.to(self._device, self._type, memory_format=self._layout)
+            scores = self._model(images)
             return torch.softmax(scores.float(), dim=1).topk(_BEST).values.tolist()
 
 

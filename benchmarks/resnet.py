@@ -1,4 +1,6 @@
-"""What a real model loses by being served: ResNet-152 on the CPU, against plain torch in a loop.
+"""What a real model loses by being served: ResNet-152, against plain torch in a loop.
+
+On the CPU, or on the GPU if there is one.
 
 In every mode of modes.py: the faster the model, the more there is to lose.
 """
@@ -10,14 +12,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import torch
 from load import Plan, generate
 from modes import MODES, Mode, model_config
 from processes import Marserve
 from report import Row
 from resnet152 import NAME, PHOTOGRAPH, pack_resnet
 
-_BATCH_SIZE = 8
-_CLIENTS = 16
+_BATCH_SIZE, _CLIENTS = (32, 128) if torch.cuda.is_available() else (8, 16)
 _GOAL = 0.97
 _LOOP = Path(__file__).with_name("bare_loop.py")
 _COMPILING_SECONDS = 1200.0
