@@ -63,7 +63,12 @@ from marserve.handlers.performance.weights import make_with_weights, raised_prec
 from marserve.handlers.refusals import RefusedInputs, UnusableInput
 from marserve.handlers.timer import timed
 from marserve.handlers.utils import check_valid_pt2_backend as check_valid_pt2_backend
-from marserve.handlers.utils import list_classes_from_module, load_label_mapping, value_of
+from marserve.handlers.utils import (
+    list_classes_from_module,
+    load_label_mapping,
+    value_of,
+    yaml_config_of,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -107,7 +112,7 @@ class BaseHandler:
         model_dir = str(properties["model_dir"])
         self.context = context
         self.manifest = context.manifest
-        self.model_yaml_config: dict[str, Any] = getattr(context, "model_yaml_config", None) or {}
+        self.model_yaml_config: Mapping[str, Any] = yaml_config_of(context)
         self.map_location, self.device = choose_device(properties.get("gpu_id"))
         serialized_file = self.__manifest_entry("serializedFile")
         if serialized_file:
@@ -160,7 +165,7 @@ class BaseHandler:
     @timed
     def postprocess(self, data: Any) -> Any:
         """Return the output tensor as nested lists; with ``stackInputs``, as it is."""
-        config = getattr(self, "model_yaml_config", None) or {}  # a subclass may not set it
+        config = yaml_config_of(self)  # a subclass may not set it
         return data if config.get("stackInputs") else data.tolist()
 
     def explain_handle(self, data_preprocess: Any, raw_data: Any) -> Any:

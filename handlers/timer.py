@@ -11,6 +11,8 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 
+from marserve.handlers.utils import yaml_config_of
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -22,7 +24,7 @@ def timed(stage: Callable[P, T]) -> Callable[P, T]:
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
         handler: Any = args[0]
         context = getattr(handler, "context", None)
-        settings = (getattr(context, "model_yaml_config", None) or {}).get("handler") or {}
+        settings = yaml_config_of(context).get("handler") or {}
         if context is None or not settings.get("profile"):
             return stage(*args, **kwargs)
         elapsed_ms = _stopwatch(getattr(handler, "device", None))

@@ -21,7 +21,7 @@ import yaml
 from marserve.backend.errors import PredictionException
 from marserve.handlers.torchserve_api.predict_response import (
     create_predict_response,
-    is_first_rank,
+    send_pieces,
 )
 
 __all__ = [
@@ -39,6 +39,7 @@ __all__ = [
     "map_class_to_label",
     "send_intermediate_predict_response",
     "value_of",
+    "yaml_config_of",
 ]
 
 logger = logging.getLogger(__name__)
@@ -195,8 +196,16 @@ def send_intermediate_predict_response(
     ``ret`` has one result per request, ``req_id_map`` is ``context.request_ids``. A ``code`` other
     than 200 ends the answers with a failure, and clients receive ``message``.
     """
-    if is_first_rank():
-        context.send_intermediate(ret, req_id_map, message, code)
+    send_pieces(ret, req_id_map, message, code, context)
+
+
+def yaml_config_of(owner: Any) -> Mapping[str, Any]:
+    """Return the ``model_yaml_config`` of a context or handler; empty without one.
+
+    Contexts of tests lack it, or have a mock in its place.
+    """
+    config = getattr(owner, "model_yaml_config", None)
+    return config if isinstance(config, Mapping) else {}
 
 
 def value_of(row: Any) -> Any:

@@ -15,7 +15,7 @@ from marserve.handlers.inputs.images import decode_image, sample_image
 from marserve.handlers.inputs.request_threads import RequestThreads, chosen_threads
 from marserve.handlers.refusals import UnusableInput
 from marserve.handlers.timer import timed
-from marserve.handlers.utils import value_of
+from marserve.handlers.utils import value_of, yaml_config_of
 
 
 class VisionHandler(PixelAttributions, BaseHandler):
@@ -51,9 +51,9 @@ class VisionHandler(PixelAttributions, BaseHandler):
         return RequestThreads(count) if count > 1 else None
 
     def __count_threads(self, context: Any) -> int:
-        settings = getattr(context, "model_yaml_config", None) or {}
+        settings = yaml_config_of(context).get("handler")
         has_accelerator = self.map_location not in (None, "cpu")
-        return chosen_threads(settings.get("handler"), has_accelerator=has_accelerator)
+        return chosen_threads(settings, has_accelerator=has_accelerator)
 
     def each_usable(self, prepare: Callable[[Any], Any], data: Iterable[Any]) -> list[Any]:
         """Prepare the requests as `BaseHandler.each_usable` does, in `decode_threads`."""

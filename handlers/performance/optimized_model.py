@@ -50,6 +50,7 @@ from marserve.handlers.performance.torch_compile import (
     load_warnings_of,
     try_to_compile,
 )
+from marserve.handlers.utils import yaml_config_of
 
 logger = logging.getLogger(__name__)
 
@@ -171,7 +172,7 @@ def optimize(model: Any, context: Context, device: torch.device) -> OptimizedMod
     The model is in evaluation mode on ``device``, where inputs come from and results go to. An
     option that is not possible here raises `OptionRefused`.
     """
-    config = getattr(context, "model_yaml_config", None) or {}
+    config = yaml_config_of(context)
     options, arguments = read_optimization(config), compile_arguments(config.get("pt2"))
     if options is None and arguments is None:
         return None

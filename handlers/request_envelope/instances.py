@@ -63,9 +63,9 @@ class InstancesEnvelope(BaseEnvelope):
 
     def handle(self, data: Any, context: Context) -> Any:
         """Answer a batch; without instances, the handler is not called."""
-        if not data or context.get_request_header(0, "describe") == "True":
-            return self._handle_fn(data, context)
         self.context = completed(context)
+        if not data or self.context.get_request_header(0, "describe") == "True":
+            return self._handle_fn(data, context)
         instances = self.parse_input(data)
         if not instances:
             return self._answer_all([])

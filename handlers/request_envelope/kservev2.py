@@ -92,14 +92,14 @@ class KServev2Envelope(InstancesEnvelope):
 
     def _error_of(self, results: Any, index: int) -> str | None:
         """Return the message for the client if the handler set an error status."""
-        status, phrase = self.context.get_response_status(index)
-        if not isinstance(status, int) or status < 400:
+        found = self.context.get_response_status(index)  # of a mock: not two values
+        if not isinstance(status := found[0], int) or status < 400:
             return None
         if self.context.get_response_content_type(index) is None:
             self.context.set_response_content_type(index, "application/json")
         dicts = (result for result in results if isinstance(result, dict))
         messages = [result["message"] for result in dicts if "message" in result]
-        return str(messages[0] if messages else phrase or f"Status {status}")
+        return str(messages[0] if messages else found[1] or f"Status {status}")
 
     def _packed(self, document: dict[str, Any], buffers: list[bytes], index: int) -> bytes:
         text = json.dumps(document).encode()

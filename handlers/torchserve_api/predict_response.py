@@ -17,6 +17,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from marserve.backend.context import Context
 from marserve.backend.conversion import encode_result
 from marserve.backend.protocol import STREAM_NEXT
 
@@ -44,8 +45,26 @@ def send_intermediate_predict_response(
     )
     if context is None:
         raise ValueError("send_intermediate_predict_response needs the context of the batch")
-    if is_first_rank():
+    send_pieces(ret, req_id_map, message, code, context)
+
+
+def send_pieces(
+    ret: Sequence[Any],
+    req_id_map: Mapping[int, str] | None,
+    message: str,
+    code: int,
+    context: Any,
+) -> None:
+    """Send pieces from rank 0: to the clients of the batch, else to the context's socket."""
+    if not is_first_rank():
+        return
+    if isinstance(context, Context) and (context.on_intermediate or context.cl_socket is None):
         context.send_intermediate(ret, req_id_map, message, code)
+    else:
+        response = create_predict_response(
+            ret, req_id_map or {}, message, code, context, ts_stream_next=True
+        )
+        context.cl_socket.sendall(response)
 
 
 def is_first_rank() -> bool:

@@ -1,5 +1,6 @@
 import tempfile
 import uuid
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -8,7 +9,9 @@ from ts.torch_handler.unit_tests.test_utils.model_dir import copy_files, downloa
 from marserve.backend.errors import PredictionException
 from marserve.backend.metrics import MetricsStore
 from marserve.handlers.base_handler import BaseHandler
+from marserve.handlers.image_classifier import ImageClassifier
 from marserve.handlers.request_envelope.json import JSONEnvelope
+from marserve.handlers.request_envelope.kserve import KServeEnvelope
 from marserve.handlers.request_envelope.kservev2 import KServev2Envelope
 from marserve.handlers.torchserve_api.mock_context import MockContext
 
@@ -105,6 +108,65 @@ def test_a_copy_without_model_yaml_config_and_metrics_works(copied) -> None:
     handler = BaseHandler()
     handler.initialize(copied)
     assert handler.handle([{"body": [1.0]}], copied) == [[2.0]]
+
+
+class FourArguments:
+    """Metrics of a test, whose method takes the arguments that TorchServe's handlers pass."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple] = []
+
+    def add_time(self, name, value, idx, unit) -> None:
+        self.calls.append((name, idx, unit))
+
+
+def test_the_metrics_of_a_test_get_torchserves_arguments(copied) -> None:
+    copied.metrics = FourArguments()
+    handler = BaseHandler()
+    handler.initialize(copied)
+    handler.handle([{"body": [1.0]}], copied)
+    assert copied.metrics.calls == [("HandlerTime", None, "ms")]
+
+
+@pytest.fixture
+def mocked(copied) -> MagicMock:
+    return MagicMock(system_properties=copied.system_properties, manifest=copied.manifest)
+
+
+def test_a_handler_runs_with_a_mock(mocked) -> None:
+    handler = BaseHandler()
+    handler.initialize(mocked)
+    assert handler.handle([{"body": [1.0]}], mocked) == [[2.0]]
+    (call,) = mocked.metrics.add_time.call_args_list
+    assert call.args[::2] == ("HandlerTime", None)
+
+
+def test_images_are_decoded_with_a_mock(mocked) -> None:
+    handler = ImageClassifier()
+    handler.initialize(mocked)
+    image, other = handler.sample_input()
+    assert len(handler.preprocess([{"data": image}, {"data": other}])) == 2
+
+
+@pytest.mark.parametrize("envelope", [KServeEnvelope, KServev2Envelope])
+def test_an_envelope_runs_with_a_mock(mocked, envelope) -> None:
+    tensor = {"name": "a", "shape": [1], "datatype": "FP32", "data": [1]}
+    body = {"instances": [1], "inputs": [tensor]}
+    (answer,) = envelope(lambda data, context: [2]).handle([{"body": body}], mocked)
+    assert answer.get("predictions") == [2] or answer["outputs"][0]["data"] == [2]
+
+
+def test_an_envelope_runs_without_a_context() -> None:
+    envelope = KServeEnvelope(lambda data, context: data)
+    assert envelope.handle([{"body": {"instances": [1]}}], None) == [{"predictions": [1]}]
+
+
+def test_a_bad_image_is_refused_with_the_request_ids_of_a_test(copied) -> None:
+    copied.request_ids = {0: "id-0"}
+    handler = ImageClassifier()
+    handler.initialize(copied)
+    with pytest.raises(PredictionException, match="not an image of a known format"):
+        handler.handle([{"data": b"no image"}], copied)
 
 
 def test_the_profiler_runs_with_a_copy_of_torchserves(copied, monkeypatch, tmp_path) -> None:

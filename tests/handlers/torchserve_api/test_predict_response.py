@@ -2,10 +2,12 @@
 
 import pytest
 from ts.handler_utils.utils import create_predict_response
+from ts.handler_utils.utils import send_intermediate_predict_response as send_piece
 
 from marserve.backend.context import Context
 from marserve.backend.protocol import Input, Part, Piece, Predict, Reply
 from marserve.backend.service import Service
+from marserve.handlers.torchserve_api.mock_context import MockContext
 from marserve.handlers.torchserve_api.predict_response import send_intermediate_predict_response
 
 
@@ -62,6 +64,46 @@ def test_an_assigned_socket_is_kept() -> None:
     assert context.cl_socket is None
     context.cl_socket = "mine"
     assert context.cl_socket == "mine"
+
+
+class _Batch:
+    """A context of a test: one answer, and the socket of a worker."""
+
+    stopping_criteria = None
+
+    def __init__(self) -> None:
+        self.cl_socket, self.sent, self.headers = self, [], {}
+
+    def sendall(self, message) -> None:
+        self.sent.append(bytes(message))
+
+    def get_response_status(self, _index):
+        return 200, ""
+
+    def get_response_headers(self, _index):
+        return self.headers
+
+    def set_response_header(self, _index, name, value) -> None:
+        self.headers[name] = value
+
+    def get_response_content_type(self, _index) -> None:
+        return None
+
+
+def test_a_piece_is_sent_over_the_socket_of_another_context() -> None:
+    context = _Batch()
+    send_piece(["one"], {0: "id-0"}, "Result", 200, context)
+    assert context.sent == [
+        bytes(create_predict_response(["one"], {0: "id-0"}, "Result", 200, context, True))
+    ]
+    assert context.headers == {"ts_stream_next": "true"}
+
+
+def test_a_piece_is_sent_over_the_socket_that_a_test_has_set() -> None:
+    context, batch = MockContext(), _Batch()
+    context.cl_socket = batch
+    send_piece(["one"], context.request_ids, "Result", 200, context)
+    assert b"one" in batch.sent[0]
 
 
 def test_the_deprecated_function_sends_and_warns(make_context, begin_batch) -> None:
