@@ -18,6 +18,7 @@ from pygments.util import ClassNotFound
 from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.builders.html import StandaloneHTMLBuilder
+from sphinx.util.osutil import relative_uri
 
 _ROOT = Path(__file__).parents[2]
 _PAGES = "files"  # the folder of these pages on the site
@@ -92,6 +93,9 @@ class RepositoryFiles:
             elif token.type == "fence":
                 token.type = "html_block"
                 token.content = _highlighted(app, token.content, token.info.partition(" ")[0])
+            elif token.type == "image":  # one that a page of docs shows, too
+                name = Path(str(token.attrGet("src"))).name
+                token.attrSet("src", relative_uri(self._page(path), f"_images/{name}"))
             target, _, anchor = str(token.attrGet("href") or "").partition("#")
             linked = path.parent.joinpath(target).resolve()
             if target and linked.exists() and linked.is_relative_to(_ROOT):

@@ -146,15 +146,16 @@ def test_the_page_for_newcomers(tmp_path: Path) -> None:
 
 def test_the_readme(tmp_path: Path) -> None:
     page = (ROOT / "README.md").read_text(encoding="utf-8")
-    usage = page.partition("\n## Use it\n")[2].partition("\n### ")[0]
+    ((_, commands, printed),) = BLOCK.findall(page)
+    lines = commands.splitlines()
+    assert len(lines) == 6
+    served = Step("\n".join(lines[3:]), tuple(printed.splitlines()))  # before: what installs
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
-    (tmp_path / "model_store").mkdir()
-    steps = steps_of(usage)
-    (output,) = Shell(tmp_path).run(steps)
-    assert_printed(output, ('"digit":', '"modelName": "digits"', "# HELP", "has stopped."))
+    output, _ = Shell(tmp_path).run([served, Step("torchserve --stop", ())])
+    assert_printed(output, served.printed)
 
 
-@pytest.mark.parametrize("name", ["sequences", "workflows", "grpc"])
+@pytest.mark.parametrize("name", ["sequences", "workflows", "grpc", "clients"])
 def test_the_page_about(name: str, tmp_path: Path) -> None:
     follow(name, tmp_path)
 

@@ -20,7 +20,7 @@ _LOGS = link("Logs")
 _DOCKER = "docs/platforms/docker.md"
 _DOCKER_END = f"{_DOCKER}#what-starts-and-ends-the-container"
 _KSERVE = "docs/platforms/kserve.md#what-to-change"
-_INSTALL = "README.md#come-from-another-server"
+_INSTALL = "docs/moving-from-torchserve.md#the-server"
 _SECURITY = "docs/security.md"
 _BATCHING = "docs/batching.md"
 
