@@ -154,6 +154,16 @@ def test_every_key_stands_in_the_sample_configuration_once_and_no_other_does() -
     assert set(KEYS) == set(keys)
 
 
+# -- documentation ---------------------------------------------------------------------------------
+
+
+def test_pages_install_from_a_clone_until_there_is_a_release() -> None:
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    names = r"pip install (?:-\S+ )*[\"']?marserve\b"
+    texts = {page.name: page.read_text(encoding="utf-8") for page in pages}
+    assert [name for name, text in texts.items() if re.search(names, text)] == []
+
+
 # -- errors ----------------------------------------------------------------------------------------
 
 
