@@ -180,6 +180,8 @@ def _serve(config: Config, options: argparse.Namespace) -> int:
         pid_file.adopt(options.pid_descriptor)
     try:
         report = StartReport(options.report_descriptor)
+        if options.report_descriptor is not None:
+            report.pipes.take()
         return serve(config, report, verbose=options.verbose, release=pid_file.release)
     finally:
         pid_file.release()

@@ -18,6 +18,7 @@ from typing import NoReturn
 
 import psutil
 
+from marserve.frontend.lifecycle.callers_pipes import CallersPipes
 from marserve.frontend.lifecycle.pidfile import PidFile, PidFileError
 from marserve.frontend.lifecycle.service_manager import (
     SOCKET_VARIABLE,
@@ -65,9 +66,11 @@ class StartReport:
         self._descriptor = descriptor
         if descriptor is not None:
             os.set_inheritable(descriptor, False)  # a worker must not keep the pipe open
+        self.pipes = CallersPipes()
 
     def listening(self, url: str, loading: Sequence[str], failed: Sequence[str] = ()) -> None:
-        """Report that the server listens."""
+        """Report that the server listens, and leave the pipes of the starter's caller."""
+        self.pipes.leave()
         self._send(Outcome(url, loading[:_MAX_NAMES], failed=failed[:_MAX_NAMES]))
 
     def failed(self, error: str) -> None:

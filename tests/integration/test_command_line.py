@@ -87,6 +87,20 @@ def test_started_with_standard_output_closed(prepared):
     prepared.assert_nothing_left()
 
 
+def test_a_started_server_leaves_the_pipe_of_its_caller(prepared):
+    done = subprocess.run(
+        ["/bin/sh", "-c", '"$0" --start --ncs 2>&1 | tail -1', TORCHSERVE],
+        cwd=prepared.directory,
+        env=prepared.environment,
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    url = f"http://127.0.0.1:{prepared.ports['inference']}"
+    assert done.stdout == f"The server listens at {url}.\n"
+    assert prepared.inference("GET", "/ping").status_code == 200
+
+
 def test_stop_right_behind_start(prepared):
     assert run(prepared, "--start", "--ncs")[0] == 0
     assert run(prepared, "--stop") == (0, "TorchServe has stopped.\n")
