@@ -13,12 +13,13 @@ from pathlib import Path
 
 from load import measure, record
 
+from marserve.tools.bench.generator.connection import REFUSED
 from marserve.tools.bench.generator.load import Load
 from marserve.tools.bench.measurement import percentile
 from marserve.tools.bench.payloads import Payload
 
 _MOST_CONNECTIONS = 4000
-_REFUSED = "503"
+_REFUSED = {"503", REFUSED}
 _FEWEST = 2
 
 
@@ -82,8 +83,8 @@ def run(arrivals: Arrivals) -> Outcome:
     part, lateness = measure(
         _load(arrivals), arrivals.port, arrivals.path, _payload(arrivals.body_file)
     )
-    refused = part.errors.get(_REFUSED, 0)
     _check_kinds(part.errors)
+    refused = sum(part.errors.values())
     latencies = list(part.latencies)
     good, count = bisect_right(latencies, arrivals.goal), len(latencies) + refused
     if count < _FEWEST:
@@ -139,5 +140,5 @@ def _payload(body_file: str) -> Payload:
 
 
 def _check_kinds(kinds: Iterable[str]) -> None:
-    if others := set(kinds) - {_REFUSED}:
+    if others := set(kinds) - _REFUSED:
         raise RuntimeError(f"Neither success nor 503: {sorted(others)}")

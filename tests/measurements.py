@@ -13,6 +13,8 @@ def run(
     errors: Mapping[str, int] | None = None,
     first_inference_ms: float | None = None,
     mean_batch: float | None = None,
+    goal_ms: float | None = None,
+    refused: int = 0,
     timeline: Sequence[int] = (),
 ) -> Measurement:
     """A run with as many answers as there are latencies."""
@@ -24,6 +26,8 @@ def run(
         latencies_ms=sorted(latencies_ms),
         first_inference_ms=first_inference_ms,
         mean_batch=mean_batch,
+        goal_ms=goal_ms,
+        refused=refused,
         timeline=timeline,
     )
 

@@ -24,6 +24,7 @@ from chaos.http_client import Connection, ask, request_bytes
 from chaos.leftovers import footprint
 from chaos.served import SERVED, make_request
 from chaos.start import injected_environment
+from marserve.tools.bench.generator.connection import REFUSED
 from marserve.tools.bench.generator.destination import Destination
 from marserve.tools.bench.generator.load import Load
 from marserve.tools.bench.generator.processes import generate
@@ -37,7 +38,7 @@ _SETTLE_SECONDS = 0.5
 # Those that fail in a turn: none where the mates of an answer that has begun would suffer.
 _FAILING = sum(not model.streams for model in SERVED)
 #: What requests that ask for a failure are answered.
-_ASKED_FOR = ("418", "503", "507")
+_ASKED_FOR = ("418", "503", REFUSED, "507")
 
 
 def main() -> int:

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from marserve.tools.bench.main import main
+
 pytestmark = pytest.mark.integration
 
 MARSERVE = Path(sys.executable).with_name("marserve")
@@ -58,7 +60,7 @@ def handle(data, context):
 SLOW_TO_LOAD = """
 open({path!r}).read()
 def handle(data, context):
-    return data
+    return data and ["fine"] * len(data)
 """
 TELLING_PRECISION = """
 def handle(data, context):
@@ -130,6 +132,7 @@ def settings(server, name):
 
 
 SHORT = ("--seconds", "0.3", "--warm-up", "0.1")
+LONGER = ("--seconds", "1", "--warm-up", "0.5")
 
 
 # -- what it finds ---------------------------------------------------------------------------------
@@ -219,6 +222,33 @@ def test_tuning(server, install):
     assert "model-config.yaml:" in output
     assert f"curl -X POST 'http://127.0.0.1:{server.ports['management']}/models?" in output
     assert settings(server, name) == before
+
+
+@pytest.mark.parametrize("own", [{}, {"batch_policy": "adaptive", "max_latency_ms": 100}])
+def test_refusals_under_a_goal_are_no_failure(server, install, own):
+    name = install(handler=COSTLY, batch_size=1, **own)
+    goal = () if own else ("--max-latency-ms", 100, "--batch-policy", "fixed,adaptive")
+    report = server.directory / f"{uuid.uuid4().hex}.json"
+    status, output, news = run(server, name, "--clients", 16, *goal, *LONGER, "--json", report)
+    assert status == 0, output + news
+    points = json.loads(report.read_text())["points"]
+    found = figures(points[-1])
+    assert found["refused"] > 0
+    assert found["errors"] == {}
+    requests = found["answers"] + found["refused"]
+    in_time = found["answers"] - found["late"]
+    assert found["in_time_percent"] == pytest.approx(100 * in_time / requests)
+    assert found["in_time_per_s"] == pytest.approx(in_time / found["seconds"])
+    assert {figures(point)["goal_ms"] for point in points} == {100}
+    assert "in time %  in time/s  refused  late" in output
+    assert "% in time, " in news
+
+
+def test_a_full_queue_without_a_goal_fails_a_run(server, install):
+    name = install(handler=COSTLY, job_queue_size=2)
+    status, output, _ = run(server, name, "--clients", 16, *SHORT)
+    assert status == 1
+    assert "503 refused (" in output
 
 
 # -- other listeners -------------------------------------------------------------------------------
@@ -477,6 +507,28 @@ def test_a_model_without_workers(server, install):
     assert settings(server, name)["minWorkers"] == 0
 
 
+@pytest.mark.parametrize("tuning", [(), ("--tune", 5000, "--batch-size", 1)])
+def test_a_worker_that_is_still_loading_is_waited_for(server, make_archive, gate, wait_for, tuning):
+    name = f"loading-{len(tuning)}"
+    archive = make_archive(server.store, SLOW_TO_LOAD.format(path=gate.path), name)
+    answer = server.register(archive, initial_workers=1, synchronous="false")
+    assert answer.status_code == 202, answer.text
+    gate.wait_entered()
+    with bench(server, name, *SHORT, *tuning) as process:
+        wait_for(lambda: server.log("access_log.log").count(f"GET /models/{name} ") > 1)
+        gate.open_for_all()
+        output, complaints = process.communicate(timeout=30)
+    assert process.returncode == 0, output + complaints
+
+
+def test_a_doubt_about_all_runs_is_printed_once(server, install, monkeypatch, capsys):
+    monkeypatch.setattr("marserve.tools.bench.bench._BUSY", -1.0)
+    arguments = command(server, install(handler=ECHO), *SHORT, "--clients", "1,2")
+    assert main([str(argument) for argument in arguments[2:]]) == 0
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "busy" in line]
+    assert line.startswith("In 2 runs the load generator was busy up to ")
+
+
 def test_a_handler_that_fails_at_once(server, install):
     output = refused(server, install(handler="def handle(data, context):\n    return data and 5\n"))
     assert output.startswith("The first request was not answered with success: 503 ")
@@ -491,11 +543,34 @@ def test_errors_are_no_throughput(server, install):
     assert status == 1
     assert "FAILED" in output
     assert "503 (152)" in output
-    assert "of the requests failed; 0.00% are allowed." in complaints
+    assert "of the requests failed, 0.00% are allowed: 503 (152)." in complaints
     (point,) = json.loads(report.read_text())["points"]
     assert point["status"] == "failed"
     assert figures(point)["throughput_per_s"] is None
     assert figures(point)["errors"] == {"503": 152}
+
+
+def test_a_server_that_refuses_the_first_request_is_measured_all_the_same(
+    server, install, background, gate
+):
+    name = install(job_queue_size=1)
+    first = background(server.ask, name, id=0, gate=gate.path)
+    gate.wait_entered()
+    queued = background(server.ask, name, id=1)
+    server.wait_queued(name, 1)
+    flags = ("--clients", 1, "--warm-up", 0, "--requests", 3, "--no-progress")
+    status, _, complaints = run(server, name, *flags)
+    gate.open()
+    assert first.result().status_code == queued.result().status_code == 200
+    assert status == 1
+    assert "Not one request was answered with success: 503 refused (3)." in complaints
+
+
+def test_errors_under_a_goal_are_a_failure(server, install):
+    flags = ("--clients", 1, "--warm-up", 0, "--requests", 200, "--max-latency-ms", 1000)
+    status, _, complaints = run(server, install(handler=FAILING), *flags, "--no-progress")
+    assert status == 1
+    assert "0.00% are allowed: 503 (152)" in complaints
 
 
 def test_errors_that_are_allowed(server, install):

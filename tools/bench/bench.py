@@ -1,27 +1,27 @@
 """A session: sets, warms up and measures every point, then restores the server's settings."""
 
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any, TypeVar
 
 from marserve.tools.bench.archive import ArchiveVariants
 from marserve.tools.bench.client import Client
-from marserve.tools.bench.errors import BenchError
+from marserve.tools.bench.errors import BenchError, ServerUnreachable
+from marserve.tools.bench.generator.connection import REFUSED
 from marserve.tools.bench.generator.load import Load
 from marserve.tools.bench.generator.processes import Listener, generate_now
 from marserve.tools.bench.generator.record import Record
 from marserve.tools.bench.generator.window import measured_part
 from marserve.tools.bench.machine import machine
-from marserve.tools.bench.measurement import Measurement, Point, Session, Target
+from marserve.tools.bench.measurement import Measurement, Point, Session, Target, percentile
 from marserve.tools.bench.model_server import ModelServer, ServedModel, explained
 from marserve.tools.bench.options import Options
 from marserve.tools.bench.payloads import Payload, generate_payload, read_payloads
 from marserve.tools.bench.progress import Progress
 from marserve.tools.bench.recommendation import Goal, Recommendation
 from marserve.tools.bench.requests import request_bytes, with_content_type
-from marserve.tools.bench.settings import ServedSettings, served_settings
+from marserve.tools.bench.settings import ServedSettings, served_settings, wait_ready
 from marserve.tools.bench.tuning import Limits, tune
 from marserve.tools.bench.validation import Validated, Validation
 
@@ -31,9 +31,6 @@ _VALIDATED_PAYLOADS = 5
 _GENERATED_HINT = "Its body was generated: give the model's input with --input or --generate."
 _BUSY = 0.95  # share of the time in which the load generator ran
 _LATE = 0.005  # seconds; usually some tens of microseconds
-
-
-T = TypeVar("T")
 
 
 class Bench:
@@ -56,6 +53,9 @@ class Bench:
         self._options = options
         self._command = command
         self._progress = progress
+        self._lateness: list[float] = []
+        self._busy: list[float] = []
+        self._goal_ms: float | None = None
         self._began = datetime.now(UTC).isoformat(timespec="seconds")
         self._inference = options.destination(options.url)
         self._payloads = _payloads(options)
@@ -98,13 +98,14 @@ class Bench:
         """
         with self._opened(needs_settings=True) as settings:
             assert settings is not None
+            self._goal_ms = goal.latency_ms
 
-            async def measure(point: Point) -> Measurement:
+            def measure(point: Point) -> Measurement:
                 settings.set(point)
                 self._measure(point)
                 return self.measurements[-1]
 
-            found = _run_coroutine(tune(goal, self._search_limits(settings.original), measure))
+            found = tune(goal, self._search_limits(settings.original), measure)
             return replace(found, management_url=self._options.management_url)
 
     def validate(self, points: Sequence[Point]) -> Iterator[Validated]:
@@ -149,18 +150,22 @@ class Bench:
         """Yield the settings of the served model; None if no point changes a setting."""
         self._identify()
         url = self._options.register
+        settings: ServedSettings | None = None
         with ExitStack() as stack:
             archives = stack.enter_context(closing(ArchiveVariants(url))) if url else None
             if archives or needs_settings:
                 archive_for = archives.url_for if archives else None
                 context = served_settings(self._server, archive_for, register=bool(url))
-                yield stack.enter_context(context)
-            else:
-                _check_workers(self._server.describe_if_possible(), self._options.model)
-                yield None
+                settings = stack.enter_context(context)
+                self._goal_ms = settings.original.goal_ms
+            elif model := self._server.describe_if_possible():
+                _check_workers(model, self._options.model)
+                wait_ready(self._server, 1)
+                self._goal_ms = model.goal_ms
+            yield settings
 
     def _measure(self, point: Point) -> None:
-        first_ms: float | None = self._first_inference() * 1000
+        first_ms = self._first_inference()
         for _ in range(self._options.repeat):
             load = self._load(point)
             self._progress.begin(point, load)
@@ -169,18 +174,23 @@ class Bench:
             self.measurements.append(measurement)
             first_ms = None
 
-    def _first_inference(self) -> float:
-        """Return the seconds of one request; its failure ends the session before the load."""
+    def _first_inference(self) -> float | None:
+        """Return the milliseconds of one request, None if the server is full and refuses it.
+
+        Its failure ends the session before the load.
+        """
         options = self._options
         payload = self._payloads[0]
         headers = with_content_type(options.headers, payload)
         client = Client(self._inference, headers, options.timeout)
         answer = client.ask("POST", options.target, payload.body)
+        if answer.is_refusal:
+            return None
         if not answer.is_success:
             sent = "" if options.input or options.generate else f" {_GENERATED_HINT}"
             why = explained(answer, "--token")
             raise BenchError(f"The first request was not answered with success: {why}{sent}")
-        return answer.seconds
+        return answer.seconds * 1000
 
     def _load(self, point: Point) -> Load:
         options = self._options
@@ -196,6 +206,11 @@ class Bench:
             max_connections=options.max_connections,
         )
 
+    def _goal_of(self, point: Point) -> float | None:
+        """Return the latency goal of a run: its own, that of its sweep, or that of the model."""
+        goals = self._options.max_latency_ms
+        return point.max_latency_ms or (goals[0] if len(goals) == 1 else self._goal_ms)
+
     def _run(self, point: Point, load: Load, first_ms: float | None) -> Measurement:
         counting = _Counting(self._server, self._progress)
         record, warm = generate_now(
@@ -206,16 +221,19 @@ class Bench:
             listener=counting,
         )
         if record.stopped:
-            raise BenchError(f"The server was gone during the run: {record.stopped}.")
+            raise ServerUnreachable(f"The server was gone during the run: {record.stopped}.")
         part = measured_part(record, load, warm)
         if not part.seconds:
             raise BenchError("Nothing was measured: no request was due, or ended, in time.")
         self._note_limits(record)
+        goal_ms, errors = self._goal_of(point), dict(part.errors)
         return Measurement(
             point=point,
             seconds=part.seconds,
             answers=len(part.latencies),
-            errors=part.errors,
+            goal_ms=goal_ms,
+            refused=0 if goal_ms is None else errors.pop(REFUSED, 0),
+            errors=errors,
             latencies_ms=[latency * 1000 for latency in part.latencies],
             first_inference_ms=first_ms,
             mean_batch=counting.mean_batch(),
@@ -223,17 +241,26 @@ class Bench:
         )
 
     def _note_limits(self, record: Record) -> None:
-        """Add a note if the load generator, not the server, may have limited the results."""
-        late = sorted(record.lateness)[-1 - len(record.lateness) // 100 :][:1]
-        if late and late[0] > _LATE:
-            self._progress.note(
-                f"The load generator sent 99 % of the requests up to {late[0] * 1000:.0f} ms late: "
-                "this machine has too little processor time for it."
-            )
+        """Note a run in which the load generator, not the server, may have limited the results."""
+        late = percentile(sorted(record.lateness), 99)
+        if late > _LATE:
+            self._lateness.append(late)
         if record.busy > _BUSY:
-            self._progress.note(
-                f"The load generator was busy {record.busy:.0%} of the time: the server may be "
-                "faster. Use more --processes if the machine has cores for them."
+            self._busy.append(record.busy)
+
+    def warnings(self) -> Iterator[str]:
+        """Yield sentences about runs that the load generator may have limited."""
+        if self._lateness:
+            yield (
+                f"In {_runs(self._lateness)} the load generator sent 99 % of the requests up to "
+                f"{max(self._lateness) * 1000:.0f} ms late: this machine has too little processor "
+                "time for it."
+            )
+        if self._busy:
+            yield (
+                f"In {_runs(self._busy)} the load generator was busy up to {max(self._busy):.0%} "
+                "of the time: the server may be faster. Use more --processes if the machine has "
+                "cores for them."
             )
 
 
@@ -281,17 +308,13 @@ def _changes_settings(point: Point) -> bool:
     return any(value is not None for name, value in vars(point).items() if name not in loads)
 
 
-def _check_workers(model: ServedModel | None, name: str) -> None:
-    if model is not None and not model.ready_workers:
+def _check_workers(model: ServedModel, name: str) -> None:
+    """Check that a worker is ready, or loads without a failure so far."""
+    is_loading = model.scale["min_worker"] and not model.last_error
+    if not model.ready_workers and not is_loading:
         why = f" {model.last_error}" if model.last_error else " Start one with --workers 1."
         raise BenchError(f"The model {name} has no worker that is ready.{why}")
 
 
-def _run_coroutine(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine that never waits without an event loop; each measurement starts its own."""
-    try:
-        coroutine.send(None)
-    except StopIteration as end:
-        value: T = end.value
-        return value
-    raise AssertionError("The coroutine waits.")
+def _runs(values: Sequence[float]) -> str:
+    return "one run" if len(values) == 1 else f"{len(values)} runs"

@@ -55,6 +55,11 @@ class Answer:
         """Whether the status is 2xx."""
         return 200 <= self.status < 300
 
+    @property
+    def is_refusal(self) -> bool:
+        """Whether the server has no capacity for the request now: 503 with Retry-After."""
+        return self.status == 503 and "retry-after" in self.headers
+
     def json(self) -> Any:
         """Return the body parsed as JSON; None if it is not JSON, or longer than `MAX_PARSED`."""
         try:

@@ -31,7 +31,7 @@ def main(arguments: Sequence[str]) -> int:
         arguments: The arguments after ``bench``.
 
     Returns:
-        The exit status: 0 only if no run had more errors than allowed.
+        The exit status: 0 only if no run had more errors than allowed, and a search found settings.
     """
     options = read_options(arguments)
     # SIGTERM also has to restore the server's settings.
@@ -68,6 +68,8 @@ def _run(options: Options, command: str, reports: Mapping[str, Path]) -> int:
             bench.run(points)
     finally:
         display.close()
+        for sentence in bench.warnings():
+            print_text(sentence, sys.stderr)
         if bench.measurements:
             _report(options.model, bench.session, recommendation, reports)
     return _judge(bench.session, recommendation)

@@ -1,6 +1,7 @@
 """The results of the load generator's runs, which all reports are made from."""
 
 import math
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -49,6 +50,8 @@ class Measurement:
         latencies_ms: Latencies of the successful answers, milliseconds, ascending.
         first_inference_ms: Latency of a single request before the warm-up; None if unknown.
         mean_batch: Requests per batch by the server's metrics; None if it has none.
+        goal_ms: The latency goal that the run is compared with, milliseconds; None without one.
+        refused: Under a goal, requests that the server refused; without one they are errors.
         timeline: Successful answers in each second of the run.
     """
 
@@ -59,6 +62,8 @@ class Measurement:
     latencies_ms: Sequence[float]
     first_inference_ms: float | None = None
     mean_batch: float | None = None
+    goal_ms: float | None = None
+    refused: int = 0
     timeline: Sequence[int] = ()
 
     @property
@@ -72,6 +77,15 @@ class Measurement:
         return sum(self.errors.values())
 
     @property
+    def requests(self) -> int:
+        """Number of requests in the measured part."""
+        return self.answers + self.failed + self.refused
+
+    def within(self, latency_ms: float) -> int:
+        """Return the number of successful answers within a latency."""
+        return bisect_right(self.latencies_ms, latency_ms)
+
+    @property
     def mean_ms(self) -> float:
         """Mean latency, milliseconds; NaN without answers."""
         return sum(self.latencies_ms) / self.answers if self.answers else float("nan")
@@ -83,17 +97,26 @@ class Measurement:
     def failure(self, allowed_error_share: float) -> str:
         """Return a sentence with the reason why this run has failed; empty if it has not.
 
-        Refusals are fast: with more errors than allowed, throughput and latencies mean nothing.
+        Errors are fast: with more of them than allowed, throughput and latencies mean nothing.
+        Under a latency goal, refusals are no errors.
 
         Args:
             allowed_error_share: Largest accepted share of failed requests, from 0 to 1.
         """
+        kinds = format_kinds({**self.errors, "refused": self.refused})
         if not self.answers:
-            return "Not one request was answered with success."
-        share = self.failed / (self.answers + self.failed)
+            return f"Not one request was answered with success: {kinds or 'no answer'}."
+        share = self.failed / self.requests
         if share > allowed_error_share:
-            return f"{share:.2%} of the requests failed; {allowed_error_share:.2%} are allowed."
+            allowed = f"{allowed_error_share:.2%} are allowed"
+            return f"{share:.2%} of the requests failed, {allowed}: {kinds}."
         return ""
+
+
+def format_kinds(errors: Mapping[str, int]) -> str:
+    """Return the numbers of errors by kind, the most frequent first: "503 (12), timeout (1)"."""
+    ordered = sorted(errors.items(), key=lambda item: (-item[1], item[0]))
+    return ", ".join(f"{kind} ({count})" for kind, count in ordered if count)
 
 
 def percentile(ascending: Sequence[float], percent: float) -> float:

@@ -63,6 +63,11 @@ class ServedModel:
     last_error: str
     largest_batch: int = 1
 
+    @property
+    def goal_ms(self) -> float | None:
+        """The latency goal of the model, milliseconds; None without one."""
+        return float(self.batching.get("max_latency_ms", 0)) or None
+
     @classmethod
     def from_description(cls, described: Mapping[str, Any]) -> "ServedModel":
         """Parse one version of the answer to ``GET /models/{name}``."""

@@ -334,7 +334,8 @@ def _add_load(group: Any) -> None:
         type=_percent,
         default=0.0,
         metavar="P",
-        help="share of failed requests above which a run has failed (%(default)g)",
+        help="share of failed requests above which a run has failed (%(default)g); under a latency "
+        "goal, refused requests are not failed ones",
     )
 
 
@@ -419,7 +420,7 @@ def _add_report(group: Any) -> None:
     add(
         "--no-progress",
         action="store_true",
-        help="no bar and no line per run, only notes about doubtful results",
+        help="no bar and no line per run",
     )
 
 

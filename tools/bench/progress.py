@@ -7,12 +7,12 @@ from typing import Any
 
 from marserve.frontend.lifecycle.terminal import print_text
 from marserve.tools.bench.generator.load import Load
-from marserve.tools.bench.measurement import Measurement, Point
+from marserve.tools.bench.measurement import Measurement, Point, format_kinds
 from marserve.tools.bench.reports.summary import format_point, number
 
 
 class Progress:
-    """Prints notes only; subclasses also display the progress.
+    """Displays nothing; subclasses display the progress.
 
     Args:
         total: Number of runs; None if it is not known beforehand.
@@ -37,11 +37,6 @@ class Progress:
     def end(self, measurement: Measurement) -> None:
         """End the display of a run."""
 
-    def note(self, sentence: str) -> None:
-        """Print a sentence that readers of the numbers need."""
-        self.close()
-        print_text(sentence, sys.stderr)  # the report goes to standard output
-
     def close(self) -> None:
         """End the display."""
 
@@ -57,9 +52,14 @@ class Lines(Progress):
 
     def end(self, measurement: Measurement) -> None:
         """Print the line of the run."""
-        failed = f", {measurement.failed} failed" if measurement.failed else ""
-        what = f"{self._what}: {number(measurement.throughput)} answers/s{failed}"
-        print_text(what, sys.stderr)
+        what = f"{self._what}: {number(measurement.throughput)} answers/s"
+        if measurement.goal_ms is not None:
+            in_time = measurement.within(measurement.goal_ms) / measurement.requests
+            refused = f", {measurement.refused} refused" if measurement.refused else ""
+            what += f", {in_time:.1%} in time{refused}"
+        if measurement.failed:
+            what += f", failed: {format_kinds(measurement.errors)}"
+        print_text(what, sys.stderr)  # the report goes to standard output
 
 
 class Bar(Progress):

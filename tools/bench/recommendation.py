@@ -37,6 +37,8 @@ _KEYS = {
 
 #: Rate of the confirming open loop as a share of the throughput at full load.
 CONFIRMED_SHARE = 0.8
+#: The same share where nothing meets the goal at that one.
+LOWER_SHARE = 0.5
 #: An open loop with a smaller share of its requests answered is overloaded.
 KEPT_PACE = 0.95
 # Relative differences of throughput below this are reported as none.
@@ -106,16 +108,17 @@ class Choice:
 
     Attributes:
         saturated: Closed loop at full load, with one waiting batch for each running one.
-        confirmed: Open loop at `CONFIRMED_SHARE` of the throughput at full load.
+        confirmed: Open loop at `CONFIRMED_SHARE` of the throughput at full load, or at
+            `LOWER_SHARE`; None if no open loop met the goal.
     """
 
     saturated: Measurement
-    confirmed: Measurement
+    confirmed: Measurement | None
 
     @property
     def point(self) -> Point:
-        """Return the settings, with the load of the confirming run."""
-        return self.confirmed.point
+        """Return the settings, with the load of the last run."""
+        return (self.confirmed or self.saturated).point
 
 
 @dataclass(frozen=True)
@@ -138,13 +141,16 @@ class Recommendation:
 
     @property
     def nearest(self) -> Measurement | None:
-        """Return the run that comes nearest to the goal; None if no run succeeded.
+        """Return the run with the most requests within the goal; None if no run succeeded.
 
         Runs under open load are preferred, because the goal is for open load.
         """
         runs = [trial.run for trial in self.trials if trial.fault and not trial.is_useless]
         opened = [run for run in runs if run.point.rate is not None]
-        return min(opened or runs, key=self.goal.latency_of, default=None)
+        return min(opened or runs, key=self._distance, default=None)
+
+    def _distance(self, run: Measurement) -> tuple[float, float]:
+        return -run.within(self.goal.latency_ms) / run.requests, self.goal.latency_of(run)
 
     @property
     def rejected(self) -> list[Trial]:
@@ -163,6 +169,8 @@ class Recommendation:
     def _is_better(self, trial: Trial, other: Trial) -> bool:
         if trial.is_useless or other.is_useless:
             return other.is_useless
+        if trial.run.refused or other.run.refused:
+            return self._distance(trial.run) < self._distance(other.run)
         return self.goal.latency_of(trial.run) < self.goal.latency_of(other.run)
 
     def rejected_cells(self) -> list[list[str]]:
@@ -198,9 +206,24 @@ class Recommendation:
         return (
             f"Recommended for {self.goal}: {format_point(self.choice.point, SERVER_SETTINGS)}.\n"
             f"At full load ({format_point(saturated.point, LOAD)}): "
-            f"{number(saturated.throughput)} answers/s, {self._latency(saturated)}.\n"
+            f"{self._found_in(saturated)}.\n{self._confirmation(confirmed)}"
+        )
+
+    def _confirmation(self, confirmed: Measurement | None) -> str:
+        missed = f"at {CONFIRMED_SHARE:.0%} of the full load the goal was missed"
+        if confirmed is None:
+            return (
+                f"Not confirmed: in an open loop {missed}, and at {LOWER_SHARE:.0%}, too. "
+                f"{self._nearest_sentence()}"
+            )
+        assert confirmed.point.rate is not None
+        assert self.choice is not None
+        is_lower = confirmed.point.rate < (CONFIRMED_SHARE + LOWER_SHARE) / 2 * (
+            self.choice.saturated.throughput
+        )
+        return (
             f"Confirmed in an open loop ({format_point(confirmed.point, LOAD)}): "
-            f"{number(confirmed.throughput)} answers/s, {self._latency(confirmed)}."
+            f"{self._found_in(confirmed)}{f'; {missed}' if is_lower else ''}."
         )
 
     def yaml_lines(self) -> list[str]:
@@ -237,7 +260,11 @@ class Recommendation:
             "settings": self._values(),
             "model_config_yaml": self.yaml_lines(),
             "at_full_load": self._evidence(self.choice.saturated) if self.choice else None,
-            "confirmed": self._evidence(self.choice.confirmed) if self.choice else None,
+            "confirmed": (
+                self._evidence(self.choice.confirmed)
+                if self.choice and self.choice.confirmed
+                else None
+            ),
             "rejected": [self._rejection(item) for item in self.rejected],
         }
 
@@ -271,18 +298,20 @@ class Recommendation:
         values = self._values().items()
         return {key: value for name, value in values for key in _KEYS.get(name, ())}
 
-    def _latency(self, run: Measurement) -> str:
-        return f"{self.goal.percentile} {number(self.goal.latency_of(run))} ms"
+    def _found_in(self, run: Measurement) -> str:
+        refused = f", {run.refused / run.requests:.1%} refused" if run.refused else ""
+        latency = f"{self.goal.percentile} {number(self.goal.latency_of(run))} ms"
+        return f"{number(run.throughput)} answers/s, {latency}{refused}"
 
     def _nothing(self) -> str:
         sentence = f"Nothing that was tried meets the goal of {self.goal}."
-        nearest = self.nearest
-        if nearest is None:
-            return f"{sentence} No run was without errors."
-        return (
-            f"{sentence} The nearest is {format_point(nearest.point)}: {self._latency(nearest)} at "
-            f"{number(nearest.throughput)} answers/s."
-        )
+        return f"{sentence} {self._nearest_sentence()}"
+
+    def _nearest_sentence(self) -> str:
+        if (nearest := self.nearest) is not None:
+            return f"The nearest is {format_point(nearest.point)}: {self._found_in(nearest)}."
+        faults = [trial.fault for trial in self.trials if trial.is_useless]
+        return f"No run was without errors. The last one: {faults[-1]}" if faults else ""
 
     def _rejection_reason(self, run: Measurement) -> str:
         """Return why a run that meets the goal is not the choice."""
@@ -311,6 +340,8 @@ def _fault(run: Measurement, goal: Goal) -> str:
     latency = goal.latency_of(run)
     if latency > goal.latency_ms:
         return f"over the goal by {latency / goal.latency_ms - 1:.0%}"
+    if run.refused and run.within(goal.latency_ms) / run.requests < goal.percent / 100:
+        return f"{run.refused / run.requests:.1%} of the requests were refused"
     rate = run.point.rate
     if rate is not None and run.throughput < KEPT_PACE * rate:
         return f"only {number(run.throughput)} of {number(rate)} requests/s were answered"

@@ -19,7 +19,9 @@ from marserve.tools.bench.points import SERVER_ROWS, WITH_GOAL
 #: The precision while one archive is replaced by another; equals no precision of a point.
 _NO_ARCHIVE = "\0"
 _USUAL_PRECISION = "fp32"
-_READY_SECONDS = 60.0  # for workers that start late: registering and scaling wait already
+# Seconds for workers to load, also after an error: the server starts failed workers again.
+_LOADING_SECONDS = 600.0
+_FAILING_SECONDS = 60.0
 _POLL_SECONDS = 0.05
 
 #: Returns the URL of the archive with a precision; None selects the unchanged archive.
@@ -105,6 +107,21 @@ def _check_free(server: ModelServer) -> None:
         )
 
 
+def wait_ready(server: ModelServer, count: int) -> None:
+    """Wait until this number of workers can take requests.
+
+    Raises:
+        BenchError: They are not ready in time.
+    """
+    began = time.monotonic()
+    while (now := server.describe()).ready_workers < count:
+        limit = _FAILING_SECONDS if now.last_error else _LOADING_SECONDS
+        if time.monotonic() > began + limit:
+            reason = f" {now.last_error}" if now.last_error else ""
+            raise BenchError(f"Only {now.ready_workers} of {count} workers are ready.{reason}")
+        time.sleep(_POLL_SECONDS)
+
+
 def _unregister(server: ModelServer) -> None:
     if (now := server.find()) is not None:
         server.unregister(now.version)
@@ -144,7 +161,7 @@ class ServedSettings:
         """
         wanted = self._wanted(point)
         self._set(wanted)
-        self._wait_ready(wanted.min_workers)
+        wait_ready(self._server, wanted.min_workers)
         self._check(wanted)
         if wanted.precision is not None:
             self._check_precision(wanted.precision)
@@ -204,14 +221,6 @@ class ServedSettings:
                 "give the archive's path with --register."
             )
         return self._archive_for(precision)
-
-    def _wait_ready(self, count: int) -> None:
-        deadline = time.monotonic() + _READY_SECONDS
-        while (now := self._server.describe()).ready_workers < count:
-            if time.monotonic() > deadline:
-                reason = f" {now.last_error}" if now.last_error else ""
-                raise BenchError(f"Only {now.ready_workers} of {count} workers are ready.{reason}")
-            time.sleep(_POLL_SECONDS)
 
     def _check(self, wanted: _Wanted) -> None:
         """Check the settings: TorchServe prefers model-config.yaml to those of a registration."""

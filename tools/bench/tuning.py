@@ -14,20 +14,26 @@ choice is the knee: the fewest workers, then the smallest batch, with 95 % of th
 **Batch policy and delay.** Under full load batches are full, and neither delay nor policy matters.
 They are therefore compared in an open loop at 80 % of that throughput. The best one is measured at
 full load and confirmed by another open loop. If a size misses the goal in the open loop, the next
-candidate must have been faster at full load by the factor that was missing.
+candidate must have been faster at full load by the factor that was missing. If none meets it, the
+first one is tried at 50 %; what still misses it is recommended by its closed loop, as unconfirmed.
+
+A refusal misses the goal: p99 allows one request in a hundred to be refused or late. A point whose
+settings cannot be applied, or that cannot be measured, is rejected with the error.
 
 Triton's Model Analyzer searches the same space by a grid over concurrency; two batches per worker
 replace its maximum over this grid, with a tenth of the runs.
 """
 
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
+from marserve.tools.bench.errors import BenchError, ServerUnreachable
 from marserve.tools.bench.measurement import Measurement, Point
 from marserve.tools.bench.recommendation import (
     CONFIRMED_SHARE,
+    LOWER_SHARE,
     Choice,
     Goal,
     Recommendation,
@@ -35,7 +41,7 @@ from marserve.tools.bench.recommendation import (
 )
 
 #: Applies the settings of a point and measures it.
-Measure = Callable[[Point], Awaitable[Measurement]]
+Measure = Callable[[Point], Measurement]
 
 _KNEE = 0.95
 _GAIN = 1.03
@@ -81,16 +87,19 @@ class Limits:
     outstanding_batches: Sequence[int] = ()
 
 
-async def tune(goal: Goal, limits: Limits, measure: Measure) -> Recommendation:
+def tune(goal: Goal, limits: Limits, measure: Measure) -> Recommendation:
     """Search for the settings with the most throughput within a goal.
 
     Args:
         goal: The latency goal.
         limits: The limits of the search.
-        measure: Measures a point; an exception it raises ends the search.
+        measure: Measures a point.
+
+    Raises:
+        BenchError: The first point cannot be measured, or the server is gone.
     """
     search = _Search(goal, limits, measure)
-    choice = await search.run()
+    choice = search.run()
     return Recommendation(goal, choice, search.trials, search.reasons)
 
 
@@ -102,19 +111,29 @@ class _Search:
         self._limits = limits
         self._measure = measure
 
-    async def run(self) -> Choice | None:
+    def run(self) -> Choice | None:
         limits = self._limits
         ways = product(limits.torch_threads or (None,), limits.outstanding_batches or (None,))
         for torch_threads, outstanding_batches in ways:
-            await self._sweep_workers(
+            self._sweep_workers(
                 Point(torch_threads=torch_threads, outstanding_batches=outstanding_batches)
             )
         candidates = _by_preference(self._candidates())
+        if not candidates:
+            return None
+        first = candidates[0].run
+        return (
+            self._confirm_one_of(candidates)
+            or self._confirm(first, LOWER_SHARE)[0]
+            or Choice(first, None)
+        )
+
+    def _confirm_one_of(self, candidates: Sequence[Trial]) -> Choice | None:
         for _ in range(_MAX_CANDIDATES):
             if not candidates:
                 break
             tried, *candidates = candidates
-            choice, enough_ms = await self._confirm(tried.run)
+            choice, enough_ms = self._confirm(tried.run, CONFIRMED_SHARE)
             if choice:
                 return choice
             self.reasons[tried.run.point] = f"misses the goal at {_SHARE} of its throughput"
@@ -139,7 +158,7 @@ class _Search:
                 )
         return [item for item in candidates if self._latency(item) <= latency_ms]
 
-    async def _try(self, point: Point, *, more_than: float = 0.0) -> Trial:
+    def _try(self, point: Point, *, more_than: float = 0.0) -> Trial:
         """Measure a point, and a second time if the first result is unfavourable.
 
         Disturbances make a machine slower, never faster, so the faster of two runs is more exact.
@@ -149,47 +168,54 @@ class _Search:
             point: The load and the settings.
             more_than: Throughput above which a result is favourable, requests per second.
         """
-        first = await self._try_once(point)
+        first = self._try_once(point)
         if first.is_useless or (not first.fault and first.run.throughput > more_than):
             return first
-        second = await self._try_once(point)
+        second = self._try_once(point)
         return first if second.is_useless else min(first, second, key=self._latency)
 
-    async def _try_once(self, point: Point) -> Trial:
-        run = await self._measure(point)
-        trial = Trial.judged(run, self._goal, self._limits.allowed_error_share)
+    def _try_once(self, point: Point) -> Trial:
+        try:
+            run = self._measure(point)
+        except BenchError as error:
+            if not self.trials or isinstance(error, ServerUnreachable):
+                raise
+            nothing = Measurement(point=point, seconds=1.0, answers=0, latencies_ms=())
+            trial = Trial(nothing, str(error), is_useless=True)
+        else:
+            trial = Trial.judged(run, self._goal, self._limits.allowed_error_share)
         self.trials.append(trial)
         return trial
 
     # -- workers and batch size --------------------------------------------------------------------
 
-    async def _sweep_workers(self, registered: Point) -> None:
+    def _sweep_workers(self, registered: Point) -> None:
         """Try numbers of workers and batch sizes with the other settings of a registration."""
         best, strikes = 0.0, 0
         for workers in sizes(self._limits.max_workers):
-            throughput = await self._sweep_sizes(workers, registered)
+            throughput = self._sweep_sizes(workers, registered)
             strikes = 0 if throughput > best * _GAIN else strikes + 1
             best = max(best, throughput)
             if strikes == _STRIKES:
                 break
 
-    async def _sweep_sizes(self, workers: int, registered: Point) -> float:
+    def _sweep_sizes(self, workers: int, registered: Point) -> float:
         """Return the best throughput within the goal; 0 if no size meets it."""
         best, strikes = 0.0, 0
         for size in sizes(self._limits.max_batch_size):
             point = self._full_load(self._sweep_point(workers, size, registered))
-            trial = await self._try(point, more_than=best * _GAIN)
+            trial = self._try(point, more_than=best * _GAIN)
             throughput = 0.0 if trial.fault else trial.run.throughput
             strikes = 0 if throughput > best * _GAIN else strikes + 1
             best = max(best, throughput)
             if strikes == _STRIKES:
                 break
-        return best or await self._without_queue(workers, registered)
+        return best or self._without_queue(workers, registered)
 
-    async def _without_queue(self, workers: int, registered: Point) -> float:
+    def _without_queue(self, workers: int, registered: Point) -> float:
         """Try one request per worker without waiting requests, and return its throughput."""
         point = replace(self._sweep_point(workers, 1, registered), clients=workers)
-        trial = await self._try(point)
+        trial = self._try(point)
         return 0.0 if trial.fault else trial.run.throughput
 
     def _sweep_point(self, workers: int, size: int, registered: Point) -> Point:
@@ -211,47 +237,52 @@ class _Search:
 
     # -- batch policy and delay --------------------------------------------------------------------
 
-    async def _confirm(self, full: Measurement) -> tuple[Choice | None, float]:
+    def _confirm(self, full: Measurement, share: float) -> tuple[Choice | None, float]:
         """Choose policy and delay, measure them at full load and confirm them.
+
+        Args:
+            full: A run at full load.
+            share: Rate of the open loops as a share of the throughput at full load.
 
         Returns:
             The choice, and without one the latency at full load, milliseconds, that another
             candidate may have at most.
         """
-        ways = await self._try_policies(replace(full.point, clients=None, rate=_share_of(full)))
+        ways = self._try_policies(replace(full.point, clients=None, rate=_share_of(full, share)))
         good = sorted((item for item in ways if not item.fault), key=self._worth)
         for way in good:
-            choice = await self._confirmed(way.run.point, full)
+            choice = self._confirmed(way.run.point, full, share)
             if choice:
                 self._explain_tie(way, good)
                 return choice, 0.0
-        return None, await self._enough(full, ways)
+        return None, self._enough(full, ways)
 
-    async def _enough(self, full: Measurement, ways: Sequence[Trial]) -> float:
+    def _enough(self, full: Measurement, ways: Sequence[Trial]) -> float:
         """Return the largest latency at full load of further candidates, milliseconds.
 
         It is unlimited if a second run has clearly less throughput: the rate of the open loops was
         then too high, and their latencies do not apply to others.
         """
-        again = await self._try_once(full.point)
+        again = self._try_once(full.point)
         if again.run.throughput < _KNEE * full.throughput:
             return math.inf
-        known = [self._latency(way) for way in ways if not way.is_useless]
+        latencies = [self._latency_or_never(way) for way in ways]
+        known = [latency for latency in latencies if latency < math.inf]
         missed_by = min(known) / self._goal.latency_ms if known else _MISSED_BY
         return self._latency_of(full) / max(1.0, missed_by)
 
-    async def _confirmed(self, point: Point, full: Measurement) -> Choice | None:
+    def _confirmed(self, point: Point, full: Measurement, share: float) -> Choice | None:
         saturating = replace(point, clients=full.point.clients, rate=None)
         enough = _SAME * full.throughput
         if saturating == full.point:
             saturated = full
         else:
-            saturated = (await self._try(saturating, more_than=enough)).run
+            saturated = (self._try(saturating, more_than=enough)).run
         if self._is_useless(saturated) or saturated.throughput < enough:
             self.reasons[point] = self.reasons[saturating] = "less throughput at full load"
             return None
         # Only once: the better of two confirmations would be biased.
-        confirmed = await self._try_once(replace(point, rate=_share_of(saturated)))
+        confirmed = self._try_once(replace(point, rate=_share_of(saturated, share)))
         if confirmed.fault:
             self.reasons[point] = "not confirmed by a second run"
             return None
@@ -266,6 +297,9 @@ class _Search:
         return bool(run.failure(self._limits.allowed_error_share))
 
     def _latency(self, trial: Trial) -> float:
+        """Return the latency of a run; infinite with too many refusals, which shorten the queue."""
+        if trial.fault and trial.run.refused:
+            return math.inf
         return self._latency_of(trial.run)
 
     def _latency_of(self, run: Measurement) -> float:
@@ -284,17 +318,17 @@ class _Search:
         """Return the sort key of policies; the smallest is the best."""
         return self._latency(trial) / (_TIE if trial.run.point.max_latency_ms else 1)
 
-    async def _try_policies(self, point: Point) -> list[Trial]:
+    def _try_policies(self, point: Point) -> list[Trial]:
         """Try all policies and delays under the load of a point."""
         has_policies = self._limits.is_adaptive
-        ways = [await self._try(policy) for policy in self._policies(point)] if has_policies else []
+        ways = [self._try(policy) for policy in self._policies(point)] if has_policies else []
         windows: list[Trial] = []
         for window in self._windows(_LONGEST_WINDOW) if point.batch_size != 1 else ():
-            windows.append(await self._try(replace(point, max_batch_delay_ms=window)))
+            windows.append(self._try(replace(point, max_batch_delay_ms=window)))
             best = min(range(len(windows)), key=lambda at: self._latency_or_never(windows[at]))
             if len(windows) - 1 - best == _STRIKES:
                 break  # longer delays only increase the latency
-        return [*ways, *windows] or [await self._try(point)]
+        return [*ways, *windows] or [self._try(point)]
 
     def _policies(self, point: Point) -> tuple[Point, Point]:
         """Return the point with marserve's policies "adaptive" and "greedy"."""
@@ -316,9 +350,9 @@ class _Search:
         return tuple(delay for delay in _DELAYS_MS if delay <= longest_ms) or _DELAYS_MS[:1]
 
 
-def _share_of(full: Measurement) -> float:
+def _share_of(full: Measurement, share: float) -> float:
     """Return the rate of the open loop for a throughput at full load, to three digits."""
-    return float(f"{CONFIRMED_SHARE * full.throughput:.3g}")
+    return float(f"{share * full.throughput:.3g}")
 
 
 def sizes(largest: int) -> list[int]:

@@ -43,7 +43,7 @@ def test_without_answers_nothing_is_known() -> None:
     nothing = run(latencies_ms=[])
     assert math.isnan(nothing.percentile_ms(99))
     assert math.isnan(nothing.mean_ms)
-    assert nothing.failure(1.0) == "Not one request was answered with success."
+    assert nothing.failure(1.0) == "Not one request was answered with success: no answer."
 
 
 @pytest.mark.parametrize(("allowed", "has_failed"), [(0.0, True), (0.19, True), (0.2, False)])
@@ -51,3 +51,10 @@ def test_more_errors_than_are_allowed_fail_a_run(allowed: float, has_failed: boo
     failure = run(errors={"503": 1}).failure(allowed)
     assert bool(failure) is has_failed
     assert not has_failed or "20.00% of the requests failed" in failure
+    assert not has_failed or failure.endswith(": 503 (1).")
+
+
+def test_refusals_under_a_goal_are_no_failure_but_those_of_all_requests_are() -> None:
+    assert run(goal_ms=50, refused=400).failure(0.0) == ""
+    failure = run(latencies_ms=[], goal_ms=50, refused=4).failure(0.0)
+    assert failure == "Not one request was answered with success: refused (4)."

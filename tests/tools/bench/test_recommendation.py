@@ -125,7 +125,13 @@ def test_the_text_has_evidence_lines_to_paste_and_what_was_rejected() -> None:
     heading, one, other = (line.split(maxsplit=4) for line in rejected.splitlines())
     assert heading[0] == "clients"
     assert one == ["2", "1", "100", "20", "50% less throughput"]
-    assert other == ["32", "16", "FAILED", "-", "Not one request was answered with success."]
+    assert other == [
+        "32",
+        "16",
+        "FAILED",
+        "-",
+        "Not one request was answered with success: 507 (9).",
+    ]
 
 
 @pytest.mark.parametrize(

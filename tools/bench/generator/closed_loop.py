@@ -12,8 +12,6 @@ import math
 from marserve.tools.bench.generator.connection import Connection
 from marserve.tools.bench.generator.traffic import Traffic
 
-_SUCCESS = range(200, 300)
-
 
 class ClosedLoop(Traffic):
     """A load with a fixed number of clients, each with one request in flight."""
@@ -28,15 +26,11 @@ class ClosedLoop(Traffic):
         while len(self._connections) < self._load.clients:
             self._connections.add(await self._connector.open())
 
-    def answered(self, connection: Connection, due: float, status: int) -> None:
+    def answered(self, connection: Connection, due: float, kind: str) -> None:
         """Record the answer, and send the next request."""
         now = self._clock()
         self._silent_since = math.inf
-        if status in _SUCCESS:
-            self.record.ended.append(now)
-            self.record.latencies.append(now - due)
-        else:
-            self.record.fail(now, str(status))
+        self.record.end(now, due, kind)
         self._left -= 1
         if now >= self._turn_at or not self._left:
             self._turn(now)

@@ -15,6 +15,9 @@ from marserve.frontend.configuration.addresses import UnixAddress
 from marserve.tools.bench.generator.destination import Destination
 
 _FRAMING = (b"content-length", b"transfer-encoding")
+_SUCCESS = range(200, 300)
+#: The kind of a refusal: 503 with a Retry-After header, which the 503 of a failed handler lacks.
+REFUSED = "503 refused"
 _MAX_HEAD = 256 << 10  # bytes; the parser keeps a header until its end
 _MAX_ANSWER = 256 << 20  # bytes
 
@@ -22,10 +25,15 @@ _MAX_ANSWER = 256 << 20  # bytes
 class Answers(Protocol):
     """The receiver of the results of requests."""
 
-    def answered(self, connection: "Connection", due: float, status: int) -> None:
-        """Receive the status of the request that was due at this moment.
+    def answered(self, connection: "Connection", due: float, kind: str) -> None:
+        """Receive the end of the request that was due at this moment.
 
         The connection may be used again unless it ``is_closed``.
+
+        Args:
+            connection: The connection of the request.
+            due: When the request was due.
+            kind: Empty for a success, else the status, or `REFUSED`.
         """
 
     def failed(self, connection: "Connection", due: float, kind: str) -> None:
@@ -47,6 +55,7 @@ class Connection(asyncio.Protocol):
         self._answers = answers
         self._parser = httptools.HttpResponseParser(self)
         self._is_framed = False  # the answer has a length or chunks
+        self._has_retry_after = False
         self._is_body = False
         self._size = 0  # bytes of the answer so far
         self.due = 0.0
@@ -102,9 +111,12 @@ class Connection(asyncio.Protocol):
     # Called by the parser
 
     def on_header(self, name: bytes, _value: bytes) -> None:
-        """Look for headers that determine the end of the answer."""
-        if name.lower() in _FRAMING:
+        """Look for headers that determine the end or the kind of the answer."""
+        lower = name.lower()
+        if lower in _FRAMING:
             self._is_framed = True
+        elif lower == b"retry-after":
+            self._has_retry_after = True
 
     def on_headers_complete(self) -> None:
         """Start the body."""
@@ -113,18 +125,28 @@ class Connection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         """Complete the request, unless the answer is an interim one."""
         if self._parser.get_status_code() < 200:  # an interim answer: 100, 103
-            self._is_body = self._is_framed = False
+            self._start_answer()
             return
         if not self._parser.should_keep_alive():
             self.close()
         self._complete()
 
     def _complete(self) -> None:
-        self._is_body = self._is_framed = False
+        kind = self._kind()
+        self._start_answer()
         self._size = 0
         due, self.due = self.due, 0.0
         if due:  # else the server sent an answer without a request
-            self._answers.answered(self, due, self._parser.get_status_code())
+            self._answers.answered(self, due, kind)
+
+    def _start_answer(self) -> None:
+        self._is_body = self._is_framed = self._has_retry_after = False
+
+    def _kind(self) -> str:
+        status = self._parser.get_status_code()
+        if status in _SUCCESS:
+            return ""
+        return REFUSED if status == 503 and self._has_retry_after else str(status)
 
     def _fail(self, kind: str) -> None:
         self.is_closed = True

@@ -18,7 +18,6 @@ from marserve.tools.bench.generator.arrivals import due_moments
 from marserve.tools.bench.generator.connection import Connection
 from marserve.tools.bench.generator.traffic import Traffic
 
-_SUCCESS = range(200, 300)
 _SHORTEST_TIMER = 1e-6  # seconds; 0 would disarm the timer
 
 
@@ -36,16 +35,12 @@ class OpenLoop(Traffic):
         self._idle = [connection]
         self._backlog: deque[float] = deque()
 
-    def answered(self, connection: Connection, due: float, status: int) -> None:
+    def answered(self, connection: Connection, due: float, kind: str) -> None:
         """Record the answer; the connection is free for the next request."""
         now = self._clock()
         self._silent_since = math.inf
         if due >= self._measured_from:
-            if status in _SUCCESS:
-                self.record.ended.append(now)
-                self.record.latencies.append(now - due)
-            else:
-                self.record.fail(now, str(status))
+            self.record.end(now, due, kind)
         self._leave(connection)
 
     def failed(self, connection: Connection, due: float, kind: str) -> None:

@@ -37,6 +37,14 @@ class Record:
     busy: float = 0.0
     stopped: str = ""
 
+    def end(self, now: float, due: float, kind: str) -> None:
+        """Record an answer; ``kind`` is empty for a success."""
+        if kind:
+            self.fail(now, kind)
+        else:
+            self.ended.append(now)
+            self.latencies.append(now - due)
+
     def fail(self, now: float, kind: str) -> None:
         """Record a failed request."""
         self.failed.append(now)

@@ -79,7 +79,7 @@ class Traffic(ABC):
                 connection.close()
 
     @abstractmethod
-    def answered(self, connection: Connection, due: float, status: int) -> None:
+    def answered(self, connection: Connection, due: float, kind: str) -> None:
         """Receive an answer, as described at `Answers`."""
 
     @abstractmethod

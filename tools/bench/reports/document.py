@@ -18,6 +18,7 @@ from marserve.tools.bench.recommendation import Recommendation
 from marserve.tools.bench.reports.summary import (
     FIGURES,
     FIRST_INFERENCE,
+    GOAL_FIGURES,
     SETTINGS,
     Figure,
     Spread,
@@ -48,7 +49,10 @@ CSV_COLUMNS = (
     "max_ms",
     FIRST_INFERENCE.name,
     "errors_by_kind",
+    "goal_ms",
+    *(figure.name for figure in GOAL_FIGURES),
 )
+_ALL_FIGURES = (*FIGURES, FIRST_INFERENCE, *GOAL_FIGURES)
 
 
 def as_json(session: Session, recommendation: Recommendation | None = None) -> str:
@@ -101,11 +105,10 @@ def _limit(bucket: int) -> float:
 
 
 def _point(summary: Summary) -> dict[str, Any]:
-    figures = (*FIGURES, FIRST_INFERENCE)
     return {
         "settings": _settings(summary.point),
         "status": _status(summary.has_failed),
-        "summary": {figure.name: _spread(summary.spread(figure)) for figure in figures},
+        "summary": {figure.name: _spread(summary.spread(figure)) for figure in _ALL_FIGURES},
         "runs": [_run(*item) for item in zip(summary.runs, summary.failures, strict=True)],
     }
 
@@ -129,6 +132,7 @@ def _run(run: Measurement, failure: str) -> dict[str, Any]:
         "seconds": run.seconds,
         "answers": run.answers,
         "errors": dict(run.errors),
+        "goal_ms": run.goal_ms,
         **_figures(run, failure),
         "percentiles_ms": (
             {} if failure else {f"{percent:g}": run.percentile_ms(percent) for percent in _PERCENTS}
@@ -142,7 +146,7 @@ def _figures(run: Measurement, failure: str) -> dict[str, float | None]:
     def value(figure: Figure) -> float | None:
         return None if failure else figure.of(run)
 
-    return {item.name: value(item) for item in (*FIGURES, FIRST_INFERENCE)}
+    return {item.name: value(item) for item in _ALL_FIGURES}
 
 
 def _rows(session: Session) -> list[dict[str, object]]:
@@ -159,6 +163,7 @@ def _rows(session: Session) -> list[dict[str, object]]:
                 "seconds": run.seconds,
                 "answers": run.answers,
                 "errors": run.failed,
+                "goal_ms": run.goal_ms,
                 **_figures(run, failure),
                 "max_ms": None if failure else run.percentile_ms(100),
                 "errors_by_kind": _escape_formula(

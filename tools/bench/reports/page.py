@@ -12,8 +12,6 @@ from marserve.tools.bench.recommendation import Recommendation
 from marserve.tools.bench.reports.pictures import Picture, pictures
 from marserve.tools.bench.reports.style import STYLE
 from marserve.tools.bench.reports.summary import (
-    FIGURES,
-    FIRST_INFERENCE,
     NOTHING,
     Summary,
     format_point,
@@ -110,7 +108,7 @@ def _figure(picture: Picture) -> str:
 
 def _runs(summaries: Sequence[Summary]) -> str:
     headings = ["point", "run", "seconds", "answers", "errors"]
-    figures = (*FIGURES, FIRST_INFERENCE)
+    figures = Columns.of(summaries).figures
     rows = []
     for summary in summaries:
         for count, (run, failure) in enumerate(_runs_of(summary), start=1):

@@ -6,6 +6,7 @@ differences between runs.
 """
 
 import statistics
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -115,6 +116,19 @@ FIGURES = (
     Figure("mean_ms", "mean ms", lambda run: run.mean_ms),
     Figure("mean_batch", "mean batch", lambda run: run.mean_batch),
 )
+#: The figures of a run with a latency goal; shares are of all its requests.
+GOAL_FIGURES = (
+    Figure("in_time_percent", "in time %", lambda run: _in_time(run, 100 / run.requests)),
+    Figure("in_time_per_s", "in time/s", lambda run: _in_time(run, 1 / run.seconds)),
+    Figure("refused", "refused", lambda run: None if run.goal_ms is None else run.refused),
+    Figure("late", "late", lambda run: run.goal_ms and run.answers - run.within(run.goal_ms)),
+)
+
+
+def _in_time(run: Measurement, factor: float) -> float | None:
+    return None if run.goal_ms is None else run.within(run.goal_ms) * factor
+
+
 FIRST_INFERENCE = Figure("first_inference_ms", "first ms", lambda run: run.first_inference_ms)
 
 
@@ -138,13 +152,9 @@ class Summary:
         return any(self.failures)
 
     @property
-    def errors(self) -> dict[str, int]:
-        """Return the errors of all runs by kind, the most frequent first."""
-        total: dict[str, int] = {}
-        for run in self.runs:
-            for kind, count in run.errors.items():
-                total[kind] = total.get(kind, 0) + count
-        return dict(sorted(total.items(), key=lambda item: (-item[1], item[0])))
+    def errors(self) -> Counter[str]:
+        """Return the errors of all runs by kind."""
+        return sum((Counter(run.errors) for run in self.runs), Counter())
 
     def spread(self, figure: Figure) -> Spread | None:
         """Return a figure over the runs; None if a run failed, or no run has the figure."""

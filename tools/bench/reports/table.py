@@ -3,18 +3,20 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from marserve.tools.bench.measurement import Session
+from marserve.tools.bench.measurement import Session, format_kinds
 from marserve.tools.bench.reports.columns import aligned
 from marserve.tools.bench.reports.summary import (
     FAILED,
     FIGURES,
     FIRST_INFERENCE,
+    GOAL_FIGURES,
     NOTHING,
     SETTINGS,
     Figure,
     Setting,
     Summary,
     format_point,
+    number,
     plain,
     summarise,
     varied,
@@ -26,11 +28,11 @@ _ENOUGH = 1000
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns of a table.
+    """The columns of a table; the last one contains the number of errors.
 
     Attributes:
         settings: The settings that vary; those that all points share are in the heading.
-        figures: All figures; the first inference only if one was measured.
+        figures: The figures that any run has.
     """
 
     settings: Sequence[Setting]
@@ -39,26 +41,27 @@ class Columns:
     @classmethod
     def of(cls, summaries: Sequence[Summary]) -> "Columns":
         """Return the columns for the points of a session."""
-        runs = (run for summary in summaries for run in summary.runs)
+        runs = [run for summary in summaries for run in summary.runs]
+        with_goal = GOAL_FIGURES if any(run.goal_ms is not None for run in runs) else ()
         is_first_known = any(run.first_inference_ms is not None for run in runs)
         first = (FIRST_INFERENCE,) if is_first_known else ()
-        return cls(varied([summary.point for summary in summaries]), (*FIGURES, *first))
+        settings = varied([summary.point for summary in summaries])
+        return cls(settings, (*with_goal, *FIGURES, *first))
 
     @property
     def headings(self) -> list[str]:
-        """Return the headings; errors are between the figures and the first inference."""
+        """Return the headings."""
         figures = [figure.heading for figure in self.figures]
-        return [*(setting.heading for setting in self.settings), *_with_errors(figures, "errors")]
+        return [*(setting.heading for setting in self.settings), *figures, "errors"]
 
     def cells(self, summary: Summary) -> list[str]:
         """Return the cells of a point."""
         figures = [
-            FAILED if summary.has_failed and figure is FIGURES[0] else _text(summary, figure)
+            FAILED if summary.has_failed and figure is self.figures[0] else _text(summary, figure)
             for figure in self.figures
         ]
-        errors = str(sum(summary.errors.values()))
         settings = [plain(setting.of(summary.point)) for setting in self.settings]
-        return [*settings, *_with_errors(figures, errors)]
+        return [*settings, *figures, str(summary.errors.total())]
 
 
 def table(session: Session) -> str:
@@ -97,19 +100,25 @@ def format_errors(summaries: Sequence[Summary]) -> list[str]:
 
 
 def _errors_of(summary: Summary, is_alone: bool) -> str:
-    kinds = ", ".join(f"{plain(kind)} ({count})" for kind, count in summary.errors.items())
-    requests = sum(run.answers + run.failed for run in summary.runs)
-    failures = " ".join(
-        f"{FAILED}: {failure}" for failure in dict.fromkeys(filter(None, summary.failures))
-    )
     where = "" if is_alone else f"{format_point(summary.point)}: "
-    errors = f"{sum(summary.errors.values())} of {requests} requests failed"
-    return f"{where}{errors}{': ' if kinds else ''}{kinds}. {failures}".rstrip()
+    if summary.has_failed:
+        failures = dict.fromkeys(filter(None, summary.failures))
+        return f"{where}{' '.join(f'{FAILED}: {failure}' for failure in failures)}"
+    requests = sum(run.requests for run in summary.runs)
+    failed = f"{summary.errors.total()} of {requests} requests failed"
+    return f"{where}{failed}: {format_kinds(summary.errors)}."
 
 
 def notes(summaries: Sequence[Summary]) -> list[str]:
     """Return sentences that explain the numbers."""
     sentences = []
+    goals = {run.goal_ms for summary in summaries for run in summary.runs} - {None}
+    if goals:
+        named = f" of {number(goals.pop() or 0)} ms" if len(goals) == 1 else ""
+        sentences.append(
+            f"In time: answered within the latency goal{named}, of all requests; late: after it; "
+            "refused: 503 with Retry-After."
+        )
     if any(len(summary.runs) > 1 for summary in summaries):
         sentences.append(
             "Median (smallest-largest) over the runs of a point; percentiles are of a run."
@@ -124,10 +133,6 @@ def notes(summaries: Sequence[Summary]) -> list[str]:
 def _error_part(summaries: Sequence[Summary]) -> list[str]:
     errors = format_errors(summaries)
     return ["\n".join(["Errors", *(f"  {error}" for error in errors)])] if errors else []
-
-
-def _with_errors(figures: Sequence[str], errors: str) -> list[str]:
-    return [*figures[: len(FIGURES)], errors, *figures[len(FIGURES) :]]
 
 
 def _text(summary: Summary, figure: Figure) -> str:

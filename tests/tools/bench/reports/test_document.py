@@ -47,8 +47,9 @@ def rows_of(found: Session) -> list[dict[str, str]]:
         session(REFUSED),
         session(run(Point(clients=1, batch_size="auto", torch_threads="auto"))),
         session(run(mean_batch=2.5, first_inference_ms=9, timeline=[2, 2], errors={"503": 1})),
+        session(run(goal_ms=2.5, refused=3)),
     ],
-    ids=["nothing", "sweep", "no answers", "refused", "automatic", "all figures"],
+    ids=["nothing", "sweep", "no answers", "refused", "automatic", "all figures", "goal"],
 )
 @pytest.mark.parametrize("recommendation", [None, FOUND, Recommendation(GOAL, None, [])])
 def test_json_is_what_the_schema_in_docs_says(
@@ -120,6 +121,13 @@ def test_csv_has_a_row_per_run_under_columns_that_stay() -> None:
     )
     assert (rows[0]["clients"], rows[0]["rate"], rows[0]["batch_size"]) == ("1", "", "1")
     assert float(rows[1]["p99_ms"]) == 2 * float(rows[0]["p99_ms"])
+
+
+def test_a_run_with_a_goal_has_its_figures_in_the_last_columns() -> None:
+    (row,) = rows_of(session(run(goal_ms=2.5, refused=4)))
+    figures = {"goal_ms": "2.5", "in_time_percent": "25.0", "in_time_per_s": "1.0"}
+    assert dict([*row.items()][-5:]) == {**figures, "refused": "4", "late": "2"}
+    assert (row["status"], row["errors"]) == ("ok", "0")
 
 
 def test_csv_keeps_names_in_their_cells_and_runs_no_formula() -> None:

@@ -47,7 +47,25 @@ def test_a_throughput_made_of_errors_is_never_shown() -> None:
     text = table(session(run(), REFUSED))
     _, _, failed = lines_of(text)
     assert [item.strip() for item in failed] == ["500", "FAILED", *["-"] * 6, "999"]
-    assert "500 clients: 999 of 1000 requests failed: 503 (999). FAILED: 99.90%" in text
+    failure = "FAILED: 99.90% of the requests failed, 0.00% are allowed: 503 (999)."
+    assert f"500 clients: {failure}" in text
+
+
+def test_under_a_goal_the_columns_say_what_was_in_time_late_and_refused() -> None:
+    found = run(latencies_ms=[10, 20, 50, 60], goal_ms=50, refused=2, seconds=2)
+    text = table(session(found))
+    heading, row = lines_of(text)
+    cells = dict(zip(map(str.strip, heading), map(str.strip, row), strict=True))
+    assert cells["in time %"] == "50"
+    assert cells["in time/s"] == "1.5"
+    assert (cells["refused"], cells["late"], cells["errors"]) == ("2", "1", "0")
+    assert cells["answers/s"] == "2"
+    assert "In time: answered within the latency goal of 50 ms, of all requests" in text
+    assert "FAILED" not in text
+
+
+def test_without_a_goal_nothing_is_in_time_or_late() -> None:
+    assert "in time" not in table(session(run()))
 
 
 def test_allowed_errors_are_told_all_the_same() -> None:
