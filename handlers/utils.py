@@ -39,7 +39,6 @@ __all__ = [
     "map_class_to_label",
     "send_intermediate_predict_response",
     "value_of",
-    "yaml_config_of",
 ]
 
 logger = logging.getLogger(__name__)
