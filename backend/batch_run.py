@@ -13,6 +13,7 @@ To copy, describe and answer each row by itself would cost far more than to run 
 
 import logging
 import os
+import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -224,9 +225,18 @@ class BatchRun:
             raise ValueError(f"No request {error} in the batch") from None
 
 
-def failure_reply(error: BaseException, context: Context, run: BatchRun | None = None) -> Reply:
-    """Return the reply to a batch that failed with an exception."""
-    logger.warning("Invoking custom service failed.", exc_info=error)
+def failure_reply(
+    error: BaseException, context: Context, run: BatchRun | None = None, *, is_sample: bool = False
+) -> Reply:
+    """Return the reply to a batch that failed with an exception, and log the exception.
+
+    A sample may not fit the model, so its failure is one line of the log.
+    """
+    if is_sample:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        logger.warning("The sample input failed: %.500r (%s:%s)", error, last.filename, last.lineno)
+    else:
+        logger.warning("Invoking custom service failed.", exc_info=error)
     code, message = failure_of(error)
     reply = Reply(code, message, metrics=drained(context), poisoned=poison_of(error))
     if run is not None:

@@ -80,6 +80,7 @@ class Service:
         self.tensors = tensors or {}
         self.context = context
         self.poison = ""
+        self._runs_samples = False
         self._entry_point = entry_point
         self._owner = owner
         self._input_lengths = InputLengths(partial(self._hook, "input_length"))
@@ -128,7 +129,7 @@ class Service:
                 reply.lengths, reply.length_seconds = tuple(lengths), started - began
             return reply
         except Exception as error:  # noqa: BLE001 - foreign code
-            return failure_reply(error, context, run)
+            return failure_reply(error, context, run, is_sample=self._runs_samples)
         finally:
             context.on_intermediate = None
 
@@ -232,14 +233,16 @@ class Service:
 
     @contextmanager
     def without_traces(self) -> Iterator[None]:
-        """Restore the context afterwards: batches run inside leave no requests and no metrics."""
+        """Run samples inside: they leave no requests, no metrics and no tracebacks."""
         context = self.context
         store: Any = context.metrics
         earlier = self.take_metrics()  # of the handler's initialisation
         ids = getattr(store, "request_ids", None)
+        self._runs_samples = True
         try:
             yield
         finally:
+            self._runs_samples = False
             self.take_metrics()
             context.request_ids = context.request_processor = context.stopping_criteria = None
             if isinstance(store, MetricsStore):

@@ -11,7 +11,7 @@ from PIL import Image
 from marserve.backend.context import Context
 from marserve.handlers.base_handler import BaseHandler
 from marserve.handlers.explanations import PixelAttributions
-from marserve.handlers.inputs.images import decode_image, sample_image
+from marserve.handlers.inputs.images import SAMPLE_SIZE, decode_image, sample_image
 from marserve.handlers.inputs.request_threads import RequestThreads, chosen_threads
 from marserve.handlers.refusals import UnusableInput
 from marserve.handlers.timer import timed
@@ -27,6 +27,7 @@ class VisionHandler(PixelAttributions, BaseHandler):
     """
 
     image_processing: Any
+    sample_size = SAMPLE_SIZE  # width and height in pixels of `sample_input`
 
     def initialize(self, context: Context) -> None:
         """Load the model; remove PIL's limit of pixels if the server is configured so."""
@@ -37,7 +38,7 @@ class VisionHandler(PixelAttributions, BaseHandler):
 
     def sample_input(self) -> Any:
         """Return two image files."""
-        return sample_image(), sample_image(1)
+        return sample_image(0, self.sample_size), sample_image(1, self.sample_size)
 
     @timed
     def preprocess(self, data: Any) -> Any:

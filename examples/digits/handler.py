@@ -9,6 +9,7 @@ class DigitHandler(VisionHandler):
     """Answers an image of 8 x 8 grey pixels with ``{"digit": 7, "probability": 0.99}``."""
 
     image_processing = transforms.Compose([transforms.Grayscale(), transforms.ToTensor()])
+    sample_size = 8, 8  # the server tries the model with an image of this size
 
     def postprocess(self, data: torch.Tensor) -> list[dict[str, float]]:
         """Return an answer per image for logits of shape ``(requests, 10)``."""

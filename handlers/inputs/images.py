@@ -13,7 +13,7 @@ from PIL import Image, UnidentifiedImageError
 
 from marserve.handlers.refusals import UnusableInput
 
-_SAMPLE_SIZE = 500, 375  # the most frequent of ImageNet
+SAMPLE_SIZE = 500, 375  # the most frequent of ImageNet
 _SAMPLE_PATCHES = 40, 30
 _DEEP_MODES = ("I;16", "I;16B", "I;16L", "I")  # older versions of PIL open 16 bits as the last
 
@@ -45,12 +45,15 @@ def to_rgb(image: Any) -> Any:
     return image.convert("RGB")
 
 
-def sample_image(number: int = 0) -> bytes:
-    """Return a JPEG file of soft shapes that takes as long to decode as a photograph."""
+def sample_image(number: int = 0, size: tuple[int, int] = SAMPLE_SIZE) -> bytes:
+    """Return a JPEG file of soft shapes that takes as long to decode as a photograph.
+
+    ``size`` is its width and height in pixels.
+    """
     noise = random.Random(number)  # noqa: S311 - a picture, not a secret
-    shapes = _noise(noise, _SAMPLE_PATCHES).resize(_SAMPLE_SIZE, Image.Resampling.BICUBIC)
+    shapes = _noise(noise, _SAMPLE_PATCHES).resize(size, Image.Resampling.BICUBIC)
     file = io.BytesIO()
-    Image.blend(shapes, _noise(noise, _SAMPLE_SIZE), 0.1).save(file, "JPEG", quality=90)
+    Image.blend(shapes, _noise(noise, size), 0.1).save(file, "JPEG", quality=90)
     return file.getvalue()
 
 

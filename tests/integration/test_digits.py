@@ -65,6 +65,8 @@ def test_served_predictions_are_the_offline_ones(
         url = f"{inference}/predictions/{model}"
         served = evaluate.classify(url, held_out.images, clients=batch_size)
         batches, requests = batches_of(server, model)
+        [worker] = server.describe(model)["workers"]
+    assert "failed" not in worker["torch"]["threadsWhy"]
     assert served == held_out.offline
     assert held_out.accuracy(served) == held_out.accuracy(held_out.offline) >= 0.97
     assert requests == len(held_out.images) >= 360

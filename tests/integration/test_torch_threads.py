@@ -148,6 +148,17 @@ def test_fewer_threads_are_tried_where_there_is_a_sample(server):
     assert answer.json() == described["threads"]
 
 
+def test_a_sample_that_fails_is_a_line_in_the_log(server):
+    server.skip_logs()
+    fails = SMALL.replace("rows = ", "raise ValueError('does not fit')\n        rows = ")
+    server.install(fails, "misfit")
+    assert "the sample input failed with status 503" in torch_of(server, "misfit")["threadsWhy"]
+    server.wait_logged("model_log.log", "The sample input failed: ValueError('does not fit')")
+    assert "Traceback" not in server.log("model_log.log")
+    assert server.predict("misfit", json=[1.0, 2.0, 3.0, 4.0]).status_code == 503
+    server.wait_logged("model_log.log", "Traceback")
+
+
 def test_a_number_that_is_chosen_is_not_tried(server):
     server.install(SMALL, "small-chosen", "torchThreads: 2\n")
     assert torch_of(server, "small-chosen") == {
