@@ -1,4 +1,4 @@
-"""log4j's appenders, with their layouts and ThresholdFilter, as handlers of Python's logging.
+"""log4j's appenders, with their layouts and some filters, as handlers of Python's logging.
 
 What has no counterpart here is named in remarks.
 """
@@ -6,7 +6,7 @@ What has no counterpart here is named in remarks.
 import logging
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from logging.handlers import SysLogHandler
 from pathlib import Path
@@ -79,15 +79,48 @@ def _handlers(node: Node, notes: list[str]) -> list[logging.Handler]:
     else:
         notes.append(f"{node.name} has no counterpart here; it is left out")
         return []
+    _apply_children(handler, node, notes)
+    return [handler]
+
+
+def remarks_on(node: Node) -> list[str]:
+    """Return what of an appender has no effect, without opening it."""
+    notes: list[str] = []
+    if node.kind in ("async", "null"):
+        return notes
+    _apply_children(logging.NullHandler(), node, notes)
+    if node.kind in _ROLLING:
+        try:
+            _rollover(node, notes)
+        except (ValueError, OverflowError) as error:
+            notes.append(f"it is left out: {error}")
+    return notes
+
+
+def _apply_children(handler: logging.Handler, node: Node, notes: list[str]) -> None:
+    """Set level, filters and layout of a handler."""
     handler.setFormatter(PatternFormatter(_PATTERN))
     for child in node.children:
         if child.kind == "thresholdfilter":
             handler.setLevel(LEVELS.get(child.get("level", "error").lower(), 0))
+        elif child.kind == "regexfilter":
+            handler.addFilter(_regex_filter(child, notes))
         elif child.kind.endswith("filter"):
             notes.append(f"{child.name} has no counterpart here; nothing is filtered")
         elif child.kind.endswith("layout"):
             handler.setFormatter(_formatter(child, notes))
-    return [handler]
+
+
+def _regex_filter(node: Node, notes: list[str]) -> Callable[[logging.LogRecord], bool]:
+    """Return a filter of whole messages; ACCEPT is NEUTRAL, so that other filters apply, too."""
+    try:
+        pattern = re.compile(node.attributes["regex"])
+    except (KeyError, re.error) as error:
+        notes.append(f"RegexFilter has no regex that can be used ({error}); nothing is filtered")
+        return lambda _record: True
+    on_match = node.get("onMatch", "NEUTRAL").upper() != "DENY"
+    on_mismatch = node.get("onMismatch", "DENY").upper() != "DENY"
+    return lambda record: on_match if pattern.fullmatch(record.getMessage()) else on_mismatch
 
 
 def _formatter(layout: Node, notes: list[str]) -> logging.Formatter:

@@ -98,12 +98,9 @@ def check_command(command: Command) -> Iterator[Finding]:
         what = "--cpp-log-config has no effect, because marserve has no C++ backend."
         yield finding("no-effect-flag", command.place, what, "Remove it.")
     if options.plugins_path:
-        yield finding(
-            "java-plugins",
-            command.place,
-            f"--plugins-path {options.plugins_path}: Java plugins cannot be loaded.",
-            "Remove it and the calls of the plugins' endpoints.",
-        )
+        what = f"--plugins-path {options.plugins_path} has no effect: there is no Java."
+        do = "Remove it and the calls of the plugins' endpoints."
+        yield finding("no-effect-flag", command.place, what, do)
 
 
 def _is_filled_in(word: str) -> bool:

@@ -113,10 +113,3 @@ def reason(entry: Entry) -> str:
     """Return the note of an entry without the markup of links and code."""
     plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", entry.note)
     return plain.replace("`", "")
-
-
-def reason_in_list(entry: Entry, name: str) -> str:
-    """Return the parenthesis after a name in a list, or after the names that follow it."""
-    _, _, rest = entry.note.partition(f"`{name}`")
-    found = re.match(r"(?:, `[^`]+`)*\s*\(([^)]*)\)", rest)
-    return found[1].replace("`", "") if found else ""

@@ -36,7 +36,8 @@ _SKIPPED = {
     "build",
     "dist",
 }
-_SERVERS = re.compile(r"torchserve|torch-model-archiver|pytorch/serve|\bts\.")
+_SERVERS = re.compile(r"torchserve|torch-model-archiver|pytorch/serve|ts_scripts/|\bts\.")
+_WAITS = re.compile(r":808[01]/(?:ping|models)\b")
 _LOGGERS = re.compile(r"org\.pytorch\.serve|com\.amazonaws\.ml\.ts|MODEL_LOG|ACCESS_LOG|TS_METRICS")
 _IMPORTS = re.compile(r"(?m)^[ \t]*(?:from|import)\s+(?:ts|model_archiver|workflow_archiver)\b")
 _ARCHIVES = (".mar", ".war", ".model", ".tar.gz", ".tgz")
@@ -200,14 +201,16 @@ def _kind_of_text(name: str, read: Callable[[], str]) -> Kind | None:
     """Return the kind by the lowercase name and the beginning of the text."""
     if name.endswith((".properties", ".cfg")) or name == "config.properties.template":
         return _kind_of_properties(name, read())
-    if re.search(r"log4j.*\.xml$", name):
-        return Kind.LOG4J if _LOGGERS.search(read()) else None
+    if name.endswith(".xml"):
+        text = read()
+        return Kind.LOG4J if "<Configuration" in text and _LOGGERS.search(text) else None
     if re.search(r"dockerfile|containerfile", name) and not name.endswith((".md", ".sh", ".py")):
         return Kind.DOCKERFILE if re.search(r"(?mi)^FROM\s", read()) else None
     if name.endswith((".yaml", ".yml")):
         return Kind.YAML if _is_relevant_yaml(name, read()) else None
     if name.endswith((".sh", ".bash")) or ("." not in name[1:] and read()[:2] == "#!"):
-        return Kind.SHELL if _SERVERS.search(read()) else None
+        text = read()
+        return Kind.SHELL if _SERVERS.search(text) or _WAITS.search(text) else None
     if re.fullmatch(r".*requirements.*\.(txt|in)", name):
         return Kind.REQUIREMENTS
     if name.endswith(".py"):

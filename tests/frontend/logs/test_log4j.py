@@ -244,6 +244,32 @@ rootLogger.appenderRef.c.ref = STDOUT
 
 
 @pytest.mark.parametrize(
+    ("attributes", "shown"),
+    [
+        ("", "ping 200\n"),
+        ('onMatch="ACCEPT" onMismatch="DENY"', "ping 200\n"),
+        ('onMatch="DENY" onMismatch="ACCEPT"', "a ping 200\n"),
+    ],
+)
+def test_a_regex_filter_matches_whole_messages(
+    apply: Callable[..., dict[str, str]],
+    capsys: pytest.CaptureFixture[str],
+    attributes: str,
+    shown: str,
+) -> None:
+    text = f"""<Configuration><Appenders><Console name="A"><PatternLayout pattern="%m%n"/>
+        <RegexFilter regex="ping \\d+" {attributes}/></Console></Appenders>
+        <Loggers><Root level="info"><AppenderRef ref="A"/></Root></Loggers></Configuration>"""
+
+    def log() -> None:
+        log_server("ping 200")
+        log_server("a ping 200")
+
+    apply(text, log)
+    assert capsys.readouterr() == (shown, "")
+
+
+@pytest.mark.parametrize(
     ("appender", "remark"),
     [
         ('<Kafka name="A"/>', "Appender A: Kafka has no counterpart here; it is left out."),
@@ -255,7 +281,9 @@ rootLogger.appenderRef.c.ref = STDOUT
             "Appender A is left out: 'big' is not the size of a file.",
         ),
         ('<Console name="A"><HtmlLayout/></Console>', "HtmlLayout has no counterpart"),
-        ('<Console name="A"><RegexFilter/></Console>', "RegexFilter has no counterpart"),
+        ('<Console name="A"><BurstFilter/></Console>', "BurstFilter has no counterpart"),
+        ('<Console name="A"><RegexFilter/></Console>', "RegexFilter has no regex"),
+        ('<Console name="A"><RegexFilter regex="("/></Console>', "RegexFilter has no regex"),
         ('<Console name="A"><PatternLayout pattern="%q"/></Console>', "'%q' has no counterpart"),
         ('<Console name="A"><PatternLayout pattern="${no:x}"/></Console>', "${no:x} has no value"),
         (

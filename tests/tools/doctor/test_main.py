@@ -230,6 +230,25 @@ def test_files_that_a_configuration_names_are_read_with_it(
     assert sorted(rules(found)) == ["config-no-effect", "log4j", "metrics-file"]
 
 
+APPENDERS = """<Configuration><Appenders>
+  <Console name="out"><BurstFilter level="WARN"/><HtmlLayout/></Console>
+  <Console name="fine"><RegexFilter regex=".*"/></Console>
+  <RollingFile name="file" fileName="a.log"/>
+</Appenders><Loggers><Logger name="org.pytorch.serve"/></Loggers></Configuration>"""
+
+
+def test_parts_of_appenders_are_reported_in_a_log_file_of_any_name(
+    findings: Callable[..., list[dict[str, Any]]], tmp_path: Path
+) -> None:
+    (tmp_path / "logging.xml").write_text(APPENDERS)
+    (tmp_path / "pom.xml").write_text("<project>org.pytorch.serve</project>")
+    assert [each["what"].split(" has no")[0] for each in findings(tmp_path)] == [
+        "Appender out: BurstFilter",
+        "Appender out: HtmlLayout",
+        "Appender file: it is left out: it",
+    ]
+
+
 @pytest.mark.parametrize("text", ["mlflow-torchserve==0.2.0", "MLflow_torchserve"])
 def test_a_plugin_that_brings_torchserve_along(
     findings: Callable[..., list[dict[str, Any]]], tmp_path: Path, text: str
@@ -402,7 +421,7 @@ def test_plugins_in_java_cannot_be_loaded(
     (tmp_path / "broken.jar").write_bytes(b"")
     (tmp_path / "run.sh").write_text("torchserve --start --plugins-path /plugins\n")
     found = [(each["rule"], each["file"]) for each in findings(tmp_path)]
-    assert found == [("java-plugins", "ours.jar"), ("java-plugins", "run.sh")]
+    assert found == [("java-plugins", "ours.jar"), ("no-effect-flag", "run.sh")]
 
 
 @pytest.mark.parametrize(
@@ -416,6 +435,11 @@ def test_plugins_in_java_cannot_be_loaded(
         ("torchserve --start --workers 4 $MORE", ["command-flag"]),
         ("torchserve --start --stop", ["command-flag"]),
         ("torchserve --start --cpp-log-config x.xml", ["no-effect-flag"]),
+        ("torchserve --start --plugins-path /plugins", ["no-effect-flag"]),
+        ("git clone --depth 1 https://github.com/pytorch/serve.git /serve", ["package"]),
+        ("python serve/ts_scripts/install_from_src.py", ["package"]),
+        ("pip install git+https://github.com/pytorch/serve", ["package"]),
+        ("# as in https://github.com/pytorch/serve", []),
     ],
 )
 def test_commands_in_scripts(
@@ -648,6 +672,28 @@ def test_what_probes_ask(
     assert [(each["file"], what in each["what"]) for each in told] == (
         [("Dockerfile", True), ("pod.yaml", True)] if what else []
     )
+
+
+@pytest.mark.parametrize(
+    ("line", "address", "is_told"),
+    [
+        ("until curl -sf localhost:8080/ping; do sleep 1; done", "0.0.0.0", True),
+        ("while ! wget -q http://ts:8081/models; do sleep 1; done", "0.0.0.0", True),
+        ("until curl -sf localhost:8080/ping; do sleep 1; done", "127.0.0.1", False),
+        ("until curl -sf localhost:8080/ready; do sleep 1; done", "0.0.0.0", False),
+    ],
+)
+def test_a_loop_that_waits_for_a_path_with_a_token(
+    findings: Callable[..., list[dict[str, Any]]],
+    tmp_path: Path,
+    line: str,
+    address: str,
+    is_told: bool,
+) -> None:
+    (tmp_path / "config.properties").write_text(f"inference_address=http://{address}:8080\n")
+    (tmp_path / "wait.sh").write_text(f"#!/bin/sh\n{line}\n")
+    told = [each["line"] for each in findings(tmp_path) if each["rule"] == "probe"]
+    assert told == ([2] if is_told else [])
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ EXPECTED: dict[str, tuple[int, set[str]]] = {
             "config-lines config.properties:5",
             "config-ignored config.properties:6",
             "config-ignored config.properties:7",
-            "java-plugins config.properties:8",
+            "config-ignored config.properties:8",
             "batching config.properties:9",
             "config-ignored config.properties:9",
             "config-variable config.properties:10",

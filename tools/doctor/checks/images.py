@@ -32,6 +32,8 @@ _JAVA_PROCESS = re.compile(
     r"\b(?:pkill|pgrep|pidof|killall|grep)\b[^|;&]*?"
     r"(?:(?<![\w./-])java(?![\w./-])|org\.pytorch\.serve\b[\w.]*)|\bjps\b"
 )
+_BUILDS = re.compile(r"github\.com[/:]pytorch/serve\b|\bts_scripts/install\w*\.py")
+_WAITS = re.compile(r"\b(?:until|while)\b.*/(?:ping|models)\b")
 _MLFLOW = "mlflow-torchserve"
 _INSTALLS = re.compile(r"\b(?:pip3?|uv pip|conda)\s+(?:\S+\s+)*?install\b")
 _NAMED = re.compile(
@@ -113,6 +115,11 @@ def check_script(source: Source, around: Surroundings) -> Iterator[Finding]:
                 "Request GET /ready, and stop the server with torchserve --stop.",
             )
     for number, line in lines:
+        is_public = around.near(around.public, source) and not around.tokens_are_off(source)
+        if is_public and _WAITS.search(line.partition("#")[0]):
+            what = "This loop does not end: its requests need a token."
+            yield finding("probe", Place(source.name, number), what, "Request GET /ready.")
+    for number, line in lines:
         if _REGISTERS.search(line) and not around.may_register(source):
             yield finding(
                 "model-api",
@@ -131,6 +138,10 @@ def check_requirements(source: Source) -> Iterator[Finding]:
         name = package_name(line)
         if name == _MLFLOW:
             yield _mlflow(Place(source.name, number))
+        if name not in _PACKAGES and not line.startswith("#") and _BUILDS.search(line):
+            what = f"{line.strip()} builds TorchServe from its source."
+            do = "Require marserve[grpc], which contains the archivers."
+            yield finding("package", Place(source.name, number), what, do)
         if name in _PACKAGES:
             after = None if has_ours or _PACKAGES[name] is None else _PACKAGES[name]
             yield finding(
@@ -144,6 +155,10 @@ def check_requirements(source: Source) -> Iterator[Finding]:
 
 def _installs(source: Source, commands: list[tuple[int, str]]) -> Iterator[Finding]:
     for line, command in commands:
+        if not command.lstrip().startswith("#") and _BUILDS.search(command):
+            what = "TorchServe is built from its source."
+            do = "Install marserve[grpc], which contains the archivers."
+            yield finding("package", Place(source.name, line), what, do)
         if _MLFLOW in command and "--no-deps" not in command and _INSTALLS.search(command):
             yield _mlflow(Place(source.name, line))
         if not _INSTALLS.search(command) or not _NAMED.search(command):

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from marserve.frontend.configuration.properties import ConfigError
-from marserve.frontend.logs.appenders import KINDS
+from marserve.frontend.logs.appenders import KINDS, remarks_on
 from marserve.frontend.logs.config import read_log_config
 from marserve.frontend.logs.log4j import Log4jConfig
 from marserve.frontend.telemetry.metrics_config import (
@@ -31,10 +31,14 @@ def check_log4j(source: Source) -> Iterator[Finding]:
     if not isinstance(config, Log4jConfig):
         return
     for name, node in config.appenders.items():
-        if node.kind not in KINDS:
+        at = Place(source.name, source.line_of(f'"{name}"'))
+        if node.kind in KINDS:
+            for note in remarks_on(node):
+                yield finding("log4j", at, f"Appender {name}: {note}.")
+        else:
             yield finding(
                 "log4j",
-                Place(source.name, source.line_of(f'"{name}"')),
+                at,
                 f"Appender {name}: {node.name} has no counterpart and is ignored.",
                 "Use a console, file, rolling file or syslog appender.",
             )

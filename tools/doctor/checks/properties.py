@@ -158,14 +158,9 @@ def _keys(source: Source, file: ConfigFile) -> Iterator[Finding]:
     for name, setting in file.settings.items():
         place = Place(source.name, setting.line)
         if name == "plugins_path":
-            entry = compatibility.find(_SECTION, name)
-            why = compatibility.reason_in_list(entry, name) if entry else ""
-            yield finding(
-                "java-plugins",
-                place,
-                f"plugins_path: Java plugins cannot be loaded{f' ({why})' if why else ''}.",
-                "Remove it and the calls of the plugins' endpoints.",
-            )
+            what = "plugins_path has no effect: there is no Java."
+            do = "Remove it and the calls of the plugins' endpoints."
+            yield finding("config-ignored", place, what, do)
         elif name == "debug" and setting.text.lower() == "true":
             yield finding(
                 "config-refused", place, "debug=true has no effect.", "Use --debug-handler MODEL."
