@@ -72,6 +72,10 @@ class Goal:
         """Return the latency of a run that the goal limits, milliseconds."""
         return run.percentile_ms(self.percent)
 
+    def distance(self, run: Measurement) -> tuple[float, float]:
+        """Return the sort key of successful runs; the smallest has the most requests in time."""
+        return -run.within(self.latency_ms) / run.requests, self.latency_of(run)
+
     @property
     def percentile(self) -> str:
         """Return the name of the percentile, such as p99."""
@@ -110,15 +114,17 @@ class Choice:
         saturated: Closed loop at full load, with one waiting batch for each running one.
         confirmed: Open loop at `CONFIRMED_SHARE` of the throughput at full load, or at
             `LOWER_SHARE`; None if no open loop met the goal.
+        nearest: Without a confirmed one, the open loop nearest to the goal; None if all failed.
     """
 
     saturated: Measurement
     confirmed: Measurement | None
+    nearest: Measurement | None = None
 
     @property
     def point(self) -> Point:
         """Return the settings, with the load of the last run."""
-        return (self.confirmed or self.saturated).point
+        return (self.confirmed or self.nearest or self.saturated).point
 
 
 @dataclass(frozen=True)
@@ -147,10 +153,7 @@ class Recommendation:
         """
         runs = [trial.run for trial in self.trials if trial.fault and not trial.is_useless]
         opened = [run for run in runs if run.point.rate is not None]
-        return min(opened or runs, key=self._distance, default=None)
-
-    def _distance(self, run: Measurement) -> tuple[float, float]:
-        return -run.within(self.goal.latency_ms) / run.requests, self.goal.latency_of(run)
+        return min(opened or runs, key=self.goal.distance, default=None)
 
     @property
     def rejected(self) -> list[Trial]:
@@ -170,7 +173,7 @@ class Recommendation:
         if trial.is_useless or other.is_useless:
             return other.is_useless
         if trial.run.refused or other.run.refused:
-            return self._distance(trial.run) < self._distance(other.run)
+            return self.goal.distance(trial.run) < self.goal.distance(other.run)
         return self.goal.latency_of(trial.run) < self.goal.latency_of(other.run)
 
     def rejected_cells(self) -> list[list[str]]:
@@ -210,14 +213,15 @@ class Recommendation:
         )
 
     def _confirmation(self, confirmed: Measurement | None) -> str:
+        assert self.choice is not None
         missed = f"at {CONFIRMED_SHARE:.0%} of the full load the goal was missed"
         if confirmed is None:
-            return (
-                f"Not confirmed: in an open loop {missed}, and at {LOWER_SHARE:.0%}, too. "
-                f"{self._nearest_sentence()}"
-            )
+            sentence = f"Not confirmed: in an open loop {missed}, and at {LOWER_SHARE:.0%}, too."
+            if (nearest := self.choice.nearest) is None:
+                return f"{sentence} All runs failed."
+            load = format_point(nearest.point, LOAD)
+            return f"{sentence} The nearest ({load}): {self._found_in(nearest)}."
         assert confirmed.point.rate is not None
-        assert self.choice is not None
         is_lower = confirmed.point.rate < (CONFIRMED_SHARE + LOWER_SHARE) / 2 * (
             self.choice.saturated.throughput
         )

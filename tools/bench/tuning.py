@@ -15,7 +15,8 @@ choice is the knee: the fewest workers, then the smallest batch, with 95 % of th
 They are therefore compared in an open loop at 80 % of that throughput. The best one is measured at
 full load and confirmed by another open loop. If a size misses the goal in the open loop, the next
 candidate must have been faster at full load by the factor that was missing. If none meets it, the
-first one is tried at 50 %; what still misses it is recommended by its closed loop, as unconfirmed.
+first one is tried at 50 %. If that misses it, too, the first one is recommended as unconfirmed,
+with the policy and delay that came nearest.
 
 A refusal misses the goal: p99 allows one request in a hundred to be refused or late. A point whose
 settings cannot be applied, or that cannot be measured, is rejected with the error.
@@ -125,8 +126,19 @@ class _Search:
         return (
             self._confirm_one_of(candidates)
             or self._confirm(first, LOWER_SHARE)[0]
-            or Choice(first, None)
+            or Choice(first, None, self._nearest_open_loop(first.point))
         )
+
+    def _nearest_open_loop(self, full: Point) -> Measurement | None:
+        """Return the open loop of a size that comes nearest to the goal, with any policy."""
+        runs = [
+            trial.run
+            for trial in self.trials
+            if trial.run.point.rate is not None
+            and not trial.is_useless
+            and _without_policy(trial.run.point) == _without_policy(full)
+        ]
+        return min(runs, key=self._goal.distance, default=None)
 
     def _confirm_one_of(self, candidates: Sequence[Trial]) -> Choice | None:
         for _ in range(_MAX_CANDIDATES):
@@ -348,6 +360,11 @@ class _Search:
     def _windows(self, share: float) -> tuple[int, ...]:
         longest_ms = share * self._goal.latency_ms
         return tuple(delay for delay in _DELAYS_MS if delay <= longest_ms) or _DELAYS_MS[:1]
+
+
+def _without_policy(point: Point) -> Point:
+    settings = {"batch_policy": None, "max_batch_delay_ms": None, "max_latency_ms": None}
+    return replace(point, clients=None, rate=None, **settings)
 
 
 def _share_of(full: Measurement, share: float) -> float:

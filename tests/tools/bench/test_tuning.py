@@ -362,13 +362,15 @@ def test_where_80_percent_of_the_load_is_too_much_half_of_it_is_tried() -> None:
 
 
 def test_where_no_open_loop_meets_the_goal_the_closed_loop_is_recommended_as_unconfirmed() -> None:
-    found = tuned(SimulatedServer(affine(20, 0.1), burst=3))
+    found = tuned(SimulatedServer(affine(20, 0.1), burst=3), is_adaptive=True)
     assert found.choice is not None
     assert found.choice.confirmed is None
-    assert "batchSize: " in found.text()
+    assert found.choice.saturated.point.batch_policy == "fixed"
+    assert chosen(found).batch_policy == "adaptive"
+    assert "batchPolicy: adaptive" in found.text()
     last = found.verdict().splitlines()[-1]
     assert last.startswith("Not confirmed: in an open loop at 80% of the full load the goal was ")
-    assert "The nearest is " in last
+    assert "The nearest (" in last
 
 
 @given(seed=st.integers(0, 10_000))
