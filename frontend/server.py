@@ -320,7 +320,7 @@ class Server:
             )
             logger.log(
                 logging.WARNING if is_wanted else logging.INFO,
-                "gRPC is not served: %s. To have it: pip install marserve[grpc]",
+                "gRPC is not served: %s. To have it: pip install grpcio grpcio-reflection protobuf",
                 error,
             )
             return ()

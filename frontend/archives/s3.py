@@ -1,6 +1,6 @@
 """Sign requests for objects in S3.
 
-botocore (``pip install marserve[s3]``) signs with the credentials that AWS's programs use: of the
+botocore (the extra ``s3``) signs with the credentials that AWS's programs use: of the
 environment, profiles, and roles of machines and containers.
 
 The region is ``AWS_REGION`` or ``AWS_DEFAULT_REGION``, else that of the profile, else us-east-1.
@@ -44,7 +44,7 @@ class Signer:
             from botocore.session import Session
         except ImportError as error:
             raise DownloadFailed(
-                f"{failed} install botocore (pip install marserve[s3]), which reads and uses them, "
+                f"{failed} install botocore (pip install botocore), which reads and uses them, "
                 f"and {remedy}, or a profile or role."
             ) from error
         try:

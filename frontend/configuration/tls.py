@@ -1,7 +1,7 @@
 """The identity of listeners with TLS, 1.2 or newer: a key and certificates.
 
 They are from a PKCS #12 key store, else from two PEM files, else generated for the life of the
-server. All but PEM needs the package ``cryptography`` (``pip install marserve[tls]``).
+server. All but PEM needs the package ``cryptography``.
 """
 
 import os
@@ -135,7 +135,7 @@ def _certificates(reason: str) -> ModuleType:
         from marserve.frontend.configuration import certificates
     except ImportError as error:
         raise ConfigError(
-            f"{reason} needs the package cryptography: pip install marserve[tls]"
+            f"{reason} needs the package cryptography: pip install cryptography"
         ) from error
     return certificates
 

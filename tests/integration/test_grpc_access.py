@@ -323,7 +323,8 @@ def test_without_its_packages_a_line_says_so(prepare_server, tmp_path):
     (tmp_path / "grpc.py").write_text("raise ImportError('No module named grpc')\n")
     with prepare_server({"PYTHONPATH": str(tmp_path)}, enable_grpc="true") as server:
         server.start()
-        text = "gRPC is not served: No module named grpc. To have it: pip install marserve[grpc]"
+        packages = "grpcio grpcio-reflection protobuf"
+        text = f"gRPC is not served: No module named grpc. To have it: pip install {packages}"
         assert f"[WARN ] main marserve.frontend.server - {text}" in server.console_text()
         server.stop()
 

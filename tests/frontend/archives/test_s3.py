@@ -115,7 +115,7 @@ def test_without_the_library_it_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
         Signer().sign("s3://b/k")
     assert failure.value.message == (
         "Failed to download archive from: s3://b/k: no AWS credentials; install botocore (pip "
-        "install marserve[s3]), which reads and uses them, and set AWS_ACCESS_KEY_ID, "
+        "install botocore), which reads and uses them, and set AWS_ACCESS_KEY_ID, "
         "AWS_SECRET_ACCESS_KEY and AWS_DEFAULT_REGION, or a profile or role."
     )
 

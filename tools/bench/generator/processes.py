@@ -57,7 +57,7 @@ async def generate(
         BenchError: A process of the load generator died, or httptools is not installed.
     """
     if importlib.util.find_spec("httptools") is None:
-        raise BenchError("The load generator needs httptools: pip install 'marserve[bench]'.")
+        raise BenchError("The load generator needs httptools: pip install httptools.")
     run = _Run(destination, requests, listener or Listener())
     async with AsyncExitStack() as started:
         shares = load.shared(processes)

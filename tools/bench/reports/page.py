@@ -92,9 +92,7 @@ def _pictures(summaries: Sequence[Summary], recommendation: Recommendation | Non
     try:
         body = "\n".join(map(_figure, pictures(summaries, recommendation)))
     except ImportError as error:
-        body = (
-            f"<p>{escape(f'Plots require matplotlib: pip install marserve[bench] ({error}).')}</p>"
-        )
+        body = f"<p>{escape(f'Plots require matplotlib: pip install matplotlib ({error}).')}</p>"
     return _section("Plots", body or "<p>No run succeeded: there is nothing to draw.</p>")
 
 

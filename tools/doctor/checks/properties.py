@@ -252,14 +252,14 @@ def _grpc_and_stores(
             "grpc-extra",
             place(keys[0]),
             "gRPC is configured, but grpcio is not installed here.",
-            "pip install 'marserve[grpc]'",
+            "pip install grpcio grpcio-reflection protobuf",
         )
     if any(url.startswith("s3://") for url in config.load_models):
         yield finding(
             "s3-extra",
             place("load_models"),
             "load_models contains an archive in S3.",
-            "pip install 'marserve[s3]', and allow it: allowed_urls=s3://.*",
+            "pip install botocore, and allow it: allowed_urls=s3://.*",
         )
 
 
