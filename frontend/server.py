@@ -349,7 +349,10 @@ class Server:
         )
         host = WorkerHost(config, launcher, DeviceAllocator(gpus), calls_by=calls.by)
         if config.cpu_launcher_enable:
-            host.cpu_launcher = await in_abandonable_thread(cpu_launcher_works, host.python)
+            arguments = config.cpu_launcher_args or ""
+            host.cpu_launcher = await in_abandonable_thread(
+                cpu_launcher_works, host.python, arguments
+            )
         return host
 
 

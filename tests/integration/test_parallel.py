@@ -248,10 +248,16 @@ def test_the_cpu_launcher_binds_each_worker_to_its_cores_and_scaling_binds_anew(
         server.stop()
 
 
+@pytest.mark.parametrize(
+    ("environment", "arguments"),
+    [({"PATH": "/nonexistent"}, ""), ({}, "--ninstances 1 --ncore_per_instance 16 --node_id 0")],
+)
 def test_where_the_cpu_launcher_does_not_work_workers_start_without_it(
-    prepare_server: Callable[..., Any],
+    prepare_server: Callable[..., Any], environment: dict[str, str], arguments: str
 ) -> None:
-    with prepare_server({"PATH": "/nonexistent"}, cpu_launcher_enable="true") as server:
+    with prepare_server(
+        environment, cpu_launcher_enable="true", cpu_launcher_args=arguments
+    ) as server:
         server.start()
         server.install(CORES, "plain")
         assert server.predict("plain", data="x").status_code == 200

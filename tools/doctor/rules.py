@@ -92,6 +92,9 @@ RULES = {
         Level.CHECK, _KEYS, "a key or value that is ignored, probably unintentionally"
     ),
     "config-lines": Rule(Level.CHECK, _KEYS, "settings with a missing line break between them"),
+    "cpu-launcher": Rule(
+        Level.CHECK, _KEYS, "torch's launcher for CPUs, which may not fit the server's machine"
+    ),
     "config-variable": Rule(
         Level.CHECK, link("Environment variables"), "a variable that the configuration needs"
     ),

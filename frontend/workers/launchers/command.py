@@ -88,38 +88,49 @@ def check_interpreter(spec: WorkerSpec) -> None:
     """Raise OSError unless an interpreter can run workers."""
     try:
         _run_probe(probe(spec.python), _environment_at_start(spec))
-    except subprocess.CalledProcessError as error:
-        reason = (error.stderr.strip() or f"exit status {error.returncode}").splitlines()[-1]
-        raise OSError(f"The interpreter {spec.python} cannot run workers: {reason}") from error
-    except subprocess.TimeoutExpired as error:
-        raise OSError(f"The interpreter {spec.python} does not start: {error}") from error
+    except OSError as error:
+        raise OSError(f"The interpreter {spec.python} cannot run workers: {error}") from error
 
 
-def cpu_launcher_works(python: str) -> bool:
+def cpu_launcher_works(python: str, arguments: str) -> bool:
     """Return whether torch's launcher for CPUs can be used; logs a warning if it cannot.
 
-    ``python`` is the interpreter of the workers; empty for this one.
+    ``python`` is the interpreter of the workers, empty for this one; ``arguments`` are those of
+    the configuration, which may not fit this machine.
     """
+    words = [*arguments.split(), "--no-python", "true"]
     try:
-        _run_probe([python or sys.executable, *as_program(CPU_LAUNCHER, "--no-python", "true")])
-    except (OSError, subprocess.SubprocessError) as error:
-        logger.warning("Workers start without the CPU launcher, it does not work here: %s", error)
+        _run_probe([python or sys.executable, *as_program(CPU_LAUNCHER, *words)])
+    except OSError as error:
+        logger.warning(
+            "Workers start without the CPU launcher, and are not bound to cores: %s %s: %s",
+            CPU_LAUNCHER,
+            " ".join(words),
+            error,
+        )
         return False
     return True
 
 
 def _run_probe(arguments: list[str], environment: dict[str, str] | None = None) -> None:
-    subprocess.run(  # noqa: S603 - the operator's interpreter
-        arguments,
-        env=environment,
-        cwd=tempfile.gettempdir(),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        timeout=_PROBE_SECONDS,
-        check=True,
-    )
+    """Run a command; raises OSError with the last line of its errors if it fails."""
+    try:
+        subprocess.run(  # noqa: S603 - the operator's interpreter
+            arguments,
+            env=environment,
+            cwd=tempfile.gettempdir(),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_PROBE_SECONDS,
+            check=True,
+        )
+    except subprocess.CalledProcessError as error:
+        reason = error.stderr.strip() or f"exit status {error.returncode}"
+        raise OSError(reason.splitlines()[-1]) from error
+    except subprocess.TimeoutExpired as error:
+        raise OSError(f"it has not ended after {_PROBE_SECONDS:g} s") from error
 
 
 def _environment_at_start(spec: WorkerSpec) -> dict[str, str]:

@@ -183,6 +183,16 @@ def test_a_token_switch_anywhere_in_the_setup_counts(
     assert rules(findings(tmp_path)) == []
 
 
+def test_a_cpu_launcher_that_may_not_fit_the_machine(
+    findings: Callable[..., list[dict[str, Any]]], tmp_path: Path
+) -> None:
+    config = tmp_path / "config.properties"
+    config.write_text("cpu_launcher_enable=true\ncpu_launcher_args=--node_id 0\n")
+    (found,) = findings(tmp_path)
+    assert (found["rule"], found["line"]) == ("cpu-launcher", 1)
+    assert "run_cpu --node_id 0 --no_python hostname" in found["do"]
+
+
 def test_a_script_that_registers_where_that_is_off(
     findings: Callable[..., list[dict[str, Any]]], tmp_path: Path
 ) -> None:

@@ -202,6 +202,15 @@ def _settings(
         entry = compatibility.find(_SECTION, "keystore_type")
         note = compatibility.reason(entry) if entry else ""
         yield finding("config-refused", place("keystore_type"), f"keystore_type=JKS: {note}.")
+    if config.cpu_launcher_enable:
+        yield finding(
+            "cpu-launcher",
+            place("cpu_launcher_enable"),
+            "cpu_launcher_enable=true: if the launcher fails on the server's machine, workers "
+            "start without being bound to cores, with a warning, as on TorchServe.",
+            "Try it there: python -m torch.backends.xeon.run_cpu "
+            f"{config.cpu_launcher_args or ''} --no_python hostname",
+        )
     yield from _environment_ignored(source, config, around)
     yield from _tokens(place("inference_address"), source, config, around)
     yield from _grpc_and_stores(place, file, config, around)
