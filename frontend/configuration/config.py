@@ -147,7 +147,7 @@ class Config:
     model_store: Path = field(metadata={"parse": values.absolute_path})
     workflow_store: Path | None = _optional(values.absolute_path)  # None: the model store
     load_models: tuple[str, ...] = _key(values.models_to_load, "")
-    models: ModelEntries = _key(model_entries, "{}")
+    models: ModelEntries = _key(model_entries, "{}", instead="{}")
     model_snapshot: tuple[SavedModel, ...] | None = _optional(saved_models)
     model_catalog: str | None = _optional(values.path_or_url)
     model_catalog_mode: str | None = _optional(_one_of("read-only", "read-write"))

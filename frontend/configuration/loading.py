@@ -29,7 +29,7 @@ from typing import Any
 from marserve.frontend.configuration.addresses import UnixAddress, check_schemes
 from marserve.frontend.configuration.config import KEYS, LOG4J_FILE, Config, Key
 from marserve.frontend.configuration.config_file import Assignment, ConfigFile, find_config_file
-from marserve.frontend.configuration.models_key import unread_model_settings
+from marserve.frontend.configuration.models_key import MemberRefused, unread_model_settings
 from marserve.frontend.configuration.platforms.choice import choose_platform
 from marserve.frontend.configuration.platforms.platform import Surroundings
 from marserve.frontend.configuration.properties import ConfigError
@@ -167,7 +167,7 @@ def _value(key: Key, setting: Assignment, tolerated: list[str]) -> object:
     except ValueError as error:
         text = setting.text if key.name == "allowed_urls" else without_secrets(setting.text)
         entry = f"{key.name}={_shortened(text)} ({setting.place})"
-        if key.instead is None:
+        if key.instead is None or isinstance(error, MemberRefused):
             raise ConfigError(f"Invalid configuration: {entry}: expected {error}") from error
         tolerated.append(f"{entry} is not {error}; it counts as {key.instead or 'not set'}.")
         return key.parse(key.instead) if key.instead or key.default is not None else None

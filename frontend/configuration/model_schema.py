@@ -56,7 +56,7 @@ BATCH_POLICIES = FIXED, GREEDY, ADAPTIVE, FIXED_OR_SINGLE = (
 #: Which jobs share batches: in order, by length, or by length where that is faster.
 BUCKETS = UNSORTED, BY_LENGTH, BY_LENGTH_IF_WORTH = ("none", "length", AUTOMATIC)
 #: The values of ``parallelType``.
-PARALLEL_TYPES = ("pp", "tp", "pptp", "custom")
+PARALLEL_TYPES = ("none", "pp", "tp", "pptp", "custom")
 #: The maximum number of workers of a model; more would be a typing error.
 MAX_WORKERS = 1000
 _MAX_THREADS = 1024  # of torch; each needs memory

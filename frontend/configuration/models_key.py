@@ -36,17 +36,23 @@ RUNTIME = "runtimeType"  # it replaces the manifest's
 _EXPECTED = 'JSON like {"name": {"version": {"batchSize": 4}}}'
 
 
+class MemberRefused(ValueError):
+    """One of our members is wrong: it stops the start, which broken JSON does not."""
+
+
 def model_entries(text: str) -> ModelEntries:
     """Return the settings by name and version; of TorchServe's, only numbers above 0 count.
 
     Raises:
-        ValueError: It is not such JSON, or one of our members is wrong.
+        ValueError: It is not such JSON, or a `MemberRefused`.
     """
     entries: dict[str, dict[str, dict[str, object]]] = {}
     for name, version, key, value in _members(text):
         if key in OURS and value is not None and not BY_SPELLING[key].kind.accepts(value):
             rule = BY_SPELLING[key].kind.rule
-            raise ValueError(f"{key} of {name} {version} to be {rule}, it is {short_repr(value)}")
+            raise MemberRefused(
+                f"{key} of {name} {version} to be {rule}, it is {short_repr(value)}"
+            )
         of_version = entries.setdefault(name, {}).setdefault(version, {})
         if _is_read(key, value):
             of_version[key] = value
@@ -54,8 +60,12 @@ def model_entries(text: str) -> ModelEntries:
 
 
 def unread_model_settings(text: str) -> Iterator[str]:
-    """Yield a sentence for each member that `model_entries` ignores."""
-    for name, version, key, value in _members(text):
+    """Yield a sentence for each member that `model_entries` ignores; none without such JSON."""
+    try:
+        members = [*_members(text)]
+    except ValueError:
+        return
+    for name, version, key, value in members:
         if not _is_read(key, value) and key not in BYSTANDERS:
             ignored = f"models: {key}={json.dumps(value)} of {name} {version} is ignored"
             is_known = key in OURS or key in TORCHSERVES

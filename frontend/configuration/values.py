@@ -82,7 +82,12 @@ def arguments(text: str) -> tuple[str, ...]:
 
 
 def models_to_load(text: str) -> tuple[str, ...]:
-    """Return a comma list of ``url`` and ``name=url``; ``("all",)`` is the whole model store."""
+    """Return a comma list of ``url`` and ``name=url``; ``("all",)`` is the whole model store.
+
+    ``standalone`` is TorchServe's documented word for no models.
+    """
+    if text.strip("\"'").lower() == "standalone":
+        return ()
     return ("all",) if text.lower() == "all" else _items(text)
 
 

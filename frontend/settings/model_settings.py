@@ -360,6 +360,8 @@ def _parallel(from_yaml: Fields, keys: Sequence[object], warn: Warn) -> Parallel
     torchrun: TorchRun | None = from_yaml.get("torchrun")
     if torchrun and (not level or keys.index("torchrun") > keys.index("parallelLevel")):
         level = torchrun.processes
+    if kind == "none":
+        kind = ""
     if kind and level:
         return Parallel(kind, level, torchrun or TorchRun(processes=level))
     if kind or level:

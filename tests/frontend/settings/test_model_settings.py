@@ -464,6 +464,11 @@ def test_a_parallel_type_and_a_level_belong_together(
     assert resolved(config, yaml=yaml).parallel == parallel
 
 
+def test_no_parallel_type_is_no_mistake(config: Config, caplog: pytest.LogCaptureFixture) -> None:
+    assert resolved(config, yaml={"parallelType": "NONE"}).parallel is None
+    assert caplog.text == ""
+
+
 @pytest.mark.parametrize("key", ["continuousBatching", "autoscale"])
 def test_what_has_no_effect_beside_asynchronous_handlers_is_reported(
     key: str, config: Config, caplog: pytest.LogCaptureFixture

@@ -323,6 +323,7 @@ def test_files_that_cannot_be_read_end_nothing(
     assert sorted(set(rules(findings(tmp_path)))) == [
         "archive-unusable",
         "config-file",
+        "config-ignored",
         "config-value",
         "handler-syntax",
         "image",

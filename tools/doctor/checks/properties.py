@@ -7,7 +7,7 @@ from typing import Any
 
 from marserve.frontend.configuration.config import KEYS, LOG4J_FILE, Config, Key
 from marserve.frontend.configuration.config_file import Assignment, ConfigFile, read_config_file
-from marserve.frontend.configuration.models_key import unread_model_settings
+from marserve.frontend.configuration.models_key import MemberRefused, unread_model_settings
 from marserve.frontend.configuration.properties import ConfigError
 from marserve.frontend.configuration.unread_keys import HARMLESS, RECORDS, unread_key
 from marserve.tools.doctor import compatibility
@@ -82,11 +82,11 @@ def _values(source: Source, file: ConfigFile) -> tuple[dict[str, Any], list[Find
 def _wrong_value(source: Source, key: Key, setting: Assignment, error: ValueError) -> Finding:
     place = Place(source.name, setting.line)
     text = f"{key.name}={' '.join(setting.text.split())[:_QUOTED]}"
-    if key.instead is not None:
+    if key.instead is not None and not isinstance(error, MemberRefused):
         return finding(
             "config-ignored",
             place,
-            f"{text} is not {error}; it is read as {key.instead or 'not set'}, as on TorchServe.",
+            f"{text} is not {error}; it is read as {key.instead or 'not set'}.",
             "Write the intended value.",
         )
     return finding(
