@@ -14,6 +14,7 @@ import importlib
 import importlib.util
 import inspect
 import logging
+import os
 import uuid
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -78,7 +79,7 @@ def load_service(load: Load, run: Run | None = None) -> Service:
         entry_point,
         context,
         owner=handler.owner,
-        decode_input=load.decode_input_request,
+        decode_input=os.environ.get("TS_DECODE_INPUT_REQUEST", "true") == "true",
         max_response_bytes=load.max_response_bytes,
         stages=_overlapping(handler.instance, load) if load.overlap_stages else None,
         tensors=tensors,

@@ -80,7 +80,6 @@ class Load:
     batch_size: int
     gpu_id: int | None
     limit_max_image_pixels: bool
-    decode_input_request: bool
     max_response_bytes: int
     server_version: str
     envelope: str = ""

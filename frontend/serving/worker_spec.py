@@ -92,7 +92,6 @@ def load_message(
         batch_size=settings.batching.max_size,
         gpu_id=gpu,
         limit_max_image_pixels=config.limit_max_image_pixels,
-        decode_input_request=config.decode_input_request,
         max_response_bytes=config.max_response_size,
         server_version=__version__,
         envelope=model.manifest.envelope,

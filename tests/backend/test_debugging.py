@@ -62,7 +62,6 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Reply]
             "batch_size": count,
             "gpu_id": None,
             "limit_max_image_pixels": True,
-            "decode_input_request": True,
             "max_response_bytes": 1000,
             "server_version": "0",
             **options,

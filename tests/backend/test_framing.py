@@ -67,7 +67,6 @@ messages: st.SearchStrategy[Message] = st.one_of(
         batch_size=st.integers(),
         gpu_id=st.none() | st.integers(),
         limit_max_image_pixels=st.booleans(),
-        decode_input_request=st.booleans(),
         max_response_bytes=st.integers(),
         server_version=texts,
         overlap_stages=st.booleans(),

@@ -238,7 +238,6 @@ def make_load(tmp_path: Path, **changes: Any) -> Load:
         "batch_size": 7,
         "gpu_id": 3,
         "limit_max_image_pixels": False,
-        "decode_input_request": True,
         "max_response_bytes": 1000,
         "server_version": "1.2.3",
     }
@@ -292,12 +291,30 @@ def test_a_yaml_that_cannot_be_read_fails_the_load(
         load_service(make_load(tmp_path))
 
 
-@pytest.mark.parametrize(("decode", "seen"), [(True, "[1]"), (False, "bytearray(b'[1]')")])
-def test_the_service_decodes_as_the_load_says(
-    decode: bool, seen: str, tmp_path: Path, write: Callable[..., None]
+@pytest.mark.parametrize(
+    ("server", "module", "seen"),
+    [
+        ("true", None, "[1]"),
+        (None, None, "[1]"),
+        ("false", None, "bytearray(b'[1]')"),
+        ("true", "false", "bytearray(b'[1]')"),
+        ("false", "true", "[1]"),
+    ],
+)
+def test_the_service_decodes_as_the_environment_says(
+    server: str | None,
+    module: str | None,
+    seen: str,
+    tmp_path: Path,
+    write: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    write(SHOWS_CONTEXT)
-    service = load_service(make_load(tmp_path, decode_input_request=decode))
+    monkeypatch.setenv("TS_DECODE_INPUT_REQUEST", server or "")
+    if server is None:
+        monkeypatch.delenv("TS_DECODE_INPUT_REQUEST")
+    own = f"import os\nos.environ['TS_DECODE_INPUT_REQUEST'] = {module!r}\n" if module else ""
+    write(own + SHOWS_CONTEXT)
+    service = load_service(make_load(tmp_path))
     part = Part("body", "application/json", bytearray(b"[1]"))
     [prediction] = service.predict(Predict([Input("id", {}, [part])])).predictions
     assert seen.encode() in bytes(prediction.body)

@@ -425,7 +425,7 @@ def test_the_loop_ends_when_the_frontend_leaves_and_all_is_answered(
 
 
 def test_a_message_that_is_no_batch_breaks_the_connection(peer: Any) -> None:
-    peer.send_message(Load("m", "/m", "h", 1, None, True, True, 1, "1"))
+    peer.send_message(Load("m", "/m", "h", 1, None, True, 1, "1"))
     outcome: Future[None] = peer.end
     assert "Load is not expected now" in str(outcome.exception(SECONDS))
 

@@ -83,7 +83,7 @@ def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Load]
 
     def make(name: str, source: str = HANDLER, **changes: Any) -> Load:
         (tmp_path / f"{name}.py").write_text(source)
-        plain = Load("m", str(tmp_path), f"{name}.py", 4, None, True, True, 1000, "1")
+        plain = Load("m", str(tmp_path), f"{name}.py", 4, None, True, 1000, "1")
         return dataclasses.replace(plain, **changes)
 
     return make

@@ -77,7 +77,7 @@ def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
         (tmp_path / "MAR-INF").mkdir(exist_ok=True)
         (tmp_path / "MAR-INF" / "MANIFEST.json").write_text(json.dumps({"model": described}))
         torch.manual_seed(0)
-        plan = ("net", str(tmp_path), handler, batch_size, None, True, True, 10**7, "1")
+        plan = ("net", str(tmp_path), handler, batch_size, None, True, 10**7, "1")
         return load_service(Load(*plan, compiled_sizes=list(sizes)))
 
     yield loaded

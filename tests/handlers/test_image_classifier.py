@@ -103,7 +103,7 @@ def test_a_load_measures_what_batches_of_the_sample_cost(tmp_path) -> None:
     manifest = {"model": {"modelName": "m", "modelFile": f"{name}.py"}}
     (tmp_path / "MAR-INF").mkdir()
     (tmp_path / "MAR-INF/MANIFEST.json").write_text(json.dumps(manifest))
-    plain = ("m", str(tmp_path), "image_classifier", 4, None, True, True, 1 << 20, "1")
+    plain = ("m", str(tmp_path), "image_classifier", 4, None, True, 1 << 20, "1")
     load = Load(*plain, trials=Trials(sizes=[1, 2], seconds=60.0))
     profiled = Measurements(load, load_service(load)).run_trials().profiled
     assert [cost.size for cost in profiled.costs] == [1, 2]

@@ -195,6 +195,13 @@ def test_one_connection_carries_many_requests(server):
     assert b"HTTP/1.1 404 " in answers
 
 
+def test_undecoded_when_the_module_of_the_handler_says_so(server, handlers):
+    own = "import os\nos.environ['TS_DECODE_INPUT_REQUEST'] = 'false'\n"
+    server.install(own + (handlers / "probe.py").read_text(), "undecoded")
+    assert seen(server.predict("undecoded", json={}))["data"] == {"body": ["bytearray", "{}"]}
+    assert seen(server.predict("probe", json={}))["data"]["body"][0] == "dict"
+
+
 def test_undecoded_when_the_server_says_so(start_server, handlers):
     with start_server(decode_input_request="false") as server:
         server.install(handlers / "probe.py", "probe")

@@ -38,7 +38,6 @@ def _compare(directory: str, sample: str) -> object:
         batch_size=1,
         gpu_id=None,
         limit_max_image_pixels=True,
-        decode_input_request=True,
         max_response_bytes=_MAX_BYTES,
         server_version="",
         samples=[sample] if sample else [],

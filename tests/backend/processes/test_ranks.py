@@ -32,7 +32,6 @@ def load(**changes: object) -> Load:
         "batch_size": 1,
         "gpu_id": 6,
         "limit_max_image_pixels": True,
-        "decode_input_request": True,
         "max_response_bytes": 1000,
         "server_version": "1",
     }

@@ -239,7 +239,7 @@ def test_a_model_that_fails_at_once_has_no_costs() -> None:
 
 
 def make_load(model_dir: Path, *sizes: int, **changes: Any) -> Load:
-    plain = ("m", str(model_dir), "h", 4, None, True, True, 1000, "1")
+    plain = ("m", str(model_dir), "h", 4, None, True, 1000, "1")
     return Load(*plain, trials=Trials(sizes=list(sizes), seconds=60.0), **changes)
 
 

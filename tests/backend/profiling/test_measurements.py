@@ -26,7 +26,7 @@ class Profiled:
         self.service = Service(
             self._handle, context, owner=SimpleNamespace(sample_input=lambda: sample)
         )
-        load = Load("m", str(directory), "h", 4, None, True, True, 1000, "1")
+        load = Load("m", str(directory), "h", 4, None, True, 1000, "1")
         ticks = itertools.count()
         measurements = Measurements(load, self.service, lambda: TICK * next(ticks))
         self.run = measurements.profile_once

@@ -30,7 +30,7 @@ def perform(tmp_path: Path) -> Callable[..., tuple[Context, Service]]:
         context = Context("m", str(tmp_path), None, 8, None, "1", metrics=MetricsStore())
         context.warm_ups += warm_ups
         service = Service(answer, context, owner=SimpleNamespace(sample_input=lambda: sample))
-        plan = Load("m", str(tmp_path), "h", 8, None, True, True, 1000, "1", **load)
+        plan = Load("m", str(tmp_path), "h", 8, None, True, 1000, "1", **load)
         warm_up(plan, service)
         return context, service
 

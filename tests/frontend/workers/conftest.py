@@ -46,7 +46,7 @@ def serving_with(fakes: ModuleType) -> Callable[..., Any]:
         supervisor = WorkerSupervisor(
             worker_id=9000,
             spec=WorkerSpec("W", {}, (), "/m", 0),
-            load=Load("m", "/m", "h", size, None, True, True, 1000, "1"),
+            load=Load("m", "/m", "h", size, None, True, 1000, "1"),
             startup_timeout=20.0,
             retry_window=300.0,
             make_dispatch=partial(way, has_workers_left=lambda: True),

@@ -192,7 +192,7 @@ def test_a_worker_that_dies_takes_its_calls_along(
 def test_calls_come_from_asynchronous_handlers_only_and_of_jobs_in_hand(
     run: Callable[..., Any], fakes: ModuleType, models: Models
 ) -> None:
-    load = Load("m", "/m", "h", 1, None, True, True, 1000, "1", max_call_bytes=20_000_000)
+    load = Load("m", "/m", "h", 1, None, True, 1000, "1", max_call_bytes=20_000_000)
     large = Call(5, 9, "large", "", None, {}, [Part("body", "", bytes(20_000_000))])
     sent = bytes_of(call(1, "a", 9), CancelCall(1), large, Reply(503, "done", number=1))
 

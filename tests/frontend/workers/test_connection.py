@@ -26,7 +26,7 @@ from marserve.frontend.workers.failures import (
     ResponseTimedOut,
 )
 
-LOAD = Load("m", "/m", "h", 1, None, True, True, 1000, "1")
+LOAD = Load("m", "/m", "h", 1, None, True, 1000, "1")
 GARBAGE = struct.pack("!I", 3) + b"abc"
 
 

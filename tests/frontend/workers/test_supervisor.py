@@ -74,7 +74,6 @@ class Bench:
                 size,
                 None,
                 True,
-                True,
                 1000,
                 "1",
                 trials=Trials(sizes=[*profiled_sizes]),

@@ -60,7 +60,6 @@ def _load(choices: Choices) -> Load:
         batch_size=choices.integer(),
         gpu_id=choices.integer() if choices.flag() else None,
         limit_max_image_pixels=choices.flag(),
-        decode_input_request=choices.flag(),
         max_response_bytes=choices.integer(),
         server_version=choices.text(),
         samples=choices.several(choices.text),

@@ -127,7 +127,7 @@ def spec(way: str, tmp_path: Path) -> WorkerSpec:
 @pytest.fixture
 def work(launcher: LocalLauncher, spec: WorkerSpec, tmp_path: Path) -> Callable[..., None]:
     """Run a scenario with a worker that has loaded its model; nothing may be left behind."""
-    load = Load("m", str(tmp_path), "process_test_handler", 1, None, True, True, 1000, "1")
+    load = Load("m", str(tmp_path), "process_test_handler", 1, None, True, 1000, "1")
 
     async def scene(scenario: Callable[[Machine], Awaitable[None]]) -> None:
         process = await launcher.start(spec)
