@@ -60,6 +60,8 @@ _POISONED = "Prediction failed: the worker's GPU has failed, and the worker is r
 class PredictionException(Exception):
     """Raised by a handler to answer its batch with this message and HTTP status."""
 
+    __module__ = "ts.utils.util"  # in tracebacks, the name that handlers import
+
     def __init__(self, message: str, error_code: int = 500) -> None:
         super().__init__(message, error_code)
         self.message = message

@@ -194,6 +194,8 @@ class Metric:
 
 
 def _number(name: str, value: Any) -> float:
+    if isinstance(value, int):
+        return int(value)
     if not isinstance(value, str | bytes):
         with contextlib.suppress(TypeError, ValueError):
             return float(value)

@@ -1,3 +1,5 @@
+import traceback
+
 import pytest
 
 from marserve.backend.errors import PredictionException, failure_of, load_status, poison_of
@@ -72,3 +74,8 @@ def _raised_from(error: Exception, cause: Exception) -> Exception:
 )
 def test_a_load_that_memory_ran_out_in_says_so(error: Exception, status: int) -> None:
     assert load_status(error) == status
+
+
+def test_a_traceback_names_the_exception_as_handlers_import_it() -> None:
+    (line,) = traceback.format_exception_only(PredictionException("no tea", 418))
+    assert line == "ts.utils.util.PredictionException: no tea : 418\n"

@@ -48,6 +48,13 @@ def test_each_call_is_one_row(metrics: MetricsStore, report, row) -> None:
     assert metrics.drain() == [[*row, DEFAULTS, ["a", "b"]]]
 
 
+def test_whole_numbers_stay_whole(metrics: MetricsStore) -> None:
+    metrics.add_counter("N", 2)
+    metrics.add_counter("N", True)
+    metrics.add_time("T", 2.0)
+    assert [repr(each.value) for each in metrics.store] == ["3", "2.0"]
+
+
 def test_rows_survive_json_and_are_handed_over_once(metrics: MetricsStore) -> None:
     metrics.add_time("T", 1, dimensions=[Dimension("City", 7)])
     rows = metrics.drain()
@@ -104,7 +111,7 @@ def test_store_shows_what_was_reported_and_reporting_it_again_counts_nothing(
 
     seen = [(each.name, each.value, each.unit, each.request_id) for each in metrics.store]
     assert seen == [("Cats", 5, "Count", "a,b"), ("T", 7, "Milliseconds", "a")]
-    assert str(metrics.store[0]).startswith("Cats.Count:5.0|#ModelName:kitten,Level:Model|#host")
+    assert str(metrics.store[0]).startswith("Cats.Count:5|#ModelName:kitten,Level:Model|#host")
     emit_metrics(metrics.store)
     assert len(metrics.drain()) == 4
     assert metrics.store == []
