@@ -4,8 +4,10 @@ import gc
 import importlib.util
 import os
 import signal
+import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -25,7 +27,8 @@ pytest_plugins = [
 # would ignore the signals of the tests.
 for _number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
     if signal.getsignal(_number) is signal.SIG_IGN:
-        signal.signal(_number, signal.SIG_DFL)
+        is_interrupt = _number == signal.SIGINT  # after which pytest prints its summary
+        signal.signal(_number, signal.default_int_handler if is_interrupt else signal.SIG_DFL)
 
 # An interpreter that writes no bytecode compiles the server at each start, which takes 1.3 of 3 s.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -39,6 +42,8 @@ hypothesis.settings.load_profile("unit")
 
 # A fixed seed, for the same reason; `make chaos` takes random ones.
 _CHAOS_SEED = 13
+
+_SESSION = "MARSERVE_TEST_SESSION"
 
 
 # Tests with none of these markers are quick. The slowest run first, so that both processes of
@@ -58,6 +63,20 @@ _SLOW = (
 def pytest_configure(config: pytest.Config) -> None:
     """Keep the order of `pytest_collection_modifyitems` in processes of pytest-xdist."""
     config.option.loadscopereorder = False
+    if hasattr(config, "workerinput") or not config.option.numprocesses:
+        config.add_cleanup(_start_guard())
+
+
+def _start_guard() -> Callable[[], object]:
+    """Start a guard that kills this process's servers when it ends; return what ends the guard."""
+    session = uuid.uuid4().hex
+    guard = subprocess.Popen(
+        [sys.executable, Path(__file__).with_name("session_guard.py"), f"{_SESSION}={session}"],
+        stdin=subprocess.PIPE,
+        start_new_session=True,
+    )
+    os.environ[_SESSION] = session  # not of the guard
+    return guard.communicate
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -219,7 +219,7 @@ class Server:
     def assert_nothing_left(self) -> None:
         """Assert that no process, listener or temporary file is left."""
         # The fork server ends when the server's socket closes, shortly after the server.
-        wait_for(lambda: not self.processes(), 3, what=self._command_lines)
+        wait_for(lambda: not self.processes(), what=self._command_lines)
         assert not any(map(is_open, (*self.ports.values(), *self.grpc_ports.values())))
         assert list(self.temp.iterdir()) == []
 

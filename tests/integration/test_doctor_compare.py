@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-import requests
 from servers import make_archive, wait_for
 
 from marserve.tools.doctor.comparison.main import main
@@ -62,7 +61,7 @@ def handler(template=HANDLER, **values):
 
 
 def is_ready(server):
-    return requests.get(f"http://127.0.0.1:{server.ports['inference']}/ready", timeout=5).ok
+    return server.inference("GET", "/ready").ok
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +75,8 @@ def servers(prepare_server):
         "status": {"STATUS": 404},
         "slow": {"SECONDS": 0.02},
     }
-    with prepare_server() as old, prepare_server() as new:
+    properties = {"default_workers_per_model": "1"}
+    with prepare_server(**properties) as old, prepare_server(**properties) as new:
         for name, values in differing.items():
             make_archive(old.store, handler(), name)
             make_archive(new.store, handler(**values), name)
