@@ -67,7 +67,7 @@ def debug(connection: FrontendConnection, load: Load, server: int) -> "DebuggedM
     model = DebuggedModel(load, lambda _number, _frame: os.kill(server, signal.SIGTERM))
     model.refresh()
     # The handler may get an end_sequence later.
-    connection.send(Loaded(ends_sequences=bool(load.sequence_headers)))
+    connection.send(Loaded(ends_sequences=load.stateful))
     print(_instructions(load), file=sys.stderr)  # noqa: T201 - to the author
     return model
 

@@ -261,12 +261,6 @@ def _make_context(load: Load) -> Context:
         metrics,
         _model_yaml(load, manifest),
     )
-    if load.sequence_headers:
-        (
-            context.header_key_sequence_id,
-            context.header_key_sequence_start,
-            context.header_key_sequence_end,
-        ) = load.sequence_headers
     metrics.request_ids = str(uuid.uuid4())  # of the load, until the first batch
     if load.compiled_sizes:  # else as in TorchServe
         context.system_properties["compiled_batch_sizes"] = load.compiled_sizes

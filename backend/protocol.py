@@ -67,8 +67,7 @@ class Load:
         compiled_sizes: The only sizes of batches; if empty, any up to ``batch_size``.
         declared_metrics: The metrics of metrics.yaml, as rows for `backend.metrics`.
         max_call_bytes: The largest body of a `Call`.
-        sequence_headers: Of a stateful model: those with the id of a request's sequence, of its
-            first request, and of its end.
+        stateful: Whether the requests of the model belong to sequences.
         batch_dims: The dimensions of a request's tensors, and of its answer's, that count the rows.
         stack_inputs: The library (numpy, torch) of whose arrays the handler gets one for each
             input, with all rows of the batch; empty for a list with a dict for each row.
@@ -89,7 +88,7 @@ class Load:
     compiled_sizes: list[int] = field(default_factory=list)
     declared_metrics: list[list[Any]] = field(default_factory=list)
     max_call_bytes: int = 0
-    sequence_headers: list[str] = field(default_factory=list)
+    stateful: bool = False
     batch_dims: list[int] = field(default_factory=lambda: [0, 0])
     stack_inputs: str = ""
     trials: Trials = field(default_factory=Trials)

@@ -230,7 +230,7 @@ def _load(connection: FrontendConnection, load: Load, run: Run | None = None) ->
     loaded.metrics = service.take_metrics()
     if service.stages is not None:
         loaded.overlaps = service.stages.concurrent_inferences()
-    loaded.ends_sequences = bool(load.sequence_headers) and service.ends_sequences
+    loaded.ends_sequences = load.stateful and service.ends_sequences
     loaded.tensors = service.tensors
     if service.context.describe_compiled is not None:
         loaded.compiled = service.context.describe_compiled()

@@ -51,6 +51,9 @@ class WorkerHost:
         """
         withheld = self.config.blacklist_env_vars
         environment = {
+            "TS_REQUEST_SEQUENCE_ID": self.config.ts_header_key_sequence_id,
+            "TS_REQUEST_SEQUENCE_START": self.config.ts_header_key_sequence_start,
+            "TS_REQUEST_SEQUENCE_END": self.config.ts_header_key_sequence_end,
             **os.environ,
             **(added or {}),
             "TS_DECODE_INPUT_REQUEST": str(self.config.decode_input_request).lower(),

@@ -415,6 +415,14 @@ def test_the_names_of_the_headers_are_configurable(start_server, handlers, recor
         assert ask("z", id="a").headers["X-Talk-start"] == "true"
         assert ask("n", id="a", start="true").json()["said"] == "n"
 
+        names_seen = """
+def handle(data, context):
+    return data and [[context.get_sequence_id(0), context.header_key_sequence_end]]
+"""
+        server.install(names_seen, "plain")
+        answer = server.predict("plain", headers={"X-Talk-id": "b"})
+        assert answer.json() == ["b", "X-Talk-end"]
+
 
 def _series(metric, model, **labels):
     """The name of a sample of a model."""

@@ -71,7 +71,7 @@ class StatefulWorkerPool(WorkerPool):
         return Batcher(JobQueue(batching.queue_size), batching, loop, parent=self._batcher)
 
     def _load_message(self, gpu: int | None) -> Load:
-        return replace(super()._load_message(gpu), sequence_headers=list(self.sequences.names.all))
+        return replace(super()._load_message(gpu), stateful=True)
 
     def _dispatch_kinds(self) -> DispatchKinds:
         return DispatchKinds(
