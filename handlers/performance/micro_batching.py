@@ -35,13 +35,19 @@ class MicroBatching:
     begin at ``get_micro_batch_idx() * micro_batch_size``.
     """
 
-    def __init__(self, parent_handler: BaseHandler, micro_batch_size: int = 1) -> None:
+    def __init__(
+        self,
+        parent_handler: BaseHandler,
+        micro_batch_size: int = 1,
+        parallelism: Mapping[str, int] | None = None,
+    ) -> None:
         _require(micro_batch_size > 0, "micro_batch_size is at least 1")
         self.handler = parent_handler
         self.micro_batch_size = micro_batch_size
         self._local = threading.local()
         self._parallelism = dict.fromkeys(STAGES, 1)
         self._pipeline = self._new_pipeline()
+        self.parallelism = parallelism or {}
         parent_handler.stage_pipeline = self._run
 
     def __call__(self, data: Any, context: Context) -> Any:
@@ -50,7 +56,11 @@ class MicroBatching:
 
     @property
     def parallelism(self) -> dict[str, int]:
-        """Number of threads of each stage; AssertionError for an invalid stage or number."""
+        """Number of threads of each stage; a stage that is not set keeps its number.
+
+        Raises:
+            AssertionError: A stage or number is invalid.
+        """
         return dict(self._parallelism)
 
     @parallelism.setter
@@ -60,7 +70,7 @@ class MicroBatching:
             is_count = isinstance(count, int) and count > 0
             _require(is_count, f"a stage has at least one thread, not {count!r}")
         self.shutdown()
-        self._parallelism = {**dict.fromkeys(STAGES, 1), **threads}
+        self._parallelism |= threads
         self._pipeline = self._new_pipeline()
 
     def get_micro_batch_idx(self) -> int:

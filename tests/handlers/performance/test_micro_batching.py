@@ -123,6 +123,13 @@ def test_a_stage_has_as_many_threads_as_asked_for(make) -> None:
     assert ask(1, 2, 3)[0] == [2, 4, 6]
 
 
+def test_threads_are_also_an_argument_and_those_that_are_not_set_stay() -> None:
+    micro_batching = MicroBatching(Doubler(), 2, {"inference": 2})
+    micro_batching.parallelism = {"preprocess": 3}
+
+    assert micro_batching.parallelism == {"preprocess": 3, "inference": 2, "postprocess": 1}
+
+
 @pytest.mark.parametrize(
     "parallelism", [{"describe": 1}, {"inference": -1}, {"inference": 0}, {"inference": "2"}]
 )
