@@ -196,9 +196,8 @@ class Metric:
 def _number(name: str, value: Any) -> float:
     if isinstance(value, int):
         return int(value)
-    if not isinstance(value, str | bytes):
-        with contextlib.suppress(TypeError, ValueError):
-            return float(value)
+    with contextlib.suppress(TypeError, ValueError):
+        return float(value)
     raise MetricsCacheTypeError(f"Metric {name} takes a number, not {value!r}")
 
 

@@ -162,7 +162,7 @@ def test_the_unit_must_measure_what_is_reported(metrics: MetricsStore) -> None:
 @pytest.mark.parametrize(
     "report",
     [
-        lambda m: m.add_counter("N", "12"),
+        lambda m: m.add_counter("N", "twelve"),
         lambda m: m.add_counter("N", None),
         lambda m: m.add_counter("N", [1, 2]),
         lambda m: m.add_counter(12, 1),
@@ -173,6 +173,13 @@ def test_wrong_types_raise(metrics: MetricsStore, report) -> None:
     with pytest.raises(MetricsCacheTypeError):
         report(metrics)
     assert metrics.drain() == []
+
+
+def test_a_text_may_contain_the_number(metrics: MetricsStore) -> None:
+    metrics.add_time("Decoding", f"{1.25:.1f}")
+
+    [(_, name, _, number, *_)] = metrics.drain()
+    assert (name, number) == ("Decoding", 1.2)
 
 
 @pytest.mark.parametrize("value", [-1, float("nan"), float("inf")])
