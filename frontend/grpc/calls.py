@@ -42,7 +42,8 @@ from marserve.frontend.security.guard import Guard
 from marserve.frontend.security.tokens import Kind
 from marserve.frontend.security.usage import ClientUsage, Holding
 from marserve.frontend.serving.predict_request import RequestOptions
-from marserve.frontend.telemetry.access_log import AccessLog
+from marserve.frontend.serving.request_ids import new_request_id
+from marserve.frontend.telemetry.access_log import CLIENT_ID_HEADER, AccessLog
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +79,17 @@ class Service:
 class Call:
     """A call, as the methods of services get it."""
 
-    __slots__ = ("_metadata", "_usage", "arrived", "context", "is_cut_off", "method", "stopping")
+    __slots__ = (
+        "_metadata",
+        "_usage",
+        "arrived",
+        "context",
+        "is_cut_off",
+        "method",
+        "model",
+        "request_id",
+        "stopping",
+    )
 
     def __init__(self, method: str, metadata: Metadata, router: "CallRouter") -> None:
         self.method = method  # as package.Service/Method
@@ -88,6 +99,13 @@ class Call:
         self._usage = router.usage
         self._metadata = metadata
         self.context: Context | None = None  # while it is answered
+        #: For the log: the model and the id of its last request; empty for none.
+        self.model = self.request_id = ""
+
+    def new_request_id(self) -> str:
+        """Return the id of a request to a model."""
+        self.request_id = new_request_id()
+        return self.request_id
 
     def hold(self, size: int) -> None:
         """Count the bytes of a large request until the task is done, or raise TooMuchInFlight."""
@@ -253,8 +271,16 @@ class CallRouter(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic i
 
     def log(self, call: Call, code: StatusCode) -> None:
         """Log and count the end of a call; called before the client gets the status."""
-        seconds, status = time.monotonic() - call.arrived, http_status_of(code)
-        self._access_log.add_call(call.peer(), call.method, number_of(code), status, seconds)
+        self._access_log.add_call(
+            call.peer(),
+            call.method,
+            number_of(code),
+            http_status_of(code),
+            time.monotonic() - call.arrived,
+            call.request_id,
+            call.metadata(CLIENT_ID_HEADER),
+            call.model,
+        )
 
 
 class _Method:
@@ -272,6 +298,9 @@ class _Method:
         self.key = service.key
         self.kind = kind
         self._request = message_class(method.input_type)
+        fields = method.input_type.fields_by_name
+        #: The field that names a model; empty if there is none.
+        self._model_field = next((name for name in ("model_name", "name") if name in fields), "")
         self._serve = getattr(service.calls, _UPPER.sub("_", method.name).lower())
         self._takes_stream = method.client_streaming
         self._make: Callable[[Any], Any] = grpc.stream_unary_rpc_method_handler
@@ -314,7 +343,7 @@ class _Method:
         if data is None:
             raise DecodeError
         call.hold(len(data))
-        return self._message(data)
+        return self._message(call, data)
 
     async def _requests(self, call: Call, context: Context) -> AsyncIterator[Message]:
         """Yield the requests of a stream; it ends when the server stops."""
@@ -338,7 +367,7 @@ class _Method:
                 router.readers.discard(reader)
             if data is None:
                 return
-            yield self._message(data)
+            yield self._message(call, data)
             is_first = False
         call.is_cut_off = True
 
@@ -347,11 +376,14 @@ class _Method:
             async for answer in open_answers:
                 await context.write(answer.SerializeToString())
 
-    def _message(self, data: bytes) -> Message:
+    def _message(self, call: Call, data: bytes) -> Message:
         try:
-            return self._request.FromString(data)
+            message = self._request.FromString(data)
         except UnicodeDecodeError as error:  # from the pure Python code of protobuf
             raise DecodeError from error
+        if self._model_field:
+            call.model = getattr(message, self._model_field)
+        return message
 
     async def _run(self, call: Call, context: Context, answering: Awaitable[Any]) -> Any:
         """Answer a call, also after an unexpected error, and log it."""

@@ -35,7 +35,6 @@ from marserve.frontend.operations.workflows import run_workflow
 from marserve.frontend.serving.predict_request import PredictRequest
 from marserve.frontend.serving.readiness import is_healthy
 from marserve.frontend.serving.registry import ModelRegistry
-from marserve.frontend.serving.request_ids import new_request_id
 from marserve.frontend.serving.whole_answers import whole_answer
 from marserve.frontend.workflows.workflow import WorkflowRegistry
 
@@ -150,7 +149,7 @@ class _Inference:
             if name in request.input:  # where TorchServe's clients put them
                 headers[name] = request.input[name].decode("ascii", "replace")
         parts = [Part(name, "", body) for name, body in request.input.items()]
-        input_ = Input(new_request_id(), headers, parts)
+        input_ = Input(call.new_request_id(), headers, parts)
         by_version = bool(request.model_version)
         return PredictRequest(input_, call.arrived, by_version, options, holding=call.holding)
 

@@ -40,7 +40,6 @@ from marserve.frontend.serving.model_version import ModelVersion
 from marserve.frontend.serving.predict_request import PredictRequest, Ticket
 from marserve.frontend.serving.readiness import is_ready, is_server_ready
 from marserve.frontend.serving.registry import ModelRegistry
-from marserve.frontend.serving.request_ids import new_request_id
 from marserve.frontend.serving.stateful.model_sequences import SequenceHeaders
 
 _FILE = "open_inference.proto"
@@ -262,7 +261,7 @@ class _OpenInference(_Health):
         _require(message.model_name, "model_name")
         model = self.models.registry.find(message.model_name, message.model_version or None)
         headers, by_version = call.headers(), bool(message.model_version)
-        options, unread = call.options(headers), Input(new_request_id(), headers, [])
+        options, unread = call.options(headers), Input(call.new_request_id(), headers, [])
         predict = PredictRequest(unread, call.arrived, by_version, options, holding=call.holding)
         model.check(predict)  # before tensors are read, which may take long
         request = await self._long_work.run(read_request(message))

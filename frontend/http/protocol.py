@@ -337,7 +337,7 @@ class Connection(ClientConnection):
             self.transport.abort()
 
     def _answer(self, request: PlainRequest, answer: HttpResponse | Prediction) -> None:
-        self._log(request, answer.status)
+        self._router.log(request, answer.status)
         keep_alive = answer.status < 400
         self.write(answer, request.id, keep_alive=keep_alive)
         self._finish(keep_alive=keep_alive)
@@ -348,7 +348,7 @@ class Connection(ClientConnection):
     async def _stream(self, request: PlainRequest, stream: Stream) -> None:
         try:
             answer = prediction_response(stream)
-            self._log(request, answer.status)
+            self._router.log(request, answer.status)
             self._finish(keep_alive=await self.send(answer, request.id, keep_alive=True))
         except ServeError as error:
             self._refuse(request, error)
@@ -356,13 +356,9 @@ class Connection(ClientConnection):
             logger.exception("Cannot answer %s %s", request.method, request.target)
             self.transport.abort()
 
-    def _log(self, request: PlainRequest, status: int) -> None:
-        self._idle_since = now = time.monotonic()
-        seconds = now - request.arrived
-        self._router.access_log.add(self.peer, request.method, request.target, status, seconds)
-
     def _finish(self, *, keep_alive: bool) -> None:
         """Continue with the next request when an answer is written, or close the connection."""
+        self._idle_since = time.monotonic()
         self._request = self._streaming = None
         if self._held:
             self.release()

@@ -16,7 +16,7 @@ from marserve.frontend.http.responses import HttpResponse, error_response
 from marserve.frontend.security.guard import Guard
 from marserve.frontend.security.tokens import Kind
 from marserve.frontend.serving.predict_request import Ticket
-from marserve.frontend.telemetry.access_log import AccessLog
+from marserve.frontend.telemetry.access_log import CLIENT_ID_HEADER, AccessLog
 
 logger = logging.getLogger(__name__)
 
@@ -81,10 +81,20 @@ class Router:
         except Exception as error:  # the last resort
             logger.exception("Cannot answer %s %s", request.method, request.target)
             answer = route.refuse(unexpected(error))
-        seconds = time.monotonic() - request.arrived
-        peer = request.connection.peer
-        self.access_log.add(peer, request.method, request.target, answer.status, seconds)
+        self.log(request, answer.status)
         return answer
+
+    def log(self, request: HttpRequest | PlainRequest, status: int) -> None:
+        """Count and log the response to a request, before it is sent."""
+        self.access_log.add(
+            request.connection.peer,
+            request.method,
+            request.target,
+            status,
+            time.monotonic() - request.arrived,
+            request.id,
+            request.headers.get(CLIENT_ID_HEADER),
+        )
 
     def accept(self, request: PlainRequest) -> Submit | None:
         """Return the function that submits a plain request; None leaves the request to `answer`.

@@ -1,18 +1,28 @@
-"""The access log: counts each response and writes a line for it, many lines at a time."""
+"""The access log: counts each response, and writes its line when it is sent, or soon (`pace`).
+
+A line is TorchServe's. Behind it are the model of a gRPC call, and, if the client has sent an
+``X-Request-Id``, that id and the server's own.
+"""
 
 import asyncio
 import logging
+import re
 import time
+from functools import partial
 from typing import Any, NamedTuple
 
 from marserve.frontend.logs.formats import log_entries, timestamp
 from marserve.frontend.telemetry.metrics import Metrics
+from marserve.frontend.telemetry.pace import Pace
 
 logger = logging.getLogger("ACCESS_LOG")
 
-_FLUSH_SECONDS = 0.5
+CLIENT_ID_HEADER = "x-request-id"
+
 # Few, since they are formatted in the event loop.
 _FLUSH_LINES = 256
+_MAX_MODEL = 200  # characters of a name
+_CLIENT_ID = re.compile("[!-~]{1,128}")  # visible ASCII
 
 
 class _Entry(NamedTuple):
@@ -22,14 +32,18 @@ class _Entry(NamedTuple):
     target: str
     status: int
     seconds: float
+    request_id: str
+    client_id: str | None
     protocol: str = "HTTP/1.1"
+    model: str = ""
 
     @property
     def text(self) -> str:
-        # A request line contains no line break, but may contain control characters.
-        target = self.target if self.target.isprintable() else ascii(self.target)[1:-1]
-        milliseconds = round(self.seconds * 1000)
-        return f'/{self.peer} "{self.method} {target} {self.protocol}" {self.status} {milliseconds}'
+        more = "".join([f" {name}={value}" for name, value in self._more.items()])
+        request = f"{self.method} {self.target} {self.protocol}"
+        line = f'/{self.peer} "{request}" {self.status} {round(self.seconds * 1000)}{more}'
+        # It contains no line break of HTTP, but may contain control characters.
+        return line if line.isprintable() else ascii(line)[1:-1]
 
     @property
     def members(self) -> dict[str, Any]:
@@ -40,7 +54,15 @@ class _Entry(NamedTuple):
             "path": self.target,
             "status": self.status,
             "milliseconds": round(self.seconds * 1000),
+            **self._more,
         }
+
+    @property
+    def _more(self) -> dict[str, str]:
+        more = {"model": self.model[:_MAX_MODEL]} if self.model else {}
+        if self.client_id and _CLIENT_ID.fullmatch(self.client_id):
+            more |= {"request_id": self.request_id, "client_request_id": self.client_id}
+        return more
 
 
 class AccessLog:
@@ -49,36 +71,57 @@ class AccessLog:
     def __init__(
         self, loop: asyncio.AbstractEventLoop, metrics: Metrics, *, as_json: bool = False
     ) -> None:
-        self._loop = loop
         self._count_response = metrics.count_response
         self._as_json = as_json
         self._entries: list[_Entry] = []
-        self._timer: asyncio.TimerHandle | None = None
+        # After the answer, which need not wait for a write to the disk.
+        self._pace = Pace(partial(loop.call_soon, self.flush), loop.time)
 
-    def add(self, peer: str, method: str, target: str, status: int, seconds: float) -> None:
+    def add(
+        self,
+        peer: str,
+        method: str,
+        target: str,
+        status: int,
+        seconds: float,
+        request_id: str = "",
+        client_id: str | None = None,
+    ) -> None:
         """Count and log a response; ``peer`` is its client, as ``host:port``."""
         self._count_response(status)
-        self._append(_Entry(time.time(), peer, method, target, status, seconds))
+        self._append(
+            _Entry(time.time(), peer, method, target, status, seconds, request_id, client_id)
+        )
 
-    def add_call(self, peer: str, method: str, code: int, http_status: int, seconds: float) -> None:
+    def add_call(
+        self,
+        peer: str,
+        method: str,
+        code: int,
+        http_status: int,
+        seconds: float,
+        request_id: str = "",
+        client_id: str | None = None,
+        model: str = "",
+    ) -> None:
         """Log a gRPC call by its status code, and count it by the equivalent HTTP status.
 
         ``method`` is its full name, ``package.Service/Method``.
         """
         self._count_response(http_status)
-        self._append(_Entry(time.time(), peer, "gRPC", method, code, seconds, "HTTP/2.0"))
+        ids = request_id, client_id
+        self._append(
+            _Entry(time.time(), peer, "gRPC", method, code, seconds, *ids, "HTTP/2.0", model)
+        )
 
     def _append(self, entry: _Entry) -> None:
         self._entries.append(entry)
-        if self._timer is None:
-            self._timer = self._loop.call_later(_FLUSH_SECONDS, self.flush)
-        elif len(self._entries) >= _FLUSH_LINES:
+        if len(self._entries) >= _FLUSH_LINES:
             self.flush()
+        else:
+            self._pace.answered()
 
     def flush(self) -> None:
         """Write the collected lines."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
         entries, self._entries = self._entries, []
         log_entries(logger, entries, as_json=self._as_json)

@@ -5,10 +5,7 @@ reports of handlers and PredictionTime, with the ids of the requests, and for me
 host. Updates by the server, several per request, are added up between two writes: the line of a
 counter has its increment since the last one, that of a gauge its value, that of a histogram the
 mean of its new values. So sums over the file and the last value in it equal TorchServe's. Lines are
-written before an answer, since uvloop may send at once what a transport gets.
-
-Writing them with every answer halved the throughput of a model that does nothing. So with more than
-a thousand answers a second, lines are written together, up to 20 ms later.
+written before an answer, since uvloop may send at once what a transport gets, or soon (`pace`).
 """
 
 import asyncio
@@ -22,6 +19,7 @@ from typing import Any
 from marserve.frontend.logs.formats import log_entries
 from marserve.frontend.telemetry.exposition import java_number
 from marserve.frontend.telemetry.metrics import Metrics
+from marserve.frontend.telemetry.pace import Pace
 from marserve.frontend.telemetry.series import Series
 
 server_log = logging.getLogger("TS_METRICS")
@@ -30,8 +28,6 @@ model_log = logging.getLogger("MODEL_METRICS")
 _INTERVAL_SECONDS = 1.0
 # Few, since they are formatted in the event loop.
 _FLUSH_LINES = 256
-_SECONDS_PER_ANSWER = 0.001
-_MAX_DELAY_SECONDS = 0.02
 
 
 @dataclass(slots=True)  # frozen ones take three times as long to create
@@ -84,12 +80,9 @@ class MetricsLog:
         delayed: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._clock = clock
         self._as_json = as_json
         self._delayed = delayed
-        #: Each answer adds a millisecond; ahead of the clock, there are more than 1000 a second.
-        self._paid_until = 0.0
-        self._timer: asyncio.TimerHandle | None = None
+        self._pace = Pace(self.flush, clock)
         self._changed = metrics.changed
         self._entries: list[Entry] = []
         metrics.attach(self, legacy=legacy)
@@ -111,18 +104,8 @@ class MetricsLog:
 
     def write(self) -> None:
         """Write the lines before an answer is sent, or soon; called by `Metrics`."""
-        if self._delayed:
-            return
-        now = self._clock()
-        paid = max(self._paid_until, now - _MAX_DELAY_SECONDS)
-        self._paid_until = min(paid + _SECONDS_PER_ANSWER, now + _MAX_DELAY_SECONDS)
-        if self._timer is not None:
-            return
-        if paid <= now:
-            self.flush()
-        else:
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(_MAX_DELAY_SECONDS, self._on_timer)
+        if not self._delayed:
+            self._pace.answered()
 
     def flush(self) -> None:
         """Write all lines."""
@@ -136,10 +119,6 @@ class MetricsLog:
         log_entries(server_log, of_server, as_json=self._as_json)
         of_models = [entry for entry in entries if entry.request_ids is not None]
         log_entries(model_log, of_models, as_json=self._as_json)
-
-    def _on_timer(self) -> None:
-        self._timer = None
-        self.flush()
 
 
 @lru_cache(maxsize=4096)

@@ -127,8 +127,9 @@ def test_calls_are_logged_and_counted_as_others_are(server, model):
     with connected(server) as client:
         name = f'{{model_name="{model}",model_version="default"'
         before = server.metrics("ts_inference_requests_total", "Requests2XX", "Requests5XX")
-        client.predict(model, orders(id="1"))
+        client.predict(model, orders(id="1"), metadata=(("x-request-id", "order-7"),))
         failure(lambda: client.predict("gone"))
+        failure(lambda: client.call("open_inference", "ModelMetadata", name="gone"))
         after = server.metrics("ts_inference_requests_total", "Requests2XX", "Requests5XX")
     counted = {key: value - before.get(key, 0) for key, value in after.items()}
     assert [n for key, n in counted.items() if name in key] == [1]
@@ -136,8 +137,12 @@ def test_calls_are_logged_and_counted_as_others_are(server, model):
     line = (
         rf"/127.0.0.1:\d+ \"gRPC {PACKAGE}.inference.InferenceAPIsService/Predictions HTTP/2.0\" "
     )
-    server.wait_logged("access_log.log", 'InferenceAPIsService/Predictions HTTP/2.0" 13 ')
-    assert re.search(line + r"0 \d+\n", server.log("access_log.log"))
+    server.wait_logged("access_log.log", "ModelMetadata HTTP")
+    log = server.log("access_log.log")
+    ids = r"request_id=[0-9a-f-]{36} client_request_id=order-7"
+    assert re.search(line + rf"0 \d+ model={model} {ids}\n", log)
+    assert re.search(line + r"13 \d+ model=gone\n", log)
+    assert re.search(r'ModelMetadata HTTP/2.0" 5 \d+ model=gone\n', log)
 
 
 # -- TLS -------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 
 import pytest
 
@@ -25,6 +26,11 @@ def handle(data, context):
     return ["said"] * len(data)
 """
 
+IDS = """
+def handle(data, context):
+    return None if data is None else [context.get_request_id(0)]
+"""
+
 
 @pytest.fixture(scope="module")
 def server(start_server):
@@ -37,6 +43,7 @@ def server(start_server):
 def models(server, handlers):
     server.install(TALKATIVE, "talkative")
     server.install(handlers / "lab.py", "lab")
+    server.install(IDS, "ids")
 
 
 def lines(server, name, text):
@@ -57,6 +64,26 @@ def test_the_access_log_has_failures_and_other_listeners(server):
     server.management("GET", "/models/nobody-else")
     assert lines(server, "access_log.log", '"POST /predictions/nobody HTTP/1.1" 404 ')
     assert lines(server, "access_log.log", '"GET /models/nobody-else HTTP/1.1" 404 ')
+
+
+def test_a_line_is_written_with_its_answer(server):
+    """It came half a second later."""
+    began = time.monotonic()
+    for number in range(20):
+        server.predict("ids", params={"early": number})
+        server.wait_logged("access_log.log", f"early={number} ")
+    assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_the_id_of_a_client_is_in_the_log_only(server, chunked):
+    body = iter([b"x"]) if chunked else b"x"
+    answer = server.predict("ids", data=body, headers={"X-Request-Id": f"order-{chunked}"})
+    own = answer.headers["x-request-id"]
+    assert answer.text == own
+    assert len(own) == 36
+    (line,) = lines(server, "access_log.log", f"order-{chunked}")
+    assert re.search(rf" 200 \d+ request_id={own} client_request_id=order-{chunked}$", line)
 
 
 def test_a_request_cannot_forge_a_line(server):

@@ -54,24 +54,83 @@ def test_a_line_can_be_json(loop: Any, lines: Callable[[], list[str]]) -> None:
     }
 
 
-def test_lines_are_collected_for_half_a_second(loop: Any, lines: Callable[[], list[str]]) -> None:
-    log = AccessLog(loop, Metrics("host"))
-    add(log)
-    loop.run_until_complete(asyncio.sleep(0.4))
-    add(log)
-    assert lines() == []
-    loop.run_until_complete(asyncio.sleep(0.11))
-    assert len(lines()) == 2
-    add(log)
-    loop.run_until_complete(asyncio.sleep(0.6))
-    assert len(lines()) == 3
+@pytest.mark.parametrize("client_id", ["a", "!~:/\"'", "x" * 128])
+def test_the_id_of_a_client_is_logged_with_that_of_the_server(
+    client_id: str, loop: Any, lines: Callable[[], list[str]]
+) -> None:
+    sent = ("127.0.0.1:5000", "POST", "/predictions/m", 200, 0.001, "an-id", client_id)
+    for log in (AccessLog(loop, Metrics("host"), as_json=as_json) for as_json in (False, True)):
+        log.add(*sent)
+        log.flush()
+    text, members = lines()
+    assert text.endswith(f'HTTP/1.1" 200 1 request_id=an-id client_request_id={client_id}')
+    assert json.loads(members)["client_request_id"] == client_id
+    assert json.loads(members)["request_id"] == "an-id"
 
 
-def test_a_full_buffer_is_written_without_delay(loop: Any, lines: Callable[[], list[str]]) -> None:
+@pytest.mark.parametrize("client_id", [None, "", "two words", "\xe9", "a\n", "x" * 129])
+def test_other_ids_of_clients_are_not_logged(
+    client_id: str | None, loop: Any, lines: Callable[[], list[str]]
+) -> None:
     log = AccessLog(loop, Metrics("host"))
-    for _ in range(256):
-        add(log)
-    assert len(lines()) == 256
+    log.add("p", "POST", "/", 200, 0.001, "an-id", client_id)
+    log.flush()
+    assert lines()[0].endswith('HTTP/1.1" 200 1')
+
+
+def test_a_call_names_its_model(loop: Any, lines: Callable[[], list[str]]) -> None:
+    for log in (AccessLog(loop, Metrics("host"), as_json=as_json) for as_json in (False, True)):
+        log.add_call("p", "S/M", 0, 200, 0.003, "an-id", "mine", "a\nb")
+        log.flush()
+    text, members = lines()
+    ids = "request_id=an-id client_request_id=mine"
+    assert text.endswith(rf'"gRPC S/M HTTP/2.0" 0 3 model=a\nb {ids}')
+    assert json.loads(members)["model"] == "a\nb"
+
+
+def test_a_line_is_written_with_its_answer(
+    run: Callable[..., Any], lines: Callable[[], list[str]]
+) -> None:
+    async def scenario() -> None:
+        log = AccessLog(asyncio.get_running_loop(), Metrics("host"))
+        for number in range(1, 50):
+            add(log)
+            await asyncio.sleep(0.00101)
+            assert len(lines()) == number
+
+    run(scenario())
+
+
+def test_lines_of_very_many_answers_are_written_together_a_little_later(
+    run: Callable[..., Any], lines: Callable[[], list[str]]
+) -> None:
+    async def scenario() -> None:
+        log = AccessLog(asyncio.get_running_loop(), Metrics("host"))
+        for _ in range(200):  # in one moment
+            add(log)
+        await asyncio.sleep(0)
+        for _ in range(200):
+            add(log)
+        await asyncio.sleep(0)
+        assert len(lines()) == 200
+        await asyncio.sleep(0.021)
+        assert len(lines()) == 400
+
+    run(scenario())
+
+
+def test_a_full_buffer_is_written_without_delay(
+    run: Callable[..., Any], lines: Callable[[], list[str]]
+) -> None:
+    async def scenario() -> None:
+        log = AccessLog(asyncio.get_running_loop(), Metrics("host"))
+        for _ in range(1000):
+            add(log)
+        assert len(lines()) == 3 * 256
+        await asyncio.sleep(0.021)
+        assert len(lines()) == 1000
+
+    run(scenario())
 
 
 @pytest.mark.parametrize("target", ["/a\x1b[31m", "/a\u2028b", "/a\udcff", "/a\x00"])
