@@ -15,6 +15,7 @@ from typing import Any, cast
 
 from marserve.backend.calls import HandlerCalls, RequestCalls
 from marserve.backend.connection import MAX_REQUEST_FRAME_BYTES, encode_safely
+from marserve.backend.errors import FAILED
 from marserve.backend.framing import Decoder
 from marserve.backend.protocol import (
     CallReply,
@@ -102,7 +103,7 @@ class _Connection(asyncio.BufferedProtocol):
                 raise
             # For example a cancellation by the handler, of something that it awaited.
             logger.warning("Invoking custom service failed.", exc_info=True)
-            return Reply(503, "Prediction failed")
+            return Reply(503, FAILED)
 
     def _send_numbered(self, number: int, reply: Reply | Piece) -> None:
         """Send a reply from any thread, since handlers may use threads."""

@@ -18,18 +18,28 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from marserve.backend.context import Context, RequestProcessor
-from marserve.backend.conversion import Conversion, headers_of
-from marserve.backend.errors import HANDLER_LOG, batch_status, failure_of, poison_of
+from marserve.backend.conversion import Conversion, headers_of, tensor_error
+from marserve.backend.errors import FAILED, HANDLER_LOG, batch_status, failure_of, poison_of
 from marserve.backend.metrics import MetricsStore
 from marserve.backend.protocol import STREAM_NEXT, Input, Part, Piece, Predict, Prediction, Reply
 from marserve.backend.suspects import suspect_of
 from marserve.backend.tensors.answers import AnswerFormat
+from marserve.backend.tensors.datatypes import UnusableTensor
 from marserve.backend.tensors.outputs import outputs_of
 from marserve.backend.tensors.rows import OutputJoiner
 from marserve.backend.tensors.stacking import Stack, StackedResults, stacked_results
 from marserve.backend.tensors.wire import FORMAT_HEADER
 
 logger = logging.getLogger(HANDLER_LOG)
+
+
+class RefusedInputs(Exception):
+    """Inputs that contradict themselves; ``answers`` has those of their clients, by place."""
+
+    def __init__(self, answers: Mapping[int, Prediction]) -> None:
+        super().__init__(answers)
+        self.answers = answers
+
 
 _PADDING = f"padding-{os.urandom(8).hex()}-"
 
@@ -47,6 +57,9 @@ class BatchRun:
         count: The number of rows without padding.
         data: The argument of the handler.
         rows: The rows in the order of the inputs; the handler may change its list.
+
+    Raises:
+        RefusedInputs: The handler can be called with the other inputs only.
     """
 
     def __init__(
@@ -93,6 +106,11 @@ class BatchRun:
     def ids(self) -> set[str]:
         """The ids of its rows."""
         return set(self._ids.values())
+
+    @property
+    def request_ids(self) -> Iterable[str]:
+        """The ids of its requests, which may have several rows."""
+        return dict.fromkeys(self._ids[row].partition(".")[0] for row in range(self.count))
 
     def finished(self, results: Any, seconds: float) -> Reply:
         """Return the reply to the batch with the handler's results."""
@@ -197,7 +215,7 @@ class BatchRun:
         self, results: Sequence[Any], ids: Mapping[int, str] | None, message: str, code: int
     ) -> None:
         if code != 200:
-            self._send(Piece(code=batch_status(code), message=message or "Prediction failed"))
+            self._send(Piece(code=batch_status(code), message=message or FAILED))
             return
         places = self._places(self._ids if ids is None else ids)
         if not isinstance(results, list | tuple) or len(results) != len(places):
@@ -226,17 +244,25 @@ class BatchRun:
 
 
 def failure_reply(
-    error: BaseException, context: Context, run: BatchRun | None = None, *, is_sample: bool = False
+    error: BaseException,
+    context: Context,
+    run: BatchRun | None = None,
+    *,
+    request_ids: Iterable[str] = (),
+    is_sample: bool = False,
 ) -> Reply:
     """Return the reply to a batch that failed with an exception, and log the exception.
 
-    A sample may not fit the model, so its failure is one line of the log.
+    The traceback has the ids of the requests: those given, or those of the run. A sample may not
+    fit the model, so its failure is one line of the log.
     """
     if is_sample:
         last = traceback.extract_tb(error.__traceback__)[-1]
         logger.warning("The sample input failed: %.500r (%s:%s)", error, last.filename, last.lineno)
     else:
-        logger.warning("Invoking custom service failed.", exc_info=error)
+        ids = ", ".join(request_ids if run is None else run.request_ids)
+        which = f" Request ids: {ids}" if ids else ""
+        logger.warning("Invoking custom service failed.%s", which, exc_info=error)
     code, message = failure_of(error)
     reply = Reply(code, message, metrics=drained(context), poisoned=poison_of(error))
     if run is not None:
@@ -299,14 +325,21 @@ def _row_inputs(inputs: Sequence[Input], rows: Sequence[int]) -> list[Input]:
 
 def _formats_of(inputs: Sequence[Input], data: Sequence[dict[str, Any]]) -> dict[int, AnswerFormat]:
     formats: dict[int, AnswerFormat] = {}
+    refused: dict[int, Prediction] = {}
     for place, request in enumerate(inputs):
         if FORMAT_HEADER in request.headers:
             if place and request.headers is inputs[place - 1].headers:  # a row of one block
                 form = formats.get(place - 1)
             else:
-                form = AnswerFormat.of(request, data[place] if data else {})
+                try:
+                    form = AnswerFormat.of(request, data[place] if data else {})
+                except UnusableTensor as error:
+                    refused[place] = tensor_error(400, str(error), "BadRequestException")
+                    continue
             if form is not None:
                 formats[place] = form
+    if refused:
+        raise RefusedInputs(refused)
     return formats
 
 

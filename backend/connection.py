@@ -6,6 +6,7 @@ import os
 import socket
 import threading
 
+from marserve.backend.errors import FAILED
 from marserve.backend.framing import Decoder, encode
 from marserve.backend.protocol import (
     Buffer,
@@ -27,7 +28,6 @@ logger = logging.getLogger(__name__)
 # The frontend limits requests; this only protects the memory from a broken peer.
 MAX_REQUEST_FRAME_BYTES = (1 << 32) - 1
 _JOINED_BYTES = 64 * 1024
-_FAILED = "Prediction failed"
 
 
 def encode_safely(message: Message) -> list[Buffer]:
@@ -37,9 +37,9 @@ def encode_safely(message: Message) -> list[Buffer]:
     except (ProtocolError, TypeError, ValueError, AttributeError, RecursionError):
         failure: Message
         if isinstance(message, Reply):
-            failure = Reply(503, _FAILED, number=message.number, poisoned=message.poisoned)
+            failure = Reply(503, FAILED, number=message.number, poisoned=message.poisoned)
         elif isinstance(message, Piece):
-            failure = Piece(code=503, message=_FAILED, number=message.number)
+            failure = Piece(code=503, message=FAILED, number=message.number)
         elif isinstance(message, Loaded):
             failure = LoadFailure(500, "The handler's description of the model is not JSON")
         else:

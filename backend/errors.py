@@ -54,6 +54,8 @@ _OF_ONE_CALL = re.compile(
     r"|no kernel image|operation not (supported|permitted)|too many resources requested"
 )
 _ABOUT_VALUES = (LookupError, TypeError, ValueError)
+#: The message of a failed batch; TorchServe's.
+FAILED = "Prediction failed"
 _POISONED = "Prediction failed: the worker's GPU has failed, and the worker is replaced"
 
 
@@ -123,7 +125,12 @@ def failure_of(error: BaseException) -> tuple[int, str]:
         return 503, _POISONED
     if isinstance(error, MemoryError) or any(word in text_of(error) for word in _NO_MEMORY):
         return 507, "Out of resources"
-    return 503, "Prediction failed"
+    return 503, FAILED
+
+
+def failed_request(request_id: str) -> str:
+    """Return the message for the client of a request whose traceback is in the model's log."""
+    return f"{FAILED}. The traceback is in model_log.log, with the request id {request_id}."
 
 
 def batch_status(code: Any) -> int:

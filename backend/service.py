@@ -7,13 +7,20 @@ the model log.
 
 import inspect
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import accumulate
 from typing import Any, Protocol
 
-from marserve.backend.batch_run import BatchRun, Send, drained, failure_reply, without_padding
+from marserve.backend.batch_run import (
+    BatchRun,
+    RefusedInputs,
+    Send,
+    drained,
+    failure_reply,
+    without_padding,
+)
 from marserve.backend.context import Caller, Context, current_caller
 from marserve.backend.conversion import Conversion, tensor_error
 from marserve.backend.input_lengths import InputLengths
@@ -104,11 +111,14 @@ class Service:
         return reply
 
     def begin(self, context: Context, batch: Predict, send: Send) -> BatchRun | None:
-        """Start a batch that is run in stages; None if it takes several calls of the handler."""
+        """Start a batch that is run in stages; None if the handler cannot be called with all."""
         stacked, stack = self._stacked(batch), None
         if stacked is not None and (stack := stacked.whole) is None:
             return None
-        return BatchRun(self._conversion, context, batch, send, stack)
+        try:
+            return BatchRun(self._conversion, context, batch, send, stack)
+        except RefusedInputs:
+            return None
 
     def _stacked(self, batch: Predict) -> StackedBatch | None:
         if self._stacking is None or batch.inputs[0].headers.get("describe") == "True":
@@ -128,10 +138,28 @@ class Service:
             if lengths:
                 reply.lengths, reply.length_seconds = tuple(lengths), started - began
             return reply
+        except RefusedInputs as error:
+            return self._predict_others(batch, error.answers, send)
         except Exception as error:  # noqa: BLE001 - foreign code
-            return failure_reply(error, context, run, is_sample=self._runs_samples)
+            ids = [each.id for each in batch.inputs]
+            return failure_reply(error, context, run, request_ids=ids, is_sample=self._runs_samples)
         finally:
             context.on_intermediate = None
+
+    def _predict_others(
+        self, batch: Predict, refused: Mapping[int, Prediction], send: Send
+    ) -> Reply:
+        places = [place for place in range(batch.count) if place not in refused]
+        if not places:
+            return Reply(predictions=[refused[place] for place in range(batch.count)])
+        run_as = batch.run_as if batch.run_as > batch.count else 0
+        others = Predict([batch.inputs[place] for place in places], run_as=run_as)
+        reply = self._predict(others, partial(_send_at, send, places), None)
+        reply.suspect, reply.lengths = -1, ()  # they are by place in the batch
+        if reply.code == 200:
+            answers = {**refused, **dict(zip(places, reply.predictions, strict=True))}
+            reply.predictions = [answers[place] for place in range(batch.count)]
+        return reply
 
     def _predict_stacks(self, stacked: StackedBatch, batch: Predict, send: Send) -> Reply:
         inputs = batch.inputs
@@ -181,8 +209,10 @@ class Service:
             if inspect.isawaitable(results):
                 results = await results
             return run.finished(results, time.perf_counter() - started)
+        except RefusedInputs as error:
+            return Reply(predictions=[error.answers[0]])
         except Exception as error:  # noqa: BLE001 - foreign code
-            return failure_reply(error, context)
+            return failure_reply(error, context, request_ids=[request.inputs[0].id])
         finally:
             context.on_intermediate = None  # later pieces, of a task of the handler, are dropped
 

@@ -45,6 +45,8 @@ reaches a transport is a defect: the client gets 500 and the log the traceback.
 
 import math
 
+from marserve.backend.errors import FAILED, failed_request
+
 
 def retry_after(seconds: float) -> int:
     """Return the value of the header Retry-After for a number of seconds."""
@@ -219,6 +221,12 @@ class WorkerDied(ServeError, status=500):
 
 class PredictionFailed(ServeError):
     """The error that a worker reported for a batch; ``status`` is the worker's."""
+
+    def of(self, request_id: str) -> "PredictionFailed":
+        """Return the error of one request of the batch, which names the log with the traceback."""
+        if self.message != FAILED:
+            return self
+        return PredictionFailed(failed_request(request_id), status=self.status)
 
 
 class WorkflowFailed(ServeError, status=500, wire_type="WorkflowException"):

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from marserve.backend.protocol import Input
+from marserve.backend.tensors.checks import check_values
 from marserve.backend.tensors.datatypes import BYTES, UnusableTensor, read_elements, read_numbers
 from marserve.backend.tensors.outputs import outputs_of
 from marserve.backend.tensors.rows import Output
@@ -32,13 +33,20 @@ class AnswerFormat:
 
         It is in a header, because with continuous batching the parts of a request are sent only
         once. If the frontend has not read the document, a part of it is in the ``row``.
+
+        Raises:
+            UnusableTensor: An input in JSON contradicts its datatype or shape.
         """
         try:
             form: Json = json.loads(request.headers[FORMAT_HEADER])
             members = {name: str(form[name]) for name in _OWN_MEMBERS}
         except (ValueError, TypeError, KeyError, RecursionError):
             return None  # a client's own header of that name
-        head: Any = row.get(_BODY) if form.get(IN_BODY) else form
+        head: Any = form
+        if form.get(IN_BODY):
+            head = row.get(_BODY)
+            if isinstance(head, dict) and isinstance(head.get("inputs"), list):
+                check_values(head)
         try:
             wanted = WantedOutputs.of(head)
             members["id"] = str(head.get("id") or members["id"])

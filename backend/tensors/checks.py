@@ -2,13 +2,23 @@
 
 Requests may contain more than the protocol allows, because TorchServe accepted it: any text as a
 datatype, a -1 in a shape for the length that follows from the data, numbers of another datatype.
+`check_values` is for models that declare tensors, and allows only the -1.
 """
 
 from collections.abc import Mapping
 from math import prod
 from typing import Any
 
-from marserve.backend.tensors.datatypes import DATATYPES, UnusableTensor
+from marserve.backend.tensors.datatypes import (
+    BYTES,
+    DATATYPES,
+    ITEM_BYTES,
+    UnusableTensor,
+    element_count,
+    flattened,
+    nested_shape,
+    write_numbers,
+)
 
 #: The rule of `is_declaration`, for messages.
 DECLARATION = (
@@ -19,6 +29,7 @@ _MAX_LENGTH = 2**31 - 1
 # Of a tensor without elements, whose empty lists take memory.
 _MAX_EMPTY_LISTS = 10_000
 _MAX_DIMENSION = 1 << 62
+_MAX_NAME = 80  # characters in a message
 
 
 def is_declaration(value: Any) -> bool:
@@ -60,6 +71,48 @@ def check_request(document: Any) -> None:
         _require(_is_shape(tensor.get("shape")), f"{where}.shape", "a list of lengths")
     for place, tensor in enumerate(outputs):
         _check_named(tensor, f"outputs[{place}]")
+
+
+def check_values(document: Any) -> None:
+    """Raise UnusableTensor if an input of a request in JSON contradicts its datatype or shape."""
+    check_request(document)
+    for tensor in document["inputs"]:
+        try:
+            _check_data(tensor)
+        except UnusableTensor as error:
+            raise UnusableTensor(f"Input {tensor['name'][:_MAX_NAME]!r} {error}.") from error
+
+
+def _check_data(tensor: Mapping[str, Any]) -> None:
+    datatype, shape = tensor["datatype"], tensor["shape"]
+    if datatype != BYTES:
+        item_bytes(datatype)
+    if "data" not in tensor:
+        raise UnusableTensor("has no data")
+    values = flattened(tensor["data"], nested_shape(tensor["data"]))
+    if datatype != BYTES:
+        write_numbers(datatype, values)
+    count = element_count(resolved_shape(shape, len(values)))
+    if len(values) != count:
+        raise UnusableTensor(f"has {len(values)} elements; its shape {shape} wants {count}")
+
+
+def item_bytes(datatype: str) -> int:
+    """Return the bytes of a number; raises UnusableTensor for an unknown datatype."""
+    if datatype not in ITEM_BYTES:
+        raise UnusableTensor(
+            f"has the datatype {datatype[:_MAX_NAME]!r}; there are {', '.join(DATATYPES)}"
+        )
+    return ITEM_BYTES[datatype]
+
+
+def resolved_shape(shape: list[int], count: int) -> list[int]:
+    """Return the shape with -1 replaced by the length that follows from the number of elements."""
+    if -1 not in shape:
+        return shape
+    place = shape.index(-1)
+    before, behind = shape[:place], shape[place + 1 :]
+    return [*before, count // max(1, element_count([*before, *behind])), *behind]
 
 
 def _check_named(tensor: Any, where: str) -> None:

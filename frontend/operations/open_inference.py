@@ -20,11 +20,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from marserve.backend.protocol import TENSORS_TYPE, Buffer, Input, Part
-from marserve.backend.tensors.checks import check_request
+from marserve.backend.tensors.checks import check_request, item_bytes, resolved_shape
 from marserve.backend.tensors.datatypes import (
     BYTES,
-    DATATYPES,
-    ITEM_BYTES,
     UnusableTensor,
     element_count,
     read_elements,
@@ -218,8 +216,8 @@ def _check(tensor: Json, buffer: Buffer) -> Steps[list[int]]:
         if datatype == BYTES:
             found, rest = (yield from _count_elements(buffer)), 0
         else:
-            found, rest = divmod(len(buffer), _item_bytes(datatype))
-        resolved = _resolved(shape, found)
+            found, rest = divmod(len(buffer), item_bytes(datatype))
+        resolved = resolved_shape(shape, found)
         count = element_count(resolved)
     except UnusableTensor as error:
         raise BadRequest(f"Input {name!r} {error}.") from error
@@ -228,23 +226,6 @@ def _check(tensor: Json, buffer: Buffer) -> Steps[list[int]]:
         unit = "elements" if datatype == BYTES else datatype
         raise BadRequest(f"Input {name!r} has {there}; its shape {shape} wants {count} {unit}.")
     return resolved
-
-
-def _item_bytes(datatype: str) -> int:
-    if datatype not in ITEM_BYTES:
-        raise UnusableTensor(
-            f"has the datatype {datatype[:_MAX_NAME]!r}; there are {', '.join(DATATYPES)}"
-        )
-    return ITEM_BYTES[datatype]
-
-
-def _resolved(shape: list[int], count: int) -> list[int]:
-    """Return the shape with -1 replaced by the length that follows from the count."""
-    if -1 not in shape:
-        return shape
-    place = shape.index(-1)
-    before, behind = shape[:place], shape[place + 1 :]
-    return [*before, count // max(1, element_count([*before, *behind])), *behind]
 
 
 def _count_elements(buffer: Buffer) -> Steps[int]:

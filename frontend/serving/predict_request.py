@@ -21,7 +21,13 @@ from typing import Protocol
 from marserve.backend.protocol import Input, Prediction
 from marserve.frontend.batching.batcher import Batcher
 from marserve.frontend.batching.jobs import Answer, Group, Job, Priority, Stream
-from marserve.frontend.errors import Overloaded, RequestExpired, SequenceOver, ServeError
+from marserve.frontend.errors import (
+    Overloaded,
+    PredictionFailed,
+    RequestExpired,
+    SequenceOver,
+    ServeError,
+)
 from marserve.frontend.security.usage import Holding
 from marserve.frontend.telemetry.model_metrics import ModelMetrics, RequestCounters
 
@@ -118,7 +124,7 @@ class PendingRequests:
 
 
 class _RequestJob(Job):
-    """A job that, while queued, reports a failure in the next turn of the event loop.
+    """A job whose failures name its request, and come in the next turn of the event loop if queued.
 
     The batcher fails jobs within `submit` and while it forms batches, when a transport has no
     ticket yet and must not submit further requests.
@@ -127,6 +133,8 @@ class _RequestJob(Job):
     __slots__ = ()
 
     def fail(self, error: ServeError) -> None:
+        if isinstance(error, PredictionFailed):
+            error = error.of(self.input.id.partition(".")[0])  # without the number of a row
         if self.dispatched is None:
             asyncio.get_running_loop().call_soon(self.answer, error)
         else:

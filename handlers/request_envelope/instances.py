@@ -18,7 +18,7 @@ from contextlib import nullcontext
 from typing import Any
 
 from marserve.backend.context import Context
-from marserve.backend.errors import poison_of, sentence_of
+from marserve.backend.errors import failed_request, poison_of, sentence_of
 from marserve.handlers.refusals import UnusableInput
 from marserve.handlers.request_envelope.base import BaseEnvelope
 from marserve.handlers.torchserve_api.completed_context import completed
@@ -123,8 +123,10 @@ class InstancesEnvelope(BaseEnvelope):
         except Exception as error:  # a bad result concerns its request only
             if len(self._instances) == 1 or isinstance(error, MemoryError) or poison_of(error):
                 raise
-            logger.warning("The results of request %d cannot be sent.", index, exc_info=True)
-            return self.failure(503, "InternalServerException", "Prediction failed", index)
+            id_ = self.context.get_request_id(index)
+            logger.warning("The results of request %s cannot be sent.", id_, exc_info=True)
+            message = failed_request(id_)
+            return self.failure(503, "InternalServerException", message, index)
 
     def _parse(self, row: Any, index: int) -> list[Any]:
         try:

@@ -261,7 +261,9 @@ def test_an_item_that_is_refused_speaks_for_the_list(server, install, background
 def test_an_item_that_makes_the_handler_raise_speaks_for_the_list(server, install, isolates):
     name = install(f"isolateFailures: {isolates}\n")
     answer = server.predict(name, json=[{}, {}, {"do": "raise"}, {}, {}])
-    assert (answer.status_code, answer.json()["message"]) == (503, "Prediction failed")
+    assert answer.status_code == 503
+    assert answer.json()["message"].startswith("Prediction failed. ")
+    assert answer.json()["message"].endswith(f" {answer.headers['x-request-id']}.")
     assert len(rows_of(server.predict(name, json=[{}, {}]))) == 2
 
 

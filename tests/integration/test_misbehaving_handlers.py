@@ -22,7 +22,6 @@ def error(answer):
 @pytest.mark.parametrize(
     ("order", "status", "message"),
     [
-        ({"do": "raise"}, 503, "Prediction failed"),
         ({"do": "refuse", "message": "no tea", "code": 418}, 418, "no tea"),
         ({"do": "refuse", "message": "too large", "code": 413}, 507, "too large"),
         ({"do": "refuse", "message": "odd code", "code": 799}, 799, "odd code"),
@@ -53,7 +52,25 @@ def test_the_traceback_is_for_the_log_only(server):
     answer = server.ask("lab", do="raise")
     assert "secret" not in answer.text
     server.wait_logged("model_log.log", "ValueError: the secret of the handler")
-    assert "Invoking custom service failed." in server.log("model_log.log")
+    id_ = answer.headers["x-request-id"]
+    assert f"Invoking custom service failed. Request ids: {id_}" in server.log("model_log.log")
+    assert error(answer) == (
+        503,
+        "InternalServerException",
+        f"Prediction failed. The traceback is in model_log.log, with the request id {id_}.",
+    )
+
+
+def test_each_client_of_a_failed_batch_gets_the_id_of_its_own_request(server, together):
+    answers = together([lambda: server.ask("batch", do="raise")] * 3)
+    ids = {answer.headers["x-request-id"] for answer in answers}
+    assert {answer.json()["message"].split()[-1].rstrip(".") for answer in answers} == ids
+    (line,) = [
+        line
+        for line in server.log("model_log.log").splitlines()
+        if "Request ids: " in line and all(id_ in line for id_ in ids)
+    ]
+    assert "Invoking custom service failed." in line
 
 
 def test_a_result_that_cannot_be_sent_speaks_for_itself(server, together):

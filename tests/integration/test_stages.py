@@ -167,7 +167,7 @@ def test_a_failure_in_a_stage_is_told_as_ever_and_hits_nobody_else(
     calls.append(lambda: model.ask(flags, "bad", fail={stage: how}))
     *good, bad = together(calls)
     assert [answer.status_code for answer in good] == [200] * 5
-    assert (bad.status_code, bad.json()["message"]) == (status, message)
+    assert (bad.status_code, bad.json()["message"].partition(". ")[0]) == (status, message)
 
 
 @pytest.mark.parametrize("stage", STAGES)

@@ -80,7 +80,7 @@ def test_exceptions_of_parsing_refuse_the_request_alone(ask) -> None:
 def test_a_result_that_cannot_be_encoded_fails_its_request_alone(ask) -> None:
     rows = [{"body": {"instances": [number]}} for number in (1, 2)]
     answers, _, context = ask(Strict, *rows, handler=lambda data: [0, 7])
-    assert answers[0]["message"] == "Prediction failed"
+    assert answers[0]["message"].startswith("Prediction failed. The traceback is in ")
     assert context.get_response_status(0)[0] == 503
     assert answers[1] == {"predictions": [2]}
 
