@@ -291,3 +291,55 @@ def test_repositories_are_managed_with_the_management_key_only(start_server):
                     )
                 )
                 assert (found[0], text in found[1]) == (code, True)
+
+
+SUM = """
+def handle(data, context):
+    return data and [[sum(row["body"]["inputs"][0]["data"])] for row in data]
+"""
+DECLARED = """
+openInference:
+  inputs:
+    - {name: x, datatype: FP32, shape: [-1]}
+  outputs:
+    - {name: y, datatype: FP32, shape: [1]}
+"""
+
+
+@pytest.fixture(scope="module", params=["", "asyncCommunication: true\n"], ids=["batch", "async"])
+def declared(request, server):
+    name = "coroutine" if request.param else "sum"
+    handler = f"async {SUM.lstrip()}" if request.param else SUM
+    server.install(handler, name, DECLARED + request.param, batch_size=4, max_batch_delay=100)
+    return name
+
+
+def infer(server, name, **tensor):
+    tensor = {"name": "x", "datatype": "FP32", "shape": [2], "data": [1.5, 2], **tensor}
+    return server.inference("POST", f"/v2/models/{name}/infer", json={"inputs": [tensor]})
+
+
+def test_values_in_json_that_contradict_their_tensor_are_refused(server, declared, together):
+    """They failed in the handler, with 503, or were answered."""
+    cases = [
+        ({"shape": [3]}, "has 2 elements; its shape [3] wants 3."),
+        ({"shape": [-1, 3]}, "has 2 elements; its shape [-1, 3] wants 0."),
+        ({"datatype": "FP99"}, "has the datatype 'FP99'; there are BOOL, "),
+        ({"data": ["1.5", "2"]}, "has a value that is no FP32: "),
+        ({"datatype": "INT8"}, "has a value that is no INT8: "),
+        ({"data": [[1, 2], [3]]}, "has lists of different lengths."),
+    ]
+    good = [{}, {"shape": [-1]}, {"shape": [1, 2]}, {"shape": [2, -1]}]
+    tensors = [*good, *(tensor for tensor, _ in cases)]
+    answers = together([lambda each=each: infer(server, declared, **each) for each in tensors])
+    for answer in answers[: len(good)]:
+        assert answer.json()["outputs"][0]["data"] == [3.5]
+    for answer, (_, why) in zip(answers[len(good) :], cases, strict=True):
+        assert answer.status_code == 400
+        assert answer.json()["error"].startswith(f"Input 'x' {why}")
+        assert answer.json()["type"] == "BadRequestException"
+
+
+def test_a_model_that_declares_no_tensors_gets_any_json(server):
+    server.install(SUM, "undeclared")
+    assert infer(server, "undeclared", datatype="FP99", shape=[7]).json() == [3.5]
