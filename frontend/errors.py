@@ -32,7 +32,8 @@ reaches a transport is a defect: the client gets 500 and the log the traceback.
     ├── WorkflowFailed            500  a node could not be registered, or unregistered
     ├── NodeFailed                500  a node of a workflow failed in every attempt
     ├── ModelNotYetLoaded         503  the catalog has it, and this server is starting
-    ├── NoWorker                  503  also: queue full
+    ├── NoWorker                  503
+    ├── QueueFull                 503
     ├── TooMuchInFlight           503  the bytes in flight have reached their limit
     ├── Overloaded                503  too much work is ahead of the request; has a Retry-After
     ├── CatalogUnavailable        503  the catalog of the models cannot be read, or not be changed
@@ -243,7 +244,11 @@ class NodeFailed(ServeError, status=500):
 
 
 class NoWorker(ServeError, status=503, wire_type="ServiceUnavailableException"):
-    """No worker serves the request, or the queue of the model is full."""
+    """No worker serves the request."""
+
+
+class QueueFull(NoWorker, status=503, wire_type="ServiceUnavailableException"):
+    """The queue of the model is full; the message begins as TorchServe's, which is `NoWorker`'s."""
 
 
 class Overloaded(ServeError, status=503, wire_type="ServiceUnavailableException"):

@@ -135,6 +135,7 @@ class Config:
     grpc_keepalive_time: float = _key(values.positive, "60")
     grpc_keepalive_timeout: float = _key(values.positive, "20")
     grpc_compression: str = _key(_one_of("none", "deflate", "gzip"), "none")
+    grpc_handler_status: bool = _key(FLAG.from_text, "false")
 
     # Access; None if not set, see `model_api` and `token_authorization`
     enable_model_api: bool | None = _optional(FLAG.from_text, instead="false")

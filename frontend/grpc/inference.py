@@ -3,6 +3,7 @@
 The inputs of a request are the handler's ``data[i]`` by name, always as bytes. Client metadata
 are its headers; TorchServe drops them. The field ``sequence_id`` takes precedence over the header.
 Only the body of an answer is sent: the message has no fields for a handler's status and headers.
+With ``grpc_handler_status``, an error that the handler set is the status of the call.
 """
 
 import math
@@ -23,6 +24,7 @@ from marserve.frontend.errors import (
     ModelNotFound,
     ModelNotYetLoaded,
     NoWorker,
+    QueueFull,
     ServeError,
     VersionNotFound,
 )
@@ -30,6 +32,7 @@ from marserve.frontend.grpc.calls import Call, Service
 from marserve.frontend.grpc.messages import Answers, Message, load_proto
 from marserve.frontend.grpc.request_streams import StreamSequences, answer_stream
 from marserve.frontend.grpc.statuses import GrpcStatus, number_of, sendable, status_of
+from marserve.frontend.operations.open_inference_answers import check_status
 from marserve.frontend.operations.predictions import predict
 from marserve.frontend.operations.workflows import run_workflow
 from marserve.frontend.serving.predict_request import PredictRequest
@@ -64,7 +67,8 @@ def status_of_prediction(error: ServeError) -> GrpcStatus:
         case ParameterMissing():
             return GrpcStatus(StatusCode.INTERNAL, error.message, "BadRequestException.()")
         case NoWorker():
-            return GrpcStatus(StatusCode.INTERNAL, error.message, "InternalServerException.()")
+            code = status.code if isinstance(error, QueueFull) else StatusCode.INTERNAL
+            return GrpcStatus(code, error.message, "InternalServerException.()")
         case ModelNotYetLoaded():
             return status
         case ModelNotFound() | VersionNotFound():
@@ -163,6 +167,8 @@ class _Inference:
             raise ParameterMissing("Parameter sequenceId is required.")
 
     def _response(self, prediction: Prediction, body: Buffer) -> Message:
+        if self.config.grpc_handler_status:
+            check_status(prediction)
         response = _Response(prediction=bytes(body))
         if prediction.headers:
             sequence = prediction.headers.get(self.config.ts_header_key_sequence_id)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from grpc import StatusCode
 
-from marserve.frontend.errors import MethodNotAllowed, ServeError
+from marserve.frontend.errors import MethodNotAllowed, QueueFull, ServeError
 
 #: By HTTP status, as TorchServe translates it.
 _CODES = {
@@ -84,7 +84,9 @@ def status_of(error: ServeError) -> GrpcStatus:
         error = _ModelApiDisabled("Model API disabled")
     package = _PACKAGES.get(error.wire_type, "http")
     reason = f"org.pytorch.serve.{package}.{error.wire_type}"
-    return GrpcStatus(code_of(error.status), error.message, reason)
+    is_full = isinstance(error, QueueFull)
+    code = StatusCode.RESOURCE_EXHAUSTED if is_full else code_of(error.status)
+    return GrpcStatus(code, error.message, reason)
 
 
 def code_of(http_status: int) -> StatusCode:

@@ -44,10 +44,15 @@ def answer_of(prediction: Prediction) -> InferAnswer:
 
     Raises PredictionFailed if the handler answered with an error, or unreadably.
     """
-    if prediction.status >= 400:
-        raise PredictionFailed(_sentence_of(prediction), status=prediction.status)
+    check_status(prediction)
     headers = {name.lower(): value for name, value in prediction.headers.items()}
     return _read_answer(prediction.body, headers.get(_LENGTH_HEADER, len(prediction.body)))
+
+
+def check_status(prediction: Prediction) -> None:
+    """Raise PredictionFailed if the handler answered with an error."""
+    if prediction.status >= 400:
+        raise PredictionFailed(_sentence_of(prediction), status=prediction.status)
 
 
 def piece_of(body: Buffer) -> InferAnswer:

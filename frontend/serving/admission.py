@@ -14,6 +14,7 @@ from marserve.frontend.batching.jobs import Job, OnAnswer, Priority
 from marserve.frontend.errors import (
     NoWorker,
     Overloaded,
+    QueueFull,
     RequestExpired,
     ServeError,
     ServerStopping,
@@ -166,20 +167,46 @@ class Admission:
             ticket.counters.accepted()
 
     def _refusal_of(self, request: PredictRequest, jobs: int) -> NoWorker:
-        name, priority = self._metrics.name, request.options.priority
+        if jobs > 1 and self._workers.is_open and self._free(request) < jobs:
+            return QueueFull(
+                f'The queue of model "{self._metrics.name}" has capacity for {self._free(request)} '
+                "more requests, and the list has more items. Send fewer items, or set a larger "
+                f"{self._size_setting}."
+            )
         if request.describe:
-            return NoWorker(
-                f'Model "{name}" has no worker to serve describe request. Please use scale '
-                f"workers API to add workers{self._why_no_worker() or '.'}"
+            refusal = NoWorker(
+                f'Model "{self._metrics.name}" has no worker to serve describe request. Please use '
+                f"scale workers API to add workers{self._why_no_worker() or '.'}"
             )
-        if jobs > 1 and self._workers.is_open and not self._queue.has_capacity(priority, jobs):
-            free = self._queue.free_capacity(priority)
-            return NoWorker(
-                f'The queue of model "{name}" has capacity for {free} more requests, and the list '
-                "has more items. Send fewer items, or set a larger jobQueueSize in "
-                f"model-config.yaml or with PUT /models/{quote(name)}?job_queue_size=NUMBER."
-            )
-        return self.no_worker(by_version=request.by_version)
+        else:
+            refusal = self.no_worker(by_version=request.by_version)
+        return (
+            refusal if not self._workers.is_open else self._full(refusal, self._why_full(request))
+        )
+
+    def _full(self, refusal: NoWorker, why: str) -> QueueFull:
+        return QueueFull(f"{refusal.message.removesuffix('.')}. {why}")
+
+    def _why_full(self, request: PredictRequest) -> str:
+        ready = self._workers.ready
+        workers = f"{ready} busy worker{'' if ready == 1 else 's'}" if ready else "a loading worker"
+        if self._free(request):
+            return f"useJobTicket is set, and the model has {workers} and no idle one."
+        count = len(self._queue)
+        return (
+            f"The queue is full: {count} requests wait for {workers}. Try again later, add "
+            f"workers, or set a larger {self._size_setting}."
+        )
+
+    def _free(self, request: PredictRequest) -> int:
+        return self._queue.free_capacity(request.options.priority)
+
+    @property
+    def _size_setting(self) -> str:
+        return (
+            f"jobQueueSize ({self._queue.capacity}) in model-config.yaml or with PUT "
+            f"/models/{quote(self._metrics.name)}?job_queue_size=NUMBER"
+        )
 
     def _has_job_tickets(self, jobs: int) -> bool:
         """Return whether job tickets are left; each idle worker has one for each row of its batch.

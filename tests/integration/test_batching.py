@@ -3,6 +3,7 @@
 import time
 
 import pytest
+from grpc_client import connected, failure
 
 pytestmark = pytest.mark.integration
 
@@ -90,14 +91,23 @@ def test_beyond_the_bound_of_the_queue(server, install, background, gate):
     gate.wait_entered()
     accepted += [background(server.ask, name, id=i) for i in (1, 2)]
     server.wait_queued(name, 2)
+    why = (
+        ". The queue is full: 2 requests wait for 1 busy worker. Try again later, add workers, or "
+        "set a larger jobQueueSize (2) in model-config.yaml or with PUT "
+        f"/models/{name}?job_queue_size=NUMBER."
+    )
     for path, version in ((name, ""), (f"{name}/1.0", ' Version 1.0"')):
         refused = server.ask(path, id=3)
         assert refused.status_code == 503
         assert refused.json() == {
             "code": 503,
             "type": "ServiceUnavailableException",
-            "message": NO_WORKER.format(name, version),
+            "message": NO_WORKER.format(name, version) + why,
         }
+    with connected(server) as client:
+        code, text = failure(lambda: client.predict(name))
+    assert code == "RESOURCE_EXHAUSTED"
+    assert text == f"{NO_WORKER.format(name, '')}{why}\nInternalServerException.()"
     gate.open()
     assert [answer.result().status_code for answer in accepted] == [200, 200, 200]
 

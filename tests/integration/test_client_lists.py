@@ -308,7 +308,7 @@ def test_all_of_a_list_without_seats_for_all_is_refused(server, install, record,
             "code": 503,
             "type": "ServiceUnavailableException",
             "message": f'The queue of model "{name}" has capacity for 8 more requests, and the '
-            "list has more items. Send fewer items, or set a larger jobQueueSize in "
+            "list has more items. Send fewer items, or set a larger jobQueueSize (8) in "
             f"model-config.yaml or with PUT /models/{name}?job_queue_size=NUMBER.",
         }
     assert record.read_text() == ""

@@ -292,6 +292,36 @@ def test_a_client_that_reads_nothing_fills_no_memory(start_server, handlers):
         assert (code, text.splitlines()[0]) == ("INTERNAL", "the client is too slow")
 
 
+REFUSES = """
+from ts.handler_utils.utils import send_intermediate_predict_response
+
+def handle(data, context):
+    if data is None:
+        return None
+    context.set_response_status(404, "Not Found", 0)
+    if "stream" in data[0]:
+        send_intermediate_predict_response(["no"], context.request_ids, "", 200, context)
+    return [{"code": 404, "message": "no such colour"}]
+"""
+
+
+@pytest.mark.parametrize("flag", ["false", "true"])
+def test_the_refusal_of_a_handler_is_a_status_where_that_is_configured(start_server, flag):
+    with start_server(grpc_handler_status=flag) as server, connected(server) as client:
+        server.install(REFUSES, "m")
+        if flag == "false":
+            assert json.loads(client.predict("m"))["code"] == 404
+            assert json.loads(next(client.stream("m")).prediction)["code"] == 404
+        else:
+            refusal = (
+                "NOT_FOUND",
+                "no such colour\norg.pytorch.serve.http.InternalServerException",
+            )
+            assert failure(lambda: client.predict("m")) == refusal
+            assert failure(lambda: client.stream("m")) == refusal
+            assert failure(lambda: client.stream("m", input={"stream": b""}))[0] == "NOT_FOUND"
+
+
 @pytest.mark.parametrize("algorithm", ["none", "deflate", "gzip"])
 def test_answers_are_compressed_for_who_understands_that(start_server, handlers, algorithm):
     with start_server(grpc_compression=algorithm) as server:

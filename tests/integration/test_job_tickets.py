@@ -13,6 +13,9 @@ def test_a_request_is_refused_while_every_worker_is_busy(server, handlers, gate,
     refused = server.ask("tickets")
     assert refused.status_code == 503
     assert refused.json()["type"] == "ServiceUnavailableException"
+    assert refused.json()["message"].endswith(
+        ". useJobTicket is set, and the model has 1 busy worker and no idle one."
+    )
     gate.open()
     assert holding.result().status_code == 200
     assert server.ask("tickets").status_code == 200

@@ -162,11 +162,18 @@ def test_beyond_the_limits_there_are_503s(serve, background, make_gate, server):
     gate.wait_entered()
     waiting = [background(model.said, "a", "x")]
     server.wait_queued(model.name, 1)
-    assert "maxSequenceJobQueueSize" in model.ask("a").json()["message"]
+    message = model.ask("a").json()["message"]
+    assert message.startswith(f'Model "{model.name}" has no worker to serve inference request. ')
+    assert message.endswith(
+        ". 1 requests of the sequence wait, as many as maxSequenceJobQueueSize allows."
+    )
     waiting += [background(model.said, f"s{number}", "x") for number in range(7)]
     server.wait_queued(model.name, 8)
     refused = model.ask("one too many")
     assert (refused.status_code, refused.json()["type"]) == (503, "ServiceUnavailableException")
+    assert refused.json()["message"].endswith(
+        ". The model has 8 sequences, as many as maxNumSequence allows."
+    )
     gate.open()
     assert [each.result() for each in (holding, *waiting)] == ["", *["x"] * 8]
 

@@ -95,7 +95,10 @@ class SequenceTable:
         if sequence is None:
             sequence = self._open(sequence_id, job)
         elif len(sequence.queue) >= self.limits.max_queue:
-            raise SequencesFull
+            raise SequencesFull(
+                f"{len(sequence.queue)} requests of the sequence wait, as many as "
+                "maxSequenceJobQueueSize allows."
+            )
         elif (
             sequence.slots is not None
             and sequence.slots.is_closing
@@ -243,7 +246,9 @@ class SequenceTable:
             if sequence_id.startswith(MADE_HERE):
                 raise SequenceOver(sequence_id, "It was ended, or was idle, or open for too long.")
         if len(self._by_id) >= self.limits.max_sequences:
-            raise SequencesFull
+            raise SequencesFull(
+                f"The model has {len(self._by_id)} sequences, as many as maxNumSequence allows."
+            )
         self._lost.forget(sequence_id)
         sequence = self._by_id[sequence_id] = StatefulSequence(sequence_id, self._clock())
         self._wait(sequence)

@@ -65,9 +65,9 @@ class StatefulAdmission(Admission):
         )
         try:
             sequences.table.put(sequence_id, job)
-        except SequencesFull:
+        except SequencesFull as error:
             self._metrics.rejected("queue_full")
-            refusal = self.no_worker(by_version=request.by_version)
+            refusal = self._full(self.no_worker(by_version=request.by_version), str(error))
             refusal.retry_after = retry_after(0)  # it is not known when a sequence ends
             raise refusal from None
         except SequenceOver:
