@@ -208,7 +208,6 @@ class ClientConnection(asyncio.Protocol):
         Returns:
             Whether the connection stays open.
         """
-        keep_alive = keep_alive and answer.status < 400
         if answer.stream is None:
             self.write(answer, request_id, keep_alive=keep_alive, with_body=with_body)
             await self._writable.wait()  # a client that does not read gets no further answer

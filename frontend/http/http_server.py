@@ -16,6 +16,9 @@ logger = logging.getLogger(__name__)
 
 # Seconds for which a client whose request was answered early (413) may continue to send.
 _LINGERING_SECONDS = 2.0
+_SHORT_BODY = 1 << 16
+# The body did not arrive in time, or is too long.
+_WITHOUT_BODY = frozenset({408, 413})
 
 
 _DEFAULT_LIMITS = ConnectionLimits()
@@ -68,6 +71,10 @@ class HttpServer:
             self._connections, self._router, self._aiohttp_server, fast_path=self._fast_path
         )
 
+    def stop(self) -> None:
+        """Admit no more clients, and close each connection with its next answer."""
+        self._connections.is_stopping = True
+
     async def close(self, timeout: float) -> None:
         """End all connections; received requests have ``timeout`` seconds to be answered."""
         await self._connections.close(timeout)
@@ -88,6 +95,7 @@ class HttpServer:
                 request.id,
                 keep_alive=raw.keep_alive
                 and not self._connections.is_stopping
+                and _is_read(raw, answer.status)
                 and _stays(raw, connection),
                 chunked=raw.version >= HttpVersion11,
                 with_body=raw.method != "HEAD",
@@ -98,6 +106,15 @@ class HttpServer:
         finally:
             connection.end_request()
         return _KEPT if keep_alive else _CLOSED
+
+
+def _is_read(raw: web.BaseRequest, status: int) -> bool:
+    """Return whether the body is read, or so short that aiohttp reads the rest of it."""
+    if status in _WITHOUT_BODY:
+        return False
+    # A client that waits for 100 (Continue) may not send the body.
+    is_short = "expect" not in raw.headers and 0 < (raw.content_length or 0) <= _SHORT_BODY
+    return is_short or raw.content.is_eof()
 
 
 def _stays(raw: web.BaseRequest, connection: Connection) -> bool:

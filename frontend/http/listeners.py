@@ -48,9 +48,11 @@ class BoundListener:
     server: asyncio.AbstractServer
     address: Address | UnixAddress
     when_ready: bool  # as that of `Listener`
+    stop: Callable[[], object]  # called when it admits no more clients
 
     async def listen(self, opened: AsyncExitStack) -> None:
         """Admit clients until ``opened`` is closed, or raise OSError if another program does."""
+        opened.callback(self.stop)
         opened.callback(self.server.close)
         with _naming(self.address):
             await self.server.start_serving()
@@ -92,7 +94,10 @@ class TlsHandshake(asyncio.Protocol):
 
 
 async def bind_listener(
-    opened: AsyncExitStack, listener: Listener, clients: Callable[[], asyncio.Protocol]
+    opened: AsyncExitStack,
+    listener: Listener,
+    clients: Callable[[], asyncio.Protocol],
+    stop: Callable[[], object],
 ) -> BoundListener:
     """Bind a listener until ``opened`` is closed; OSError if the address cannot be used."""
     loop, address = asyncio.get_running_loop(), listener.address
@@ -109,7 +114,7 @@ async def bind_listener(
             )
             address = replace(address, port=server.sockets[0].getsockname()[1])
     opened.callback(server.close)
-    return BoundListener(listener.name, server, address, listener.when_ready)
+    return BoundListener(listener.name, server, address, listener.when_ready, stop)
 
 
 @contextmanager

@@ -338,7 +338,7 @@ class Connection(ClientConnection):
 
     def _answer(self, request: PlainRequest, answer: HttpResponse | Prediction) -> None:
         self._router.log(request, answer.status)
-        keep_alive = answer.status < 400
+        keep_alive = not self._connections.is_stopping
         self.write(answer, request.id, keep_alive=keep_alive)
         self._finish(keep_alive=keep_alive)
 

@@ -150,7 +150,7 @@ class HttpEndpoints:
         if self.tls is not None and listener.address.url.startswith("https:"):
             handshakes = await opened.enter_async_context(BackgroundTasks())
             make = partial(TlsHandshake, clients, self.tls, handshakes)
-        return await bind_listener(opened, listener, make)
+        return await bind_listener(opened, listener, make, clients.stop)
 
     def _limits(self, listeners: int) -> ConnectionLimits:
         config = self.services.config

@@ -9,6 +9,7 @@ from functools import cache
 
 _API = "our API description says more: every path, every answer, unique operation ids"
 _CLOSE = "the client's wish to close the connection is honoured"
+_KEPT = "an error to a request that was read whole leaves the connection open"
 _REASON_OF_FAILURE = "the same message, followed by the reason"
 _ROLLED_BACK = "a failed registration leaves nothing behind"
 _BAD_JSON = "a bad request is 400, not 500"
@@ -45,6 +46,7 @@ EXPECTED: tuple[tuple[str, str, str, str], ...] = (
     ("*", "* (Connection: close)", "header connection", _CLOSE),
     ("*", "* (asks for a close)", "header connection", _CLOSE),
     ("*", "* (HTTP/1.0)", "header connection", _CLOSE),
+    ("*", "*", "header connection", _KEPT),
     ("*", "* (absolute form)", "*", "the absolute form, which proxies use, is understood"),
     ("*", "* (no host)", "*", _STRICT_HTTP),
     ("*", "* (HTTP/9.9)", "*", _STRICT_HTTP),
@@ -120,6 +122,8 @@ EXPECTED: tuple[tuple[str, str, str, str], ...] = (
     ("*", "*GET /models/ticketed", "body", _YAML_TIMEOUT),
     # Answers
     ("*", "batch: one not serialisable*", "*", _OTHER_BATCH_MATES),
+    ("*", '*{"do": "raise"}*', "body", _REASON_OF_FAILURE),
+    ("*", "batch: one raises*", "body", _REASON_OF_FAILURE),
     ("*", "batch: one * [0]", "*", _INNOCENT_BATCH_MATES),
     ("*", "batch: one * [2]", "*", _INNOCENT_BATCH_MATES),
     ("*", "batch: too * [0]", "*", _INNOCENT_BATCH_MATES),

@@ -109,7 +109,7 @@ def test_status_and_headers_that_a_handler_sets(ask, order, status_line, headers
     expected = {
         **headers,
         "content-length": str(len(LAB)),
-        "connection": "close" if answer.status >= 400 else "keep-alive",
+        "connection": "keep-alive",
     }
     assert headers_of(answer) == expected
 

@@ -34,7 +34,7 @@ HEADERS = {
     "Cache-Control": "no-cache; no-store, must-revalidate, private",
     "Expires": "Thu, 01 Jan 1970 00:00:00 UTC",
     "content-type": "application/json",
-    "connection": "close",
+    "connection": "keep-alive",
 }
 
 
@@ -258,7 +258,6 @@ def test_a_description_of_a_model_without_workers(ask, server):
 @pytest.mark.parametrize(
     ("order", "status", "message"),
     [
-        ('{"do": "raise"}', 503, "Prediction failed"),
         ('{"do": "memory"}', 507, "Out of resources"),
         ('{"do": "too few"}', 503, "number of batch response mismatched"),
         ('{"do": "too many"}', 503, "number of batch response mismatched"),
@@ -277,6 +276,13 @@ def test_a_description_of_a_model_without_workers(ask, server):
 def test_of_a_handler_that_fails(ask, order, status, message):
     answer = ask("POST /predictions/lab", order, "application/json")
     refused(answer, status, "InternalServerException", message)
+
+
+def test_of_a_handler_that_raises(ask):
+    answer = ask("POST /predictions/lab", '{"do": "raise"}', "application/json")
+    id_ = dict(answer.headers)["x-request-id"]
+    message = f"Prediction failed. The traceback is in model_log.log, with the request id {id_}."
+    refused(answer, 503, "InternalServerException", message)
 
 
 @pytest.mark.parametrize("line", ["HEAD /nowhere", "HEAD /models"])

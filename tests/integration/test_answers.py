@@ -87,8 +87,8 @@ def test_headers_of_a_prediction(server):
 @pytest.mark.parametrize(
     ("listener", "path", "expected"),
     [
-        ("inference", "/predictions/nobody", (404, "Not Found", "close")),
-        ("management", "/models/nobody", (405, "Method Not Allowed", "close")),
+        ("inference", "/predictions/nobody", (404, "Not Found", "keep-alive")),
+        ("management", "/models/nobody", (405, "Method Not Allowed", "keep-alive")),
         ("inference", "/ping", (200, "OK", "keep-alive")),
     ],
 )
@@ -110,6 +110,51 @@ def test_an_error_body_to_the_byte(server):
 
 def test_ping_to_the_byte(server):
     assert server.inference("GET", "/ping").text == '{\n  "status": "Healthy"\n}\n'
+
+
+LAB = "/predictions/lab"
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_an_error_whose_body_was_read_keeps_the_connection(server, chunked):
+    """The head and the body are sent one after the other, as Python's clients do."""
+    cases = [
+        ("inference", "POST", LAB, {"X-Timeout-Ms": "soon"}, {}, 400),
+        ("inference", "POST", "/predictions/nobody", {}, {}, 404),
+        ("inference", "POST", LAB, {}, {"status": [429, "Too Many"], "answer": "plain"}, 429),
+        ("inference", "POST", LAB, {}, {"do": "raise"}, 503),
+        ("management", "PATCH", "/models", {}, {}, 405),
+    ]
+    connections = {
+        name: http.client.HTTPConnection("127.0.0.1", server.ports[name], timeout=20)
+        for name in ("inference", "management")
+    }
+    for connection in connections.values():
+        connection.connect()
+        connection.auto_open = False
+    for _ in range(3):
+        for listener, method, path, headers, orders, status in cases:
+            connection = connections[listener]
+            body = json.dumps(orders).encode()
+            headers = {"Content-Type": "application/json", **headers}
+            sent = iter([body]) if chunked else body
+            connection.request(method, path, sent, headers, encode_chunked=chunked)
+            answer = connection.getresponse()
+            answer.read()
+            assert answer.status == status
+            if chunked and status < 429:  # refused before the body is read
+                connection.close()
+                connection.connect()
+    for connection in connections.values():
+        connection.close()
+
+
+def test_an_error_before_a_long_body_closes_the_connection(server):
+    with server.connect("inference") as connection:
+        connection.sendall(
+            b"POST /predictions/nobody HTTP/1.1\r\nHost: h\r\nContent-Length: 1000000\r\n\r\nx"
+        )
+        assert b"connection: close" in connection.recv(65536)
 
 
 def test_the_client_may_close_the_connection(server):
