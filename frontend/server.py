@@ -254,11 +254,13 @@ class Server:
             self._workflows, manager, self._registry, config, self._metrics
         )
         workflows = WorkflowManagement(self._workflows, registrar, config.model_api)
-        tokens = _make_tokens(config, opened)
+        tokens = _make_tokens(config)
         services = Services(
             config, self._registry, management, workflows, self._metrics, access_log, tokens
         )
         listeners = await self._bind(opened, services)
+        if isinstance(tokens, TokenStore):  # not before: the file may be that of a running server
+            _write_keys(tokens, config, opened)
         await opened.enter_async_context(
             manager.running(config.drain_timeout, signals.skip_requests, self._workflows.drained)
         )
@@ -402,21 +404,25 @@ def _make_snapshot_writer(config: Config) -> SnapshotWriter | None:
     return SnapshotWriter(directory.absolute(), properties, config.snapshots_kept)
 
 
-def _make_tokens(config: Config, opened: AsyncExitStack) -> Tokens | None:
+def _make_tokens(config: Config) -> Tokens | None:
     if not (config.token_authorization or config.local_management):
         return None
-    if config.token_directory is not None:
-        logger.warning("Token authorization is on; the keys are in %s.", config.token_directory)
-        try:
-            return GivenTokens(config.token_directory)
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"token_directory: {error}") from None
+    if config.token_directory is None:
+        return TokenStore(_KEY_FILE, config.token_expiration_min * 60)
+    logger.warning("Token authorization is on; the keys are in %s.", config.token_directory)
     try:
-        tokens = TokenStore(_KEY_FILE, config.token_expiration_min * 60)
+        return GivenTokens(config.token_directory)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"token_directory: {error}") from None
+
+
+def _write_keys(tokens: TokenStore, config: Config, opened: AsyncExitStack) -> None:
+    try:
+        tokens.write()
     except OSError as error:
         if config.local_management:
             logger.warning("There are no keys, which local requests do not need: %s.", error)
-            return None
+            return
         raise OSError(
             f"The keys cannot be written: {error}. Start in a directory in which this user may "
             "write, or set token_directory."
@@ -427,4 +433,3 @@ def _make_tokens(config: Config, opened: AsyncExitStack) -> Tokens | None:
         logger.info("Requests through a proxy need the management key in %s.", path)
     else:
         logger.warning("Token authorization is on; the keys are in %s.", path)
-    return tokens

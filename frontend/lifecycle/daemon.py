@@ -164,9 +164,9 @@ def claim(pid_file: PidFile) -> None:
 
 
 def stop(timeout: float) -> int:
-    """Stop the server, which may take ``timeout`` seconds; return the command's exit status."""
+    """Stop the server, ours or TorchServe's own, within ``timeout`` seconds; return the status."""
     pid_file = PidFile()
-    pid = pid_file.read()
+    pid = pid_file.read() or pid_file.read_java()
     if pid is None:
         print_text("TorchServe is not currently running.")
         return 0

@@ -2,7 +2,8 @@
 
 The file contains the decimal pid and nothing else, as TorchServe's: scripts read it. The server
 holds a lock (``flock``) on it while it lives; the kernel releases it with the process. A file
-without a lock is an orphan.
+without a lock is an orphan, unless its process is TorchServe's own server (Java), which takes no
+lock.
 
 The starter of a detached server takes the lock and lets the server inherit it, so that ``--stop``
 right after ``--start`` finds the server, and one of two starters is refused.
@@ -20,6 +21,8 @@ import psutil
 
 # TorchServe's text, for scripts.
 _ALREADY_RUNNING = "TorchServe is already running, please use torchserve --stop to stop TorchServe."
+# The main class of TorchServe's server, by which its own commands recognise it.
+_JAVA_CLASS = "org.pytorch.serve.ModelServer"
 _SECOND = "A second server needs another TMPDIR, directory and addresses: docs/second-server.md."
 
 
@@ -39,24 +42,29 @@ class PidFile:
 
     def read(self) -> int | None:
         """Return the pid of the living server; None without one."""
-        try:
-            descriptor = self._open(os.O_RDONLY)
-        except FileNotFoundError:
-            return None
-        try:
-            is_orphan = _lock(descriptor, fcntl.LOCK_SH)
-            text = os.pread(descriptor, 32, 0)
-        finally:
-            os.close(descriptor)
-        return int(text) if text.isdigit() and not is_orphan else None
+        pid, is_locked = self._look()
+        return pid if is_locked else None
+
+    def read_java(self) -> int | None:
+        """Return the pid of TorchServe's own living server; None without one."""
+        pid, is_locked = self._look()
+        return pid if pid is not None and not is_locked and _is_java(pid) else None
 
     def claim(self) -> bool:
         """Take the file for this process; return whether a dead server had left it.
 
         Raises:
-            PidFileError: A living server has it.
+            PidFileError: A living server has it, ours or TorchServe's own.
         """
         descriptor = self._lock_current()
+        pid = _pid_in(descriptor)
+        if pid is not None and _is_java(pid):
+            os.close(descriptor)
+            server = ", ".join(_details(pid))
+            raise PidFileError(
+                f"{_ALREADY_RUNNING}\nIt is TorchServe's Java server: {server}.\n"
+                f"Stop it first: kill {pid}\n{_SECOND}"
+            )
         self._descriptor = descriptor
         is_orphan = os.fstat(descriptor).st_size > 0
         self._write(os.getpid())
@@ -86,6 +94,18 @@ class PidFile:
         if self._is_current(self._descriptor):
             self.path.unlink()  # before the lock is released: no other process can claim it yet
         self._close()
+
+    def _look(self) -> tuple[int | None, bool]:
+        """Return the pid in the file, and whether a process has locked it."""
+        try:
+            descriptor = self._open(os.O_RDONLY)
+        except FileNotFoundError:
+            return None, False
+        try:
+            is_locked = not _lock(descriptor, fcntl.LOCK_SH)
+            return _pid_in(descriptor), is_locked
+        finally:
+            os.close(descriptor)
 
     def _lock_current(self) -> int:
         # Ends: a further round means that another server ended meanwhile.
@@ -132,6 +152,18 @@ class PidFile:
     def _close(self) -> None:
         os.close(self.fileno())
         self._descriptor = None
+
+
+def _pid_in(descriptor: int) -> int | None:
+    text = os.pread(descriptor, 32, 0)
+    return int(text) if text.isdigit() else None
+
+
+def _is_java(pid: int) -> bool:
+    try:
+        return _JAVA_CLASS in psutil.Process(pid).cmdline()
+    except psutil.Error:  # it has ended
+        return False
 
 
 def _details(pid: int | None) -> Iterator[str]:

@@ -41,8 +41,8 @@ class _Token(NamedTuple):
 class TokenStore:
     """New keys of a running server, in memory and in the key file ``path``.
 
-    The constructor writes the file, or raises OSError; `close` removes it. ``lifetime`` is in
-    seconds of the wall clock, whose time the file contains.
+    `write` creates the file and `close` removes it. ``lifetime`` is in seconds of the wall clock,
+    whose time the file contains.
     """
 
     def __init__(self, path: Path, lifetime: float, clock: Callable[[], float] = time.time) -> None:
@@ -51,8 +51,11 @@ class TokenStore:
         self._clock = clock
         self._api_key = _new_key()
         self._written = ""
-        self._tokens: dict[Kind, _Token] = {}
-        self._replace(*KINDS)
+        self._tokens = self._new_tokens(*KINDS)
+
+    def write(self) -> None:
+        """Write the key file, or raise OSError."""
+        self._replace(self._tokens)
 
     def authorize(self, kind: Kind, authorization: str | None) -> None:
         """Raise InvalidToken unless an ``Authorization`` header has the valid key of this kind."""
@@ -67,7 +70,7 @@ class TokenStore:
         """
         for known in KINDS:
             if kind == known and holds(authorization, self._api_key):
-                return self._replace(known)
+                return self._replace(self._tokens | self._new_tokens(known))
         raise InvalidToken(_NOT_RENEWED)
 
     def close(self) -> None:
@@ -79,9 +82,11 @@ class TokenStore:
         if is_ours:
             self.path.unlink(missing_ok=True)
 
-    def _replace(self, *kinds: Kind) -> None:
+    def _new_tokens(self, *kinds: Kind) -> dict[Kind, _Token]:
         expires = self._clock() + self._lifetime
-        tokens = self._tokens | {kind: _Token(_new_key(), expires) for kind in kinds}
+        return {kind: _Token(_new_key(), expires) for kind in kinds}
+
+    def _replace(self, tokens: dict[Kind, _Token]) -> None:
         text = _key_file(tokens, self._api_key)
         replace_file(self.path, text.encode(), durable=False)  # it is removed at the end
         self._tokens, self._written = tokens, text

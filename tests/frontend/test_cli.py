@@ -265,6 +265,18 @@ def test_stop_leaves_a_stranger_with_an_old_pid_alone(pid_path: Path) -> None:
     assert stranger.returncode == -signal.SIGKILL
 
 
+def test_stop_ends_torchserves_own_server(
+    pid_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = [sys.executable, "-c", "input()", "org.pytorch.serve.ModelServer"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as java:
+        pid_path.write_text(str(java.pid))
+        assert main(["--stop"]) == 0
+        assert java.wait(10) == -signal.SIGTERM
+    assert capsys.readouterr().out == "TorchServe has stopped.\n"
+    assert not pid_path.exists()
+
+
 def test_pack_hands_its_arguments_to_the_archiver(monkeypatch: pytest.MonkeyPatch) -> None:
     received: list[list[str]] = []
     archiver = ModuleType("marserve.tools.archiver.archiver")

@@ -6,6 +6,7 @@ import stat
 
 import pytest
 from grpc_client import connected, failure
+from servers import PATIENCE
 
 from marserve.frontend.security.tokens import REFUSED as REFUSED_TOKEN
 
@@ -154,6 +155,18 @@ def test_on_loopback_it_starts_where_keys_cannot_be_written(prepare_server):
         assert server.management("GET", "/models").status_code == 200
         assert server.management("GET", "/models", headers=FORWARDED).status_code == 403
         server.stop()
+
+
+def test_a_server_without_its_ports_leaves_the_key_file_of_another(prepare_server):
+    with prepare_server() as server, socket.socket() as other:
+        other.bind(("127.0.0.1", server.ports["inference"]))
+        other.listen()
+        server.write_property("disable_token_authorization", "false")
+        file = server.directory / "key_file.json"
+        file.write_text("theirs")
+        assert server.launch().wait(PATIENCE) == 1
+        assert "another program listens there" in server.console_text()
+        assert file.read_text() == "theirs"
 
 
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer"])

@@ -212,7 +212,9 @@ def test_what_is_not_http_is_refused_in_json(sent: bytes, fakes: ModuleType) -> 
 
 @pytest.fixture
 def tokens(tmp_path: Path) -> TokenStore:
-    return TokenStore(tmp_path / "key_file.json", 60.0)
+    store = TokenStore(tmp_path / "key_file.json", 60.0)
+    store.write()
+    return store
 
 
 @pytest.fixture

@@ -96,6 +96,22 @@ def test_a_pid_that_a_stranger_has_now_is_an_orphan(path: Path) -> None:
     assert PidFile(path).read() is None
 
 
+def test_torchserves_own_server_is_found_and_keeps_others_out(path: Path) -> None:
+    command = [sys.executable, "-c", "input()", "org.pytorch.serve.ModelServer", "--python"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, text=True) as java:
+        path.write_text(str(java.pid))
+        assert PidFile(path).read() is None
+        assert PidFile(path).read_java() == java.pid
+        with pytest.raises(PidFileError, match=f"Stop it first: kill {java.pid}\n"):
+            PidFile(path).claim()
+        assert path.read_text() == str(java.pid)
+        java.communicate("\n")
+    assert PidFile(path).read_java() is None
+    pid_file = PidFile(path)
+    assert pid_file.claim() is True
+    pid_file.release()
+
+
 def test_a_claim_passes_to_the_child_without_a_gap(path: Path) -> None:
     starter = PidFile(path)
     starter.claim()

@@ -141,7 +141,9 @@ def routes_of(listener: str, tokens: TokenStore) -> Mapping[str, Route]:
 
 @pytest.fixture
 def tokens(tmp_path: Any) -> TokenStore:
-    return TokenStore(tmp_path / "key_file.json", 60.0)
+    store = TokenStore(tmp_path / "key_file.json", 60.0)
+    store.write()
+    return store
 
 
 served = pytest.mark.parametrize("listener", ["open inference", "management", "open management"])

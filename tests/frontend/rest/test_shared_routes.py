@@ -84,6 +84,7 @@ def test_each_side_keeps_its_own_key(
     tmp_path: Path,
 ) -> None:
     tokens = TokenStore(tmp_path / "key_file.json", 60.0)
+    tokens.write()
     keys = json.loads(tokens.path.read_text())
     for kind in ("inference", "management"):
         header = f"Authorization: Bearer {keys[kind]['key']}"

@@ -53,7 +53,9 @@ def test_web_pages_and_proxies_are_refused(headers: dict[str, str]) -> None:
 
 @pytest.fixture
 def tokens(tmp_path: Path) -> TokenStore:
-    return TokenStore(tmp_path / "key_file.json", 60.0)
+    store = TokenStore(tmp_path / "key_file.json", 60.0)
+    store.write()
+    return store
 
 
 @pytest.mark.parametrize("kind", ["inference", "management"])

@@ -1,6 +1,7 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,7 +27,13 @@ def clock() -> Clock:
 
 @pytest.fixture
 def store(tmp_path: Path, clock: Clock) -> TokenStore:
-    return TokenStore(tmp_path / "key_file.json", LIFETIME, clock)
+    return written(tmp_path / "key_file.json", LIFETIME, clock)
+
+
+def written(path: Path, *settings: Any) -> TokenStore:
+    store = TokenStore(path, *settings)
+    store.write()
+    return store
 
 
 def bearer(store: TokenStore, name: str) -> str:
@@ -126,7 +133,7 @@ def test_only_the_api_key_renews(name: str, store: TokenStore) -> None:
 
 def test_keys_are_new_at_every_start(store: TokenStore, clock: Clock) -> None:
     old = bearer(store, "inference")
-    TokenStore(store.path, LIFETIME, clock)
+    written(store.path, LIFETIME, clock)
     assert bearer(store, "inference") != old
 
 
@@ -135,7 +142,7 @@ def test_no_key_looks_like_an_option_of_a_command(
 ) -> None:
     random = iter(["-aaaaaaa", "--bbbbbb", "ccccccc-", "-ddddddd", "eeeeeeee", "ffffffff"])
     monkeypatch.setattr("secrets.token_urlsafe", lambda _length: next(random))
-    store = TokenStore(tmp_path / "key_file.json", LIFETIME, clock)
+    store = written(tmp_path / "key_file.json", LIFETIME, clock)
     keys = {entry["key"] for entry in json.loads(store.path.read_text()).values()}
     assert keys == {"ccccccc-", "eeeeeeee", "ffffffff"}
 
@@ -144,7 +151,7 @@ def test_an_old_readable_key_file_is_replaced_by_a_private_one(tmp_path: Path) -
     path = tmp_path / "key_file.json"
     path.write_text("{}")
     path.chmod(0o644)
-    TokenStore(path, LIFETIME)
+    written(path, LIFETIME)
     assert path.stat().st_mode & 0o777 == 0o600
 
 
@@ -159,7 +166,7 @@ def test_the_old_key_stays_valid_when_the_file_cannot_be_written(store: TokenSto
 
 
 def test_a_lifetime_beyond_the_year_9999_is_written_as_that_year(tmp_path: Path) -> None:
-    store = TokenStore(tmp_path / "key_file.json", 6e13)
+    store = written(tmp_path / "key_file.json", 6e13)
     store.authorize("inference", bearer(store, "inference"))
     assert '"9999-12-31T' in store.path.read_text()
 
@@ -171,6 +178,13 @@ def test_close_removes_the_key_file_once(store: TokenStore) -> None:
 
 
 def test_close_leaves_the_keys_of_another_server_alone(store: TokenStore, clock: Clock) -> None:
-    TokenStore(store.path, LIFETIME, clock)
+    written(store.path, LIFETIME, clock)
     store.close()
     assert store.path.exists()
+
+
+def test_a_file_that_was_not_written_is_not_removed(tmp_path: Path) -> None:
+    path = tmp_path / "key_file.json"
+    path.write_text("theirs")
+    TokenStore(path, LIFETIME).close()
+    assert path.read_text() == "theirs"
