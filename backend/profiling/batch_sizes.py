@@ -7,7 +7,9 @@ to three whose median counts. Profiling ends early for one of these reasons:
            may. Only the first size is always measured.
 * memory   the next size would not fit into memory, or a size ran out of it. Some is left over,
            since allocators round up and workers beside this one grow as well.
-* gain     throughput (requests per second) gained too little, twice in a row.
+* gain     throughput (requests per second) gained too little, twice in a row, the last time at 16
+           or more. The smallest sizes prove nothing: from 2 on torch may use several threads, which
+           wait for each other as long as for ten rows if the machine is busy.
 * failure  a run failed. The sample may be the cause, so the model is not blamed.
 """
 
@@ -22,6 +24,7 @@ from marserve.backend.protocol import BatchCost, Profiled, Reply
 _TIMED_RUNS = 3
 _MIN_GAIN = 0.03
 _MAX_WITHOUT_GAIN = 2
+_MIN_LAST_SIZE = 16
 _USABLE_SHARE = 0.9
 _OUT_OF_MEMORY = 507
 _MIN_SECONDS = 1e-9  # two readings of a clock may be equal
@@ -77,7 +80,7 @@ class SizeProfiler:
     def _measure(self, size: int) -> Iterator[None]:
         costs = self.found.costs
         if costs:
-            self._check_gain()
+            self._check_gain(costs[-1].size)
             self._check_memory(size)
             self._check_time(size, 2)  # one to warm up, one that counts
         self._memory.reset_peak()
@@ -88,8 +91,8 @@ class SizeProfiler:
         self._without_gain = 0 if has_gained else self._without_gain + 1
         self._best = max(self._best, throughput)
 
-    def _check_gain(self) -> None:
-        if self._without_gain >= _MAX_WITHOUT_GAIN:
+    def _check_gain(self, last: int) -> None:
+        if self._without_gain >= _MAX_WITHOUT_GAIN and last >= _MIN_LAST_SIZE:
             raise _Ended(
                 f"throughput gained less than {_MIN_GAIN:.0%} at the last {_MAX_WITHOUT_GAIN} sizes"
             )

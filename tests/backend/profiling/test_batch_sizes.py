@@ -193,16 +193,22 @@ def test_running_out_of_memory_ends_profiling_and_is_remembered(reply: Reply) ->
 
 def test_it_ends_when_throughput_gained_too_little_twice() -> None:
     bench = Bench(seconds=lambda size: 0.001 * size)
-    findings = bench.profile(1, 2, 4, 8, 16)
-    assert sizes_of(findings) == [1, 2, 4]
+    findings = bench.profile(1, 8, 16, 32)
+    assert sizes_of(findings) == [1, 8, 16]
     assert "less than 3%" in findings.note
     assert findings.too_large == 0
 
 
 def test_a_gain_in_between_lets_it_go_on() -> None:
-    steps = {1: 1.0, 2: 2.0, 4: 2.0, 8: 8.0, 16: 8.0}
-    bench = Bench(seconds=lambda size: 0.01 * steps[size])
-    assert sizes_of(bench.profile(1, 2, 4, 8, 16)) == [1, 2, 4, 8, 16]
+    steps = {1: 1.0, 16: 16.0, 32: 16.0, 64: 64.0, 128: 64.0}
+    bench = Bench(seconds=lambda size: 0.001 * steps[size])
+    assert sizes_of(bench.profile(1, 16, 32, 64, 128)) == [1, 16, 32, 64, 128]
+
+
+def test_threads_that_wait_for_each_other_do_not_end_it_at_small_sizes() -> None:
+    sizes = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32]
+    bench = Bench(seconds=lambda size: 0.0009 if size == 1 else 0.01 + 0.0002 * size)
+    assert sizes_of(bench.profile(*sizes)) == sizes
 
 
 def test_profiling_whose_last_size_gained_little_is_complete() -> None:
