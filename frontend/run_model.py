@@ -26,6 +26,7 @@ from marserve.backend.protocol import STREAM_NEXT, Input, Part, Piece, Predict, 
 from marserve.backend.service import Service
 from marserve.backend.worker import WorkerPlace, enter_model
 from marserve.frontend.archives.archive import ArchiveOpener, make_helpers
+from marserve.frontend.archives.requirements import DependencyStore, Requirements
 from marserve.frontend.configuration.loading import load_config
 from marserve.frontend.configuration.properties import ConfigError
 from marserve.frontend.documents import json_text
@@ -125,7 +126,7 @@ def _read(name: str, content_type: str | None, *, explain: bool) -> Input:
 
 
 def _prepare(options: argparse.Namespace, workdir: Path) -> "_Run":
-    """Unpack the model and resolve its settings, without importing its code.
+    """Unpack the model, resolve its settings and install its packages; import none of its code.
 
     Raises:
         ServeError: The model cannot be served.
@@ -138,14 +139,20 @@ def _prepare(options: argparse.Namespace, workdir: Path) -> "_Run":
     config = load_config({"model_store": str(path.parent)}, options.ts_config)
     if "tsConfigFile" in config.texts:
         logger.info("Configuration file: %s", config.texts["tsConfigFile"])
-    opener = ArchiveOpener(config, workdir, make_helpers(config))
+    helpers = make_helpers(config)
+    opener = ArchiveOpener(config, workdir, helpers)
     archive = asyncio.run(opener.open(str(path) if path.is_dir() else path.name))
     # The launcher is not used.
     host = WorkerHost(config, LocalLauncher("spawn"), DeviceAllocator(count_gpus()))
     registration = Registration(url=str(path), handler=handler_path(options.handler), at_start=True)
     manifest = registered_manifest(archive, registration, config)
     settings = registered_settings(archive, manifest, registration, host)
-    model = ServedModel(manifest, archive.directory, settings)
+    # For this process: neither for another interpreter nor in an environment of its own.
+    store = DependencyStore(config.dependency_cache, "", host.environment(), helpers)
+    file = manifest.requirements_file if config.install_py_dep_per_model else ""
+    needed = Requirements(manifest.model_name, archive.directory, file, venv=False)
+    packages = asyncio.run(store.install(needed))
+    model = ServedModel(manifest, archive.directory, settings, packages)
     if settings.has_ranks:
         raise ServeError("A model of several processes (parallelType) can be run by a server only.")
     return _Run(host, model)

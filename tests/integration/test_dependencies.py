@@ -1,7 +1,10 @@
 """Models that bring packages of their own: real pip, real virtual environments, no network."""
 
+import json
 import os
 import signal
+import subprocess
+import sys
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +17,7 @@ import requests
 pytestmark = [pytest.mark.integration, pytest.mark.environments]
 
 SECONDS = 90.0
+PROGRAM = Path(sys.executable).with_name("marserve")
 
 HANDLER = """
 import sys
@@ -309,3 +313,19 @@ def test_workers_of_another_interpreter_serve_and_know_no_withheld_variable(
         worker = psutil.Process(server.worker("who")["pid"])
         assert worker.cwd().startswith(str(server.temp))
         server.stop()
+
+
+@pytest.mark.parametrize("config", ["", "useVenv: true\n"])
+def test_marserve_run_installs_requirements_as_the_server_does(
+    machine: Machine, wheels: tuple[Path, Path], tmp_path: Path, config: str
+) -> None:
+    name = f"run{len(config)}"
+    archive = machine.pack(name, f"--no-index\n./{wheels[0].name}\n", wheels[0], config=config)
+    (tmp_path / "input").write_text("x")
+    settings = machine.server.directory / "config.properties"
+    command = [PROGRAM, "run", archive, "--ts-config", settings, "--input", "input"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=SECONDS)
+    assert done.returncode == 0, done.stderr
+    version, place, _ = json.loads(done.stdout)
+    assert version == "1.0"
+    assert Path(place).is_relative_to(machine.cache)
