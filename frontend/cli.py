@@ -14,6 +14,7 @@ A command's modules are imported when it is selected, since the server's take lo
 """
 
 import argparse
+import difflib
 import importlib
 import sys
 from collections.abc import Iterator, Sequence
@@ -38,6 +39,7 @@ PROGRAMS = {
     "run": "marserve.frontend.run_model",
     "ready": "marserve.frontend.ready_command",
 }
+_COMMANDS = ("serve", *PROGRAMS)
 
 
 def main(argv: Sequence[str] | None = None, program: str = "marserve") -> int:
@@ -79,8 +81,12 @@ def build_parser(program: str = "marserve") -> argparse.ArgumentParser:
     action.add_argument("--start", action="store_true", help="start the server (the default)")
     action.add_argument("--stop", action="store_true", help="stop the server and wait for its end")
     option, switch = parser.add_argument, partial(parser.add_argument, action="store_true")
-    serve = "the same as --foreground: the command of SageMaker's containers"
-    parser.add_argument("command", nargs="?", choices=["serve"], help=serve)
+    commands = (
+        "serve, of SageMaker's containers, is the same as --foreground; the others come first and "
+        "are described below"
+    )
+    names = f"{{{','.join(_COMMANDS)}}}"
+    option("command", nargs="?", type=_command, metavar=names, help=commands)
     switch("--foreground", help="run the server in this process, do not detach")
     debugging = (
         "give one worker of a model the terminal: breakpoint() works, edited files are loaded "
@@ -107,6 +113,16 @@ def build_parser(program: str = "marserve") -> argparse.ArgumentParser:
         option(inner, type=int, help=argparse.SUPPRESS)
     option("--server-argument", help=argparse.SUPPRESS)  # for those who list processes
     return parser
+
+
+def _command(word: str) -> str:
+    if word == "serve":
+        return word
+    if word in PROGRAMS:
+        raise argparse.ArgumentTypeError(f"{word} must be the first argument")
+    alike = difflib.get_close_matches(word, _COMMANDS, n=1)
+    meant = f"did you mean {alike[0]}?" if alike else f"choose from {', '.join(_COMMANDS)}"
+    raise argparse.ArgumentTypeError(f"there is no command {word!r}; {meant}")
 
 
 def load_config_of(options: argparse.Namespace) -> Config:

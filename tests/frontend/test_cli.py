@@ -127,6 +127,26 @@ def test_flags_that_do_not_go_together_exit_2(arguments: list[str]) -> None:
     assert left.value.code == 2
 
 
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ("docter .", "there is no command 'docter'; did you mean doctor?"),
+        ("up", "there is no command 'up'; choose from serve, pack, bench, doctor, run, ready"),
+        ("--foreground doctor", "doctor must be the first argument"),
+    ],
+)
+def test_a_wrong_command_is_told_the_right_ones(
+    arguments: str, sentence: str, served: list[Config], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        main([*arguments.split(), "--model-store", "store"])
+    assert left.value.code == 2
+    error = " ".join(capsys.readouterr().err.split())
+    assert sentence in error
+    assert "{serve,pack,bench,doctor,run,ready}" in error
+    assert served == []
+
+
 def test_help_does_not_show_the_inner_flag() -> None:
     assert "--pid-descriptor" not in build_parser().format_help()
 
