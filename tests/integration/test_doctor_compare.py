@@ -225,6 +225,24 @@ def test_a_server_that_is_not_there(servers, inputs):
         main([url, "http://127.0.0.1:1", "--model", "same", "--input", str(inputs)])
 
 
+def test_omitted_requests_are_named(servers, tmp_path):
+    urls = [f"http://127.0.0.1:{server.ports['inference']}" for server in servers]
+    changes = [{"method": "DELETE", "path": f"/models/m{number}"} for number in range(12)]
+    file = tmp_path / "requests.json"
+    file.write_text(json.dumps([{"path": "/ping"}, *changes, *changes]))
+    marserve = Path(sys.executable).with_name("marserve")
+    line = [marserve, "doctor", "--compare", *urls, "--requests", file]
+    done = subprocess.run(line, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    omitted, *rest = done.stderr.splitlines()
+    names = ", ".join(f"DELETE /models/m{number}" for number in range(10))
+    assert (omitted, rest) == (
+        "24 requests are omitted, because they may change the server: "
+        f"{names} and 2 more (--verbose)",
+        [],
+    )
+
+
 def test_by_the_command(servers, inputs):
     urls = [f"http://127.0.0.1:{server.ports['inference']}" for server in servers]
     marserve = Path(sys.executable).with_name("marserve")

@@ -137,7 +137,8 @@ def _embedded(source: Source) -> Iterator[Source]:
 def _check_combined(around: Surroundings, *, is_moving: bool) -> Iterator[Finding]:
     """Check several sources together; ``is_moving``: whether they still name TorchServe."""
     served = next((fact.value for fact in around.commands if fact.value.in_container), None)
-    if is_moving and served is not None and "--log-config" not in served.arguments:
+    names_logs = around.logging or (served is not None and "--log-config" in served.arguments)
+    if is_moving and served is not None and not names_logs:
         yield finding(
             "console-log",
             served.place,

@@ -27,6 +27,9 @@ _TOKEN_FLAGS = {"--disable-token-auth", "--dt"}
 _PUBLIC = (
     r"(?m)^[ \t]*\w+_address[ \t]*[=:][ \t]*+(?:https?://)?+(?!127\.|localhost|unix:|\[::1)\S+"
 )
+_LOGGING = (
+    r"(?m)^[ \t]*(?:log_config[ \t]*[=:]|vmargs[ \t]*[=:].*-Dlog4j2?\.configuration(?:File)?=)"
+)
 _SERVE = ("--start", "--disable-token-auth")
 _ENV = re.compile(r"\b([A-Za-z_]\w*)(?:=(\"[^\"]*\"|'[^']*'|\S*))")
 _PLATFORMS = {
@@ -73,6 +76,7 @@ class Surroundings:
         installing: Configurations with ``install_py_dep_per_model=true``.
         open_servers: Configurations with ``disable_token_authorization=true``.
         registering: Configurations with ``enable_model_api=true``.
+        logging: Configurations that name a file for the logs.
         default_handlers: Values of ``default_service_handler`` in configurations.
         public: Configurations with a listener that is not bound to loopback.
     """
@@ -88,6 +92,7 @@ class Surroundings:
     installing: list[Fact] = field(default_factory=list)
     open_servers: list[Fact] = field(default_factory=list)
     registering: list[Fact] = field(default_factory=list)
+    logging: list[Fact] = field(default_factory=list)
     default_handlers: list[Fact] = field(default_factory=list)
     public: list[Fact] = field(default_factory=list)
 
@@ -172,6 +177,7 @@ class _Reader:
         self._add(self._to.installing, self._truths("install_py_dep_per_model"))
         self._add(self._to.open_servers, self._truths("disable_token_authorization"))
         self._add(self._to.registering, self._truths("enable_model_api"))
+        self._add(self._to.logging, re.findall(_LOGGING, self._source.text))
         named = re.findall(r"(?m)^[ \t]*default_service_handler\s*[=:]\s*(\S+)", self._source.text)
         self._add(self._to.default_handlers, named)
         self._add(self._to.public, re.findall(_PUBLIC, self._source.text))

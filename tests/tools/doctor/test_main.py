@@ -723,3 +723,19 @@ def test_scripts_that_look_for_java(
     (tmp_path / "stop.sh").write_text(f"#!/bin/sh\n# torchserve\n{line}\n")
     told = [each for each in findings(tmp_path) if each["rule"] == "java-process"]
     assert [each["line"] for each in told] == ([3] if is_told else [])
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["log_config=log4j2.xml", "vmargs=-Xmx1g -Dlog4j.configurationFile=file:///l/log4j2.xml"],
+)
+def test_a_configuration_may_name_the_logs_of_a_container(
+    doctor: Callable[..., tuple[int, str]], tmp_path: Path, line: str
+) -> None:
+    (tmp_path / "Dockerfile").write_text(
+        'FROM pytorch/torchserve\nCMD ["torchserve", "--start", "--foreground"]\n'
+    )
+    (tmp_path / "config.properties").write_text("model_store=/store\n")
+    assert "neither the access log" in doctor(tmp_path)[1]
+    (tmp_path / "config.properties").write_text(f"model_store=/store\n{line}\n")
+    assert "neither the access log" not in doctor(tmp_path)[1]

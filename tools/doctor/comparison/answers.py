@@ -1,7 +1,7 @@
 """The differences between two responses to the same request."""
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from marserve.tools.bench.client import Answer
 from marserve.tools.doctor.comparison.bodies import compare_bodies
@@ -91,12 +91,19 @@ def differences(old: Answer, new: Answer, rules: Rules) -> tuple[list[Mismatch],
 
 
 def _errors(old: Answer, new: Answer) -> Iterator[Mismatch]:
+    old, new = map(_without_id, (old, new))
     if old.status != new.status:
         what = f'status {old.status} and {new.status} "{new.sentence}"'
         yield Mismatch("other-error", what, "error")
     elif (old.json() or old.body) != (new.json() or new.body):
         what = f'status {old.status} with "{old.sentence}" and "{new.sentence}"'
         yield Mismatch("other-error", what, "error")
+
+
+def _without_id(answer: Answer) -> Answer:
+    """Return an error whose message does not contain the id of its request."""
+    request_id = answer.headers.get("x-request-id", "").encode()
+    return replace(answer, body=answer.body.replace(request_id, b"ID")) if request_id else answer
 
 
 def _headers(old: Answer, new: Answer, rules: Rules) -> Iterator[Mismatch]:

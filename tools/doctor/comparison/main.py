@@ -12,7 +12,7 @@ from marserve.tools.doctor.comparison.answers import Rules
 from marserve.tools.doctor.comparison.exchange import Request, Server
 from marserve.tools.doctor.comparison.options import read_options
 from marserve.tools.doctor.comparison.pairs import compare_servers, slower
-from marserve.tools.doctor.comparison.report import as_text, comparison_json
+from marserve.tools.doctor.comparison.report import as_text, comparison_json, named
 from marserve.tools.doctor.comparison.requests import read_requests
 from marserve.tools.doctor.errors import DoctorError
 from marserve.tools.doctor.findings import Report
@@ -35,7 +35,8 @@ def main(arguments: Sequence[str]) -> int:
     )
     if recorded.left_out:
         print_text(
-            f"{recorded.left_out} requests are omitted: they may change the server.",
+            f"{len(recorded.left_out)} requests are omitted, because they may change the server: "
+            f"{named(recorded.left_out, verbose=options.verbose)}",
             sys.stderr,
         )
     if recorded.sampled_from > len(recorded.requests):

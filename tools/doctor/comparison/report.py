@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
+from marserve.tools.doctor.comparison.exchange import Request
 from marserve.tools.doctor.comparison.latency import Latencies
 from marserve.tools.doctor.comparison.pairs import Compared
 from marserve.tools.doctor.findings import Finding, Level, Report
@@ -69,6 +70,14 @@ def as_text(report: Report, compared: Compared, *, verbose: bool) -> Iterator[st
         f"{compared.same} of {compared.requests} requests have the same answer from both"
         f"{numbers}{ignored}."
     )
+
+
+def named(requests: Sequence[Request], *, verbose: bool) -> str:
+    """Return the methods and targets of requests, each once; the first ones without ``verbose``."""
+    names = list(dict.fromkeys(f"{each.method} {each.target}" for each in requests))
+    shown = names if verbose else names[:_SHOWN]
+    more = f" and {len(names) - len(shown)} more (--verbose)" if len(names) > len(shown) else ""
+    return f"{', '.join(shown)}{more}"
 
 
 def _lines(found: Sequence[Finding], *, verbose: bool) -> Iterator[str]:

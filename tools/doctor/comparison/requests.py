@@ -41,12 +41,12 @@ class Recorded:
 
     Attributes:
         requests: The requests to send, in order.
-        left_out: Number of requests that were omitted, because they may change the server.
+        left_out: Requests that were omitted, because they may change the server.
         sampled_from: Number of requests before the limit was applied.
     """
 
     requests: list[Request] = field(default_factory=list)
-    left_out: int = 0
+    left_out: list[Request] = field(default_factory=list)
     sampled_from: int = 0
 
 
@@ -77,11 +77,12 @@ def read_requests(
     for file in files:
         found += _read(file, [] if path else payloads)
     reading = [each for each in found if _is_reading(each)]
+    left_out = [each for each in found if not _is_reading(each)]
     step = max(1.0, len(reading) / limit)
     taken = [reading[int(number * step)] for number in range(min(limit, len(reading)))]
     if not taken:
         raise DoctorError("There is nothing to send: --input with --model, or --requests FILE.")
-    return Recorded(taken, len(found) - len(reading), len(reading))
+    return Recorded(taken, left_out, len(reading))
 
 
 def _payloads(pattern: str, content_type: str) -> list[Payload]:
