@@ -22,6 +22,7 @@ from typing import BinaryIO
 
 from marserve.backend.async_worker import new_loop
 from marserve.backend.loader import load_service
+from marserve.backend.manifest import MANIFEST_PATH
 from marserve.backend.protocol import STREAM_NEXT, Input, Part, Piece, Predict, Prediction, Reply
 from marserve.backend.service import Service
 from marserve.backend.worker import WorkerPlace, enter_model
@@ -47,6 +48,7 @@ logger = logging.getLogger(__name__)
 
 _FAILED = 1
 _STDIN = "-"
+_DIRECTORY = f"a directory with {MANIFEST_PATH}, or with --handler any directory"
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -84,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
         "failure.",
     )
     option = parser.add_argument
-    option("model", metavar="MODEL", help="a model archive, or a model's directory")
+    option("model", metavar="MODEL", help=f"a model archive, {_DIRECTORY}")
     bodies = (
         "body of a request, - for the standard input; several form one batch; without any the "
         "model is only loaded"
@@ -146,6 +148,8 @@ def _prepare(options: argparse.Namespace, workdir: Path) -> "_Run":
     host = WorkerHost(config, LocalLauncher("spawn"), DeviceAllocator(count_gpus()))
     registration = Registration(url=str(path), handler=handler_path(options.handler), at_start=True)
     manifest = registered_manifest(archive, registration, config)
+    if not manifest.handler:
+        raise ServeError(f"No handler is named. MODEL is an archive, {_DIRECTORY}.")
     settings = registered_settings(archive, manifest, registration, host)
     # For this process: neither for another interpreter nor in an environment of its own.
     store = DependencyStore(config.dependency_cache, "", host.environment(), helpers)

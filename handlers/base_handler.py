@@ -34,6 +34,7 @@ from marserve.backend.errors import PredictionException
 from marserve.handlers.devices import choose_device, env_is_true, is_installed, optimize_with_ipex
 from marserve.handlers.model_files import (
     NOT_LOADED,
+    explained,
     import_model_file,
     is_torchscript,
     load_exported,
@@ -289,7 +290,10 @@ class BaseHandler:
             model = self._load_pickled_model(model_dir, model_file, path)
             return model.to(self.device).eval()
         if path is None:
-            raise RuntimeError(f"{NOT_LOADED}: the archive has no serialized file")
+            raise RuntimeError(
+                f"{NOT_LOADED}: the archive has no serialized file; MAR-INF/MANIFEST.json names it "
+                "(torch-model-archiver --serialized-file)"
+            )
         match Path(path).suffix:
             case ".pt" | ".pth":
                 return self._load_torchscript_model(path).eval()
@@ -324,14 +328,19 @@ class BaseHandler:
         classes = list_classes_from_module(import_model_file(path))
         if len(classes) != 1:
             names = [each.__name__ for each in classes]
-            raise ValueError(f"Expected only one class as model definition. {names}")
+            raise ValueError(
+                f"Expected only one class as model definition. {names}: {path.name} defines the "
+                "model's class and imports others from files added with --extra-files"
+            )
         if not model_pt_path:
-            return classes[0]()
+            with explained(classes[0]):
+                return classes[0]()
         # In a linked directory the author may overwrite the file, which would change the mapping.
         mapped = not Path(model_dir).is_symlink()
         make = made_in(read_optimization(self.model_yaml_config), classes[0])
         weights = load_state_dict(model_pt_path, mapped=mapped)
-        model = make_with_weights(make, weights)
+        with explained(classes[0], weights):
+            model = make_with_weights(make, weights)
         is_chosen = "precision" in (self.model_yaml_config.get(SECTION) or {})
         if not is_chosen and (saved := raised_precision(model, weights)):
             sentence = (

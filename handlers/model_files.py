@@ -3,12 +3,15 @@
 import functools
 import importlib
 import importlib.util
+import inspect
 import logging
 import os
 import pickle
 import sys
 import warnings
 import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -77,6 +80,33 @@ def load_state_dict(path: str, *, mapped: bool = True) -> Any:
         ) from error
     tensors = safetensors.load_file(path)  # maps the file
     return tensors if mapped else {name: tensor.clone() for name, tensor in tensors.items()}
+
+
+@contextmanager
+def explained(kind: type, weights: Any = None) -> Iterator[None]:
+    """Append to the errors of a model's class or its weights what the author has to change."""
+    try:
+        yield
+    except (RuntimeError, TypeError) as error:
+        if hint := _hint(kind, weights):
+            error.args = (f"{str(error).rstrip('. ')}. {hint}",)
+        raise
+
+
+def _hint(kind: type, weights: Any) -> str:
+    try:
+        inspect.signature(kind).bind()
+    except TypeError:
+        return f"{kind.__name__} is created without arguments: give each argument a default."
+    except ValueError:  # a class that has no signature
+        pass
+    if isinstance(weights, torch.nn.Module):
+        return "The file contains a whole model: save model.state_dict()."
+    for name, part in weights.items() if isinstance(weights, Mapping) else ():
+        if isinstance(part, Mapping) and all(map(torch.is_tensor, part.values())) and part:
+            saved = f"torch.save(checkpoint[{name!r}], FILE)"
+            return f"The weights are under {name!r} of a checkpoint: {saved} saves them alone."
+    return ""
 
 
 def load_pickled(path: str, device: Any, *, mapped: bool = False) -> Any:

@@ -116,9 +116,7 @@ def load_label_mapping(mapping_file_path: str | Path) -> dict[str, str] | None:
     """
     path = Path(mapping_file_path)
     if not path.is_file():
-        logger.warning(
-            "%r is missing. Inference output will not include class name.", str(mapping_file_path)
-        )
+        logger.warning("%r is missing. Inference output will not include class name.", path.name)
         return None
     mapping = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(mapping, dict):

@@ -192,6 +192,10 @@ def test_a_directory_is_run_where_it_lies(tmp_path: Path) -> None:
     [
         (["gone.mar", "--input", "-"], b"There is no"),
         ([".", "--input", "gone.txt"], b"No such file or directory: 'gone.txt'"),
+        (
+            ["."],
+            b"No handler is named. MODEL is an archive, a directory with MAR-INF/MANIFEST.json",
+        ),
     ],
 )
 def test_what_is_not_there_is_reported_in_one_line(

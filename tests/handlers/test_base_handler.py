@@ -180,7 +180,7 @@ def test_a_library_compiled_ahead(tmp_path, make_context, begin_batch) -> None:
 
 
 def test_no_weights_at_all(make_context) -> None:
-    with pytest.raises(RuntimeError, match="the archive has no serialized file"):
+    with pytest.raises(RuntimeError, match=r"the archive has no serialized file.*MAR-INF/MANIFEST"):
         BaseHandler().initialize(make_context())
 
 
@@ -199,8 +199,42 @@ def test_a_missing_model_file(make_context) -> None:
 def test_a_model_file_defines_one_class(tmp_path, make_context, code, names) -> None:
     name = f"model_{tmp_path.name}.py"
     (tmp_path / name).write_text(code)
-    with pytest.raises(ValueError, match=f"Expected only one class as model definition.*{names}"):
+    expected = rf"Expected only one class as model definition\. .*{names}.*: .*--extra-files"
+    with pytest.raises(ValueError, match=expected):
         BaseHandler().initialize(make_context(modelFile=name))
+
+
+@pytest.mark.parametrize("weights", ["", "weights.bin"])
+def test_a_model_whose_constructor_needs_arguments_has_a_hint(
+    tmp_path, make_context, weights
+) -> None:
+    name = f"model_{tmp_path.name}.py"
+    (tmp_path / name).write_text(MODEL_FILE.replace("__init__(self)", "__init__(self, width)", 1))
+    torch.save(Doubler().state_dict(), tmp_path / "weights.bin")
+    with pytest.raises(TypeError, match=r"argument: 'width'. .*without arguments.*default"):
+        BaseHandler().initialize(make_context(modelFile=name, serializedFile=weights))
+
+
+@pytest.mark.parametrize(
+    ("saved", "hint"),
+    [
+        (
+            {"epoch": 3, "model_state_dict": Doubler().state_dict(), "optimizer": {"state": {}}},
+            r"Missing key.*The weights are under 'model_state_dict'.*torch\.save\(checkpoint\[",
+        ),
+        (Doubler(), r"dict-like.*whole model.*state_dict\(\)"),
+    ],
+)
+def test_a_file_that_is_no_state_dict_has_a_hint(tmp_path, eager, saved, hint) -> None:
+    torch.save(saved, tmp_path / "weights.bin")
+    with pytest.raises((RuntimeError, TypeError), match=f"(?s){hint}"):
+        BaseHandler().initialize(eager())
+
+
+def test_weights_of_another_model_have_no_hint(tmp_path, eager) -> None:
+    torch.save({"other": torch.tensor(3.0)}, tmp_path / "weights.bin")
+    with pytest.raises(RuntimeError, match=r'Unexpected key.*"other"\. $'):
+        BaseHandler().initialize(eager())
 
 
 def test_a_subclass_loads_other_formats(tmp_path, make_context) -> None:

@@ -128,7 +128,8 @@ def test_the_forms_of_index_to_name(tmp_path, content, mapping) -> None:
 
 def test_a_missing_file_is_a_warning(tmp_path, caplog) -> None:
     assert load_label_mapping(tmp_path / "index_to_name.json") is None
-    assert "is missing. Inference output will not include class name." in caplog.text
+    sentence = "'index_to_name.json' is missing. Inference output will not include class name."
+    assert caplog.messages == [sentence]
 
 
 @pytest.mark.parametrize(
