@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import KW_ONLY, dataclass
 
 from marserve.frontend.batching.jobs import OnAnswer
-from marserve.frontend.errors import RouteNotFound, ServeError, unexpected
+from marserve.frontend.errors import InvalidToken, RouteNotFound, ServeError, unexpected
 from marserve.frontend.http.requests import HttpRequest, PlainRequest
 from marserve.frontend.http.responses import HttpResponse, error_response
 from marserve.frontend.security.guard import Guard
@@ -77,12 +77,23 @@ class Router:
             self.guard.admit(route.key, request.headers)
             answer = await route.serve(request)
         except ServeError as error:
-            answer = route.refuse(error)
+            if isinstance(error, InvalidToken) and self._is_preflight(request):
+                answer = HttpResponse(200)
+            else:
+                answer = route.refuse(error)
         except Exception as error:  # the last resort
             logger.exception("Cannot answer %s %s", request.method, request.target)
             answer = route.refuse(unexpected(error))
         self.log(request, answer.status)
         return answer
+
+    def _is_preflight(self, request: HttpRequest) -> bool:
+        """Return whether a browser asks for the CORS headers, which it does without a key."""
+        return (
+            request.method == "OPTIONS"
+            and {"origin", "access-control-request-method"} <= request.headers.keys()
+            and "access-control-allow-origin" in self.common_headers
+        )
 
     def log(self, request: HttpRequest | PlainRequest, status: int) -> None:
         """Count and log the response to a request, before it is sent."""

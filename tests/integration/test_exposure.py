@@ -63,6 +63,29 @@ def test_the_inference_listener_wants_its_key(guarded, path):
         assert (answer.status_code, answer.json()) == (400, REFUSED), value
 
 
+@pytest.mark.parametrize("listener", ["inference", "management"])
+def test_a_preflight_of_a_browser_needs_no_key(start_server, listener):
+    origin = "https://page.example"
+    preflight = {"Origin": origin, "Access-Control-Request-Method": "POST"}
+    with start_server(disable_token_authorization="false", cors_allowed_origin=origin) as server:
+
+        def ask(method, headers):
+            return server._request(listener, method, "/models/nobody/invoke", {"headers": headers})
+
+        answer = ask("OPTIONS", preflight)
+        assert (answer.status_code, answer.content) == (200, b"")
+        assert answer.headers["access-control-allow-origin"] == origin
+        for refused in (ask("OPTIONS", {"Origin": origin}), ask("POST", preflight)):
+            assert refused.json() == REFUSED
+            assert refused.headers["access-control-allow-origin"] == origin
+
+
+def test_without_cors_a_preflight_needs_the_key(guarded):
+    preflight = {"Origin": "https://page.example", "Access-Control-Request-Method": "POST"}
+    answer = guarded.inference("OPTIONS", "/predictions/m", headers=preflight)
+    assert (answer.status_code, answer.json()) == (400, REFUSED)
+
+
 def test_the_management_listener_wants_its_key(guarded):
     for headers in ({}, bearer(keys(guarded)["inference"]), bearer(keys(guarded)["API"])):
         answer = guarded.management("GET", "/models", headers=headers)
