@@ -73,7 +73,9 @@ class VisionHandler(PixelAttributions, BaseHandler):
         if isinstance(value, str | bytes | bytearray | memoryview):
             return self.image_processing(decode_image(value))
         if value is None:
-            raise UnusableInput("The request has neither data nor body.")
+            raise UnusableInput(
+                "The request has neither data nor body: name the form field `data` or `body`."
+            )
         try:
             tensor = torch.as_tensor(value, dtype=torch.float32)
         except (OverflowError, RuntimeError, TypeError, ValueError) as error:

@@ -180,6 +180,11 @@ def test_the_message_does_not_show_the_servers_objects(run) -> None:
     assert answer["message"] == "The input is not an image of a known format."
 
 
+def test_the_message_names_the_fields_of_a_form(run) -> None:
+    [answer], _, _ = run(Means(), {"image": encode()})
+    assert answer["message"].endswith("name the form field `data` or `body`.")
+
+
 def test_a_batch_of_invalid_images_skips_the_model(run) -> None:
     answers, context, model = run(Means(), {"body": b"1"}, {"body": b"2"})
     assert [item["code"] for item in answers] == [400, 400]
