@@ -67,6 +67,14 @@ def test_every_page_is_there_with_a_title_and_leads_to_the_others(site: Path) ->
     assert set(pages()) - linked == {"index"}
 
 
+def test_only_a_clone_says_how_to_get_the_generated_text(site: Path) -> None:
+    for source in sorted((DOCS / "reference").glob("*.md")):
+        sentence, mark = "make docs writes", "<!-- generated"
+        text = source.read_text(encoding="utf-8").replace("`", "")
+        assert text.count(sentence) == text.count(mark), source.name
+        assert sentence not in text_of(site, f"reference/{source.stem}"), source.name
+
+
 def of_errors() -> set[str]:
     classes = [item for _, item in inspect.getmembers(errors, inspect.isclass)]
     return {item.wire_type for item in classes if issubclass(item, errors.ServeError)}

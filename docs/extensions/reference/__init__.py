@@ -1,6 +1,7 @@
 """Inserts text generated from the code into the pages of the reference.
 
-The comment ``<!-- generated: NAME -->`` marks the place; GitHub does not show it.
+The comment ``<!-- generated: NAME -->`` marks the place. The text replaces it and the line above,
+which tells readers of a clone how to get the text.
 """
 
 import re
@@ -16,7 +17,7 @@ from reference.metrics import metrics
 from reference.names import torchserve_names
 from reference.settings import configuration_keys, environment, model_settings
 
-_MARK = re.compile(r"<!-- generated: (.+?) -->")
+_MARK = re.compile(r"^.+\n<!-- generated: (.+?) -->$", re.MULTILINE)
 _GENERATED: Mapping[str, Callable[[], str]] = {
     "command line": commands,
     "comparison rules": comparison_rules,
