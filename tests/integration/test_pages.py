@@ -103,7 +103,7 @@ class Shell:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=160,
+            timeout=300,
         )
 
     def begin(self, command: str) -> "subprocess.Popen[str]":
