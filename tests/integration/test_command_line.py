@@ -203,7 +203,6 @@ def test_a_missing_model_store(prepared):
         ("inference_address=localhost:80", ["inference_address", "http://host[:port]"]),
         ("autoscale_workers=maybe", ["autoscale_workers", "maybe", "true or false"]),
         ("log_format=loud", ["log_format", "loud", "text or json"]),
-        ("models={broken", ["models", "{broken", "JSON"]),
         ("metrics_config=a\\u0000b", ["metrics_config", "a path"]),
         ("default_response_timeout=0", ["default_response_timeout", "a number above 0"]),
     ],
