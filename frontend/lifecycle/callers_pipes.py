@@ -2,14 +2,18 @@
 
 A reader, as in ``torchserve --start | tail -1``, waits until no process has the pipe open. So the
 server's children do not inherit it, and the server leaves it when it listens; from then on its log
-files alone have what it logs. A pipe of a container's first process stays: it is the container's
-log, and ends with that process.
+files alone have what it logs. Two kinds of pipes stay, as TorchServe's do: those that a program
+reads which has started the server, and those of a container's first process, its log.
 """
 
 import contextlib
 import os
+import re
 import stat
 import sys
+from pathlib import Path
+
+import psutil
 
 
 class CallersPipes:
@@ -47,7 +51,24 @@ def _is_callers(descriptor: int) -> bool:
         with contextlib.suppress(OSError):
             if os.path.samestat(output, os.stat(path)):  # noqa: PTH116 - for samestat
                 return False
-    return True
+    return not any(_reads(each.pid, output) for each in psutil.Process().parents())
+
+
+def _reads(pid: int, pipe: os.stat_result) -> bool:
+    try:
+        descriptors = os.listdir(f"/proc/{pid}/fd")  # noqa: PTH208 - names
+    except OSError:  # of another user, or ended
+        return False
+    return any(_is_read_end(pid, descriptor, pipe) for descriptor in descriptors)
+
+
+def _is_read_end(pid: int, descriptor: str, pipe: os.stat_result) -> bool:
+    with contextlib.suppress(OSError):  # closed meanwhile
+        if os.path.samestat(pipe, Path(f"/proc/{pid}/fd/{descriptor}").stat()):
+            information = Path(f"/proc/{pid}/fdinfo/{descriptor}").read_text()
+            flags = re.search(r"^flags:\s*(\d+)$", information, re.MULTILINE)
+            return flags is not None and int(flags[1], 8) & os.O_ACCMODE != os.O_WRONLY
+    return False
 
 
 def _discard(descriptor: int) -> None:

@@ -101,6 +101,22 @@ def test_a_started_server_leaves_the_pipe_of_its_caller(prepared):
     assert prepared.inference("GET", "/ping").status_code == 200
 
 
+def test_a_program_that_has_started_a_server_reads_its_log_from_a_pipe(prepared):
+    with subprocess.Popen(
+        [TORCHSERVE, "--start", "--ncs"],
+        cwd=prepared.directory,
+        env=prepared.environment,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as started:
+        assert started.wait(30) == 0
+        answer = prepared.register("no-such-model.mar")
+        assert answer.status_code == 404
+        assert run(prepared, "--stop") == (0, "TorchServe has stopped.\n")
+        output, _ = started.communicate(timeout=30)
+    assert "no-such-model.mar" in output
+
+
 def test_stop_right_behind_start(prepared):
     assert run(prepared, "--start", "--ncs")[0] == 0
     assert run(prepared, "--stop") == (0, "TorchServe has stopped.\n")
