@@ -10,8 +10,9 @@ from marserve.frontend.batching.learning.costs import Costs
 _ENOUGH = 0.95
 # Below this gain in throughput, batching is not worth the wait.
 _MIN_GAIN = 1.1
-# A request may have to wait for a batch and then run in one: two of them within the goal (Nexus).
-_BATCHES_PER_ANSWER = 2
+# A request may have to wait for a batch and then run in one: two of them within the goal (Nexus);
+# if no two fit, one.
+_BATCHES_PER_ANSWER = 2, 1
 _REGROWTH_SECONDS = 600.0
 _REGROWTH = 1.25
 _LARGER_THAN_ANY_BATCH = 1 << 31
@@ -27,12 +28,15 @@ class Choice(NamedTuple):
 def knee(sizes: Sequence[float], costs: Costs, goal: float = math.inf) -> Choice:
     """Choose the smallest size with 95 % of the best throughput; ``sizes`` rise, with known costs.
 
-    Only sizes count of which two batches fit into the goal (seconds from arrival to answer). If
-    batching gains less than 10 %, it is the smallest of all.
+    Only sizes count of which two batches fit into the goal (seconds from arrival to answer), or one
+    if no two do. If batching gains less than 10 %, it is the smallest of all. If no batch fits into
+    the goal, all sizes count: small batches would only make more requests late.
     """
-    allowed = [size for size in sizes if _BATCHES_PER_ANSWER * costs.bound(size) <= goal]
-    if not allowed:
-        return Choice(sizes[0], "no two batches fit into the latency goal")
+    fitting = (
+        [size for size in sizes if batches * costs.bound(size) <= goal]
+        for batches in _BATCHES_PER_ANSWER
+    )
+    allowed = next(filter(None, fitting), sizes)
     throughput = {size: size / costs.mean(size) for size in allowed}
     best = max(throughput.values())
     size = next(size for size in allowed if throughput[size] >= _ENOUGH * best)

@@ -48,7 +48,11 @@ def line(per_item: float, per_batch: float) -> Exactly:
         (line(0.0, 0.01), 0.02, 32, "32 times"),
         (line(0.01, 0.02), 0.13, 4, "within the latency goal"),
         (line(0.01, 0.02), 0.06, 1, "does not pay"),
-        (line(0.01, 0.02), 0.05, 1, "no two batches fit"),
+        # One batch within the goal, where no two are.
+        (line(0.01, 0.02), 0.05, 2, "1.5 times"),
+        (line(0.001, 0.02), 0.04, 16, "9.3 times"),
+        # None: late in any case, but for the least number of requests.
+        (line(0.001, 0.02), 0.01, 32, "13 times"),
     ],
 )
 def test_the_knee(costs: Exactly, goal: float, size: int, why: str) -> None:
@@ -70,8 +74,11 @@ def test_the_chosen_size_keeps_its_promise(seconds: list[float], goal: float) ->
     costs = Exactly(dict(zip(SIZES, seconds, strict=True)).__getitem__)
     chosen = knee(SIZES, costs, goal).size
     assert chosen in SIZES
-    fitting = [size for size in SIZES if 2 * costs.bound(size) <= goal]
-    best = max((size / costs.mean(size) for size in fitting), default=0.0)
+    fitting = next(
+        filter(None, ([size for size in SIZES if n * costs.bound(size) <= goal] for n in (2, 1))),
+        SIZES,
+    )
+    best = max(size / costs.mean(size) for size in fitting)
     if chosen > 1:
         assert chosen in fitting
         assert chosen / costs.mean(chosen) >= 0.95 * best
@@ -89,7 +96,6 @@ def test_the_knee_of_sizes_that_begin_above_one(costs: Exactly, size: int, why: 
     choice = knee((4, 8, 16, 32), costs)
     assert choice.size == size
     assert why in choice.why
-    assert knee((4, 8), costs, 0.001).size == 4
 
 
 @pytest.mark.parametrize(
