@@ -244,6 +244,12 @@ def test_refusals_under_a_goal_are_no_failure(server, install, own):
     assert "% in time, " in news
 
 
+def test_a_goal_of_0_is_none(server, install):
+    flags = ("--clients", 1, "--warm-up", 0, "--requests", 5, "--max-latency-ms", 0)
+    (point,) = measured(server, install(handler=COSTLY), *flags)
+    assert figures(point)["goal_ms"] is None
+
+
 def test_a_full_queue_without_a_goal_fails_a_run(server, install):
     name = install(handler=COSTLY, job_queue_size=2)
     status, output, _ = run(server, name, "--clients", 16, *SHORT)

@@ -209,7 +209,7 @@ class Bench:
     def _goal_of(self, point: Point) -> float | None:
         """Return the latency goal of a run: its own, that of its sweep, or that of the model."""
         goals = self._options.max_latency_ms
-        return point.max_latency_ms or (goals[0] if len(goals) == 1 else self._goal_ms)
+        return point.max_latency_ms or (goals[0] if len(goals) == 1 else self._goal_ms) or None
 
     def _run(self, point: Point, load: Load, first_ms: float | None) -> Measurement:
         counting = _Counting(self._server, self._progress)
