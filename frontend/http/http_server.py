@@ -7,7 +7,7 @@ from aiohttp import HttpVersion11, web
 from aiohttp.http import HttpProcessingError
 
 from marserve.frontend.http.limits import ConnectionLimits, Connections
-from marserve.frontend.http.protocol import CONNECTION_INFO, IDLE_SECONDS, Connection
+from marserve.frontend.http.protocol import CLOSING, CONNECTION_INFO, IDLE_SECONDS, Connection
 from marserve.frontend.http.requests import HttpRequest
 from marserve.frontend.http.router import Router
 from marserve.frontend.security.usage import Usage
@@ -17,8 +17,6 @@ logger = logging.getLogger(__name__)
 # Seconds for which a client whose request was answered early (413) may continue to send.
 _LINGERING_SECONDS = 2.0
 _SHORT_BODY = 1 << 16
-# The body did not arrive in time, or is too long.
-_WITHOUT_BODY = frozenset({408, 413})
 
 
 _DEFAULT_LIMITS = ConnectionLimits()
@@ -110,7 +108,7 @@ class HttpServer:
 
 def _is_read(raw: web.BaseRequest, status: int) -> bool:
     """Return whether the body is read, or so short that aiohttp reads the rest of it."""
-    if status in _WITHOUT_BODY:
+    if status in CLOSING:
         return False
     # A client that waits for 100 (Continue) may not send the body.
     is_short = "expect" not in raw.headers and 0 < (raw.content_length or 0) <= _SHORT_BODY

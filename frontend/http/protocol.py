@@ -36,6 +36,8 @@ from marserve.frontend.serving.request_ids import new_request_id
 
 logger = logging.getLogger(__name__)
 
+#: Statuses behind which the connection is closed: the body came too slowly, or is too long.
+CLOSING = frozenset({408, 413})
 #: Seconds that a connection may be idle after its first request.
 IDLE_SECONDS = 3630.0  # longer than reverse proxies, so that they close the connection first
 #: The key of the connection in the extra information of the transport that aiohttp gets.
@@ -338,7 +340,7 @@ class Connection(ClientConnection):
 
     def _answer(self, request: PlainRequest, answer: HttpResponse | Prediction) -> None:
         self._router.log(request, answer.status)
-        keep_alive = not self._connections.is_stopping
+        keep_alive = answer.status not in CLOSING and not self._connections.is_stopping
         self.write(answer, request.id, keep_alive=keep_alive)
         self._finish(keep_alive=keep_alive)
 

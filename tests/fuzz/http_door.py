@@ -156,6 +156,6 @@ class _RecordedLog(AccessLog):
         super().__init__(*arguments)
         self.requests: list[tuple[str, str, int]] = []
 
-    def add(self, peer: str, method: str, target: str, status: int, seconds: float) -> None:
+    def add(self, peer: str, method: str, target: str, status: int, *more: Any) -> None:
         self.requests.append((method, target, status))
-        super().add(peer, method, target, status, seconds)
+        super().add(peer, method, target, status, *more)

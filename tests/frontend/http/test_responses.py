@@ -98,7 +98,7 @@ def test_a_handler_sets_status_phrase_and_headers(send: Any) -> None:
     answer = send(Prediction(b"tea", 418, "My Phrase", {"Content-Type": "text/tea", "x-o": "ö"}))
     assert answer.status_line == "HTTP/1.1 418 My Phrase"
     assert (answer.headers["content-type"], answer.headers["x-o"]) == ("text/tea", "ö")
-    assert (answer.body, answer.headers["connection"]) == (b"tea", "keep-alive")
+    assert (answer.body, answer.headers["connection"]) == (b"tea", "close")
 
 
 @pytest.mark.parametrize(
