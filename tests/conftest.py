@@ -63,7 +63,7 @@ _SLOW = (
 def pytest_configure(config: pytest.Config) -> None:
     """Keep the order of `pytest_collection_modifyitems` in processes of pytest-xdist."""
     config.option.loadscopereorder = False
-    if hasattr(config, "workerinput") or not config.option.numprocesses:
+    if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
         config.add_cleanup(_start_guard())
 
 

@@ -12,7 +12,8 @@ from marserve.backend.context import Context
 from marserve.backend.errors import PredictionException
 from marserve.handlers.base_handler import BaseHandler
 from marserve.handlers.performance.stage_run import report_time
-from marserve.handlers.utils import send_intermediate_predict_response, value_of
+from marserve.handlers.torchserve_api.predict_response import is_first_rank
+from marserve.handlers.utils import value_of
 
 
 class LLMHandler(BaseHandler):
@@ -57,8 +58,9 @@ class LLMHandler(BaseHandler):
 
 
 def send_piece(piece: str, context: Context) -> None:
-    """Send a piece of a request's answer."""
-    send_intermediate_predict_response([piece], context.request_ids, "Result", 200, context)
+    """Send a piece of a request's answer, from rank 0."""
+    if is_first_rank():
+        context.send_intermediate([piece], context.request_ids, "Result", 200)
 
 
 def parsed_json(value: Any) -> Any:

@@ -43,7 +43,7 @@ class _LoggedRows(list[Row]):
 
     def append(self, row: Row) -> None:
         kind, name, unit, value, pairs, ids = row
-        number = int(value) if value.is_integer() else value
+        number = int(value) if float(value).is_integer() else value
         dimensions = ",".join(f"{key}:{text}" for key, text in pairs)
         end = ",".join([socket.gethostname(), str(int(time.time())), *ids])
         logger.info(
