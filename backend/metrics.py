@@ -48,6 +48,14 @@ _UNITS: dict[str | None, str] = {
 EMITTED: list[Row] = []
 
 
+def is_about(row: Row, ids: set[str]) -> bool:
+    """Return whether a row is about any of these requests, or about none; so are malformed ones."""
+    try:
+        return not row[5] or not ids.isdisjoint(row[5])
+    except (IndexError, TypeError):
+        return True
+
+
 class Units:
     """The units with a short form, and their names in metrics."""
 

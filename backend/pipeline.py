@@ -28,6 +28,7 @@ from typing import Any
 
 from marserve.backend.batch_run import BatchRun, failure_reply, without_padding
 from marserve.backend.connection import FrontendConnection
+from marserve.backend.metrics import is_about
 from marserve.backend.protocol import NextBatch, Piece, Predict, ProtocolError, Reply
 from marserve.backend.service import Service, Stages
 
@@ -97,9 +98,9 @@ class _Batch:
         self._context.on_intermediate = None
         reply.metrics = without_padding(reply.metrics)
         if reply.code != 200:  # those of other batches are not lost if this one runs again
-            of_others = [row for row in reply.metrics if row[5] and self._ids.isdisjoint(row[5])]
+            of_others = [row for row in reply.metrics if not is_about(row, self._ids)]
             if of_others:
-                reply.metrics = [row for row in reply.metrics if row not in of_others]
+                reply.metrics = [row for row in reply.metrics if is_about(row, self._ids)]
                 self._context.metrics.put_back(of_others)
         return reply
 

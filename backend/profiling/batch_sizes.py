@@ -8,8 +8,8 @@ to three whose median counts. Profiling ends early for one of these reasons:
 * memory   the next size would not fit into memory, or a size ran out of it. Some is left over,
            since allocators round up and workers beside this one grow as well.
 * gain     throughput (requests per second) gained too little, twice in a row, the last time at 16
-           or more. The smallest sizes prove nothing: from 2 on torch may use several threads, which
-           wait for each other as long as for ten rows if the machine is busy.
+           or more. Smaller sizes are not enough: from 2 on torch may use several threads. On a busy
+           machine these wait for each other, which can take as long as ten rows.
 * failure  a run failed. The sample may be the cause, so the model is not blamed.
 """
 

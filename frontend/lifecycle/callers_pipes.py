@@ -2,8 +2,8 @@
 
 A reader, as in ``torchserve --start | tail -1``, waits until no process has the pipe open. So the
 server's children do not inherit it, and the server leaves it when it listens; from then on its log
-files alone have what it logs. Two kinds of pipes stay, as TorchServe's do: those that a program
-reads which has started the server, and those of a container's first process, its log.
+files alone have what it logs. Two kinds of pipes stay open, as with TorchServe: one that an
+ancestor of the server reads, and one of a container's first process, which is the container's log.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ class CallersPipes:
             self._descriptors.append(ours)
 
     def leave(self) -> None:
-        """Close the pipes; what is written later is discarded."""
+        """Close the pipes; later output is discarded."""
         for descriptor in self._descriptors:
             _discard(descriptor)
 

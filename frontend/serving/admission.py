@@ -180,9 +180,9 @@ class Admission:
             )
         else:
             refusal = self.no_worker(by_version=request.by_version)
-        return (
-            refusal if not self._workers.is_open else self._full(refusal, self._why_full(request))
-        )
+        if not self._workers.is_open:
+            return refusal
+        return self._full(refusal, self._why_full(request))
 
     def _full(self, refusal: NoWorker, why: str) -> QueueFull:
         return QueueFull(f"{refusal.message.removesuffix('.')}. {why}")

@@ -195,14 +195,6 @@ def _values(declared: Declared, dimensions: list[list[str]]) -> tuple[str, ...]:
     return tuple(value for _, value in reported)
 
 
-def is_about(row: Row, ids: set[str]) -> bool:
-    """Return whether a row is about any of these requests, or about none; so are malformed ones."""
-    try:
-        return not row[5] or not ids.isdisjoint(row[5])
-    except (IndexError, TypeError):
-        return True
-
-
 def parse_metric_line(line: str) -> Row | None:
     """Read a line of text as a row, whose type may be any word; None if it is not a metric."""
     match = _LINE.fullmatch(line.partition(_MARK)[2] if _MARK in line else line)

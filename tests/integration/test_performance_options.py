@@ -2,6 +2,7 @@
 
 import io
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -142,11 +143,20 @@ def part_equal(some: list[int], others: list[int]) -> float:
     return sum(map(int.__eq__, some, others)) / len(others)
 
 
-def test_the_faster_network_knows_the_digits(server, make_archive, together, digits) -> None:
-    archive = make_archive(server.store, HANDLER, "faster", FASTER, **digits.files)
-    query = {"initial_workers": 1, "batch_size": 8, "max_batch_delay": 20}
-    registered = server.register(archive, **query)
-    assert registered.status_code == 200, registered.text
+@pytest.fixture
+def serve(server, make_archive, digits) -> Callable[[str, str], None]:
+    """Register the network under a name, with this model-config.yaml."""
+
+    def register(name: str, config: str) -> None:
+        archive = make_archive(server.store, HANDLER, name, config, **digits.files)
+        registered = server.register(archive, initial_workers=1, batch_size=8, max_batch_delay=20)
+        assert registered.status_code == 200, registered.text
+
+    return register
+
+
+def test_the_faster_network_knows_the_digits(server, serve, together, digits) -> None:
+    serve("faster", FASTER)
     answers = ask_all(server, together, "faster", digits.images)
     assert part_equal(answers, digits.offline) >= 0.98
     assert part_equal(answers, digits.labels) >= 0.9
@@ -170,13 +180,8 @@ def test_the_faster_network_knows_the_digits(server, make_archive, together, dig
     ],
 )
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_the_network_knows_the_digits_on_a_gpu(
-    server, make_archive, together, digits, config
-) -> None:
-    archive = make_archive(server.store, HANDLER, "on-gpu", config, **digits.files)
-    query = {"initial_workers": 1, "batch_size": 8, "max_batch_delay": 20}
-    registered = server.register(archive, **query)
-    assert registered.status_code == 200, registered.text
+def test_the_network_knows_the_digits_on_a_gpu(server, serve, together, digits, config) -> None:
+    serve("on-gpu", config)
     answers = ask_all(server, together, "on-gpu", digits.images)
     assert part_equal(answers, digits.offline) >= 0.98
     assert server.worker("on-gpu")["gpu"] is True

@@ -1,7 +1,7 @@
 """Inserts text generated from the code into the pages of the reference.
 
 The comment ``<!-- generated: NAME -->`` marks the place. The text replaces it and the line above,
-which tells readers of a clone how to get the text.
+which says how to get the text.
 """
 
 import re

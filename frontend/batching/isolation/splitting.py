@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from marserve.backend.metrics import Row, is_about
 from marserve.frontend.batching.batches import Reason
 from marserve.frontend.batching.isolation.failure_isolation import FailureIsolation
 from marserve.frontend.batching.jobs import Job
 from marserve.frontend.errors import ServeError
-from marserve.frontend.telemetry.handler_metrics import Row, is_about
 
 # How many runs may fail before the first success, as multiples of ⌈log2 n⌉; and where memory ran
 # out, since fewer rows help soon or never.
