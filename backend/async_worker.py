@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Coroutine
 from typing import Any, cast
 
-from marserve.backend.calls import HandlerCalls, RequestCalls
+from marserve.backend.calls import HandlerCalls, RequestCalls, unchanging
 from marserve.backend.connection import MAX_REQUEST_FRAME_BYTES, encode_safely
 from marserve.backend.errors import FAILED
 from marserve.backend.framing import Decoder
@@ -68,7 +68,7 @@ class _Connection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_paused = False
-        self._unsent: deque[bytes] = deque()
+        self._unsent: deque[list[bytes]] = deque()
         self._calls = HandlerCalls(max_call_bytes, self._write)
         #: By id of a sequence: the running call of the handler for its end.
         self._ending: dict[str, asyncio.Task[None]] = {}
@@ -108,20 +108,20 @@ class _Connection(asyncio.BufferedProtocol):
     def _send_numbered(self, number: int, reply: Reply | Piece) -> None:
         """Send a reply from any thread, since handlers may use threads."""
         reply.number = number
-        frame = b"".join(encode_safely(reply))
+        frame = unchanging(encode_safely(reply))
         if threading.get_ident() == self._thread:
             self._write(frame)
         else:
             self._loop.call_soon_threadsafe(self._write, frame)
 
-    def _write(self, frame: bytes) -> None:
+    def _write(self, frame: list[bytes]) -> None:
         if self._transport is None or self._transport.is_closing():
             return
         if self._is_paused:
             # Not to the transport, which would append to one buffer and move it at each write.
             self._unsent.append(frame)
         else:
-            self._transport.write(frame)
+            self._transport.writelines(frame)
 
     def _close(self, status: int) -> None:
         if not self.closed.done():

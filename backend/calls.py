@@ -23,10 +23,15 @@ _FAILED = 400
 _MAX_QUOTED = 200
 
 
+def unchanging(frame: list[Buffer]) -> list[bytes]:
+    """Copy what a handler may change while the frame is written: all that is not `bytes`."""
+    return [bytes(buffer) for buffer in frame]
+
+
 class HandlerCalls:
     """The calls that the handlers of all requests make; ``write`` sends a frame."""
 
-    def __init__(self, max_call_bytes: int, write: Callable[[bytes], None]) -> None:
+    def __init__(self, max_call_bytes: int, write: Callable[[list[bytes]], None]) -> None:
         self._max_bytes = max_call_bytes
         self._write = write
         self._loop = asyncio.get_running_loop()
@@ -60,16 +65,16 @@ class HandlerCalls:
             )
         self._last = call.number = self._last + 1
         buffers = encode(call)
-        if len(buffers[0]) > _MAX_META_BYTES:
+        if sum(map(len, buffers)) - size > _MAX_META_BYTES:
             raise ValueError("The headers and names of parts of a call are longer than 1 MiB")
         reply: asyncio.Future[CallReply] = self._loop.create_future()
         self._replies[call.number] = reply
         on_behalf.add(reply)
-        self._write(b"".join(buffers))
+        self._write(unchanging(buffers))
         try:
             return await reply
         except asyncio.CancelledError:
-            self._write(b"".join(encode(CancelCall(call.number))))
+            self._write(unchanging(encode(CancelCall(call.number))))
             raise
         finally:
             del self._replies[call.number]

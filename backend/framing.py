@@ -1,23 +1,26 @@
 """Encode messages of `backend.protocol` as bytes, and decode them; without I/O and clock.
 
-A frame is a fixed head, a JSON text that describes the message, and its bodies, raw and in order::
+A frame is a front and the large bodies. The front is a fixed head, the lengths of the large bodies,
+a JSON text that describes the message, and the small bodies. Bodies are raw and in order::
 
-    0        4         5      6             10                10+n
-    +--------+---------+------+-------------+-----------------+-----------+-----------+--
-    | length | version | kind | meta length | meta (JSON)     | body 0    | body 1    | …
-    +--------+---------+------+-------------+-----------------+-----------+-----------+--
-      u32      u8        u8     u32           n bytes
+    0        4         5      6       10            14                                   length + 4
+    +--------+---------+------+-------+-------------+-----------+-------------+-----------+--
+    | length | version | kind | large | meta length | lengths   | meta (JSON) | small     | large
+    |        |         |      |       |             | of large  |             | bodies    | bodies
+    +--------+---------+------+-------+-------------+-----------+-------------+-----------+--
+      u32      u8        u8     u32     u32           u32 each
 
-``length`` is the number of bytes that follow it; integers are big-endian. JSON is used because the
-C codec of the standard library converts a whole batch in one call, and because it cannot run code,
-as pickle can. Bodies are raw because they are large.
+``length`` is the number of bytes of the front that follow it, ``large`` the number of large bodies;
+integers are big-endian. A body of more than 16 KiB is large: it is received into memory of its own,
+where it stays. JSON is used because the C codec of the standard library converts a whole batch in
+one call, and because it cannot run code, as pickle can.
 
 Frames that break these rules raise `ProtocolError`; the connection cannot be used after that.
 """
 
 import json
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields, is_dataclass
 from functools import partial
 from types import UnionType
@@ -49,24 +52,26 @@ from marserve.backend.protocol import (
     ThreadsSet,
 )
 
-VERSION = 5
+VERSION = 6
 
-_HEAD = struct.Struct("!IBBI")
+_HEAD = struct.Struct("!IBBII")
 LENGTH_BYTES = 4
-_AFTER_LENGTH = struct.Struct("!BBI")
+_AFTER_LENGTH = struct.Struct("!BBII")
 AFTER_LENGTH_BYTES = _AFTER_LENGTH.size
+# Version, kind, number of large bodies, length of the JSON.
+_Head = tuple[int, int, int, int]
+_LARGE = 2
 
-_NOTHING = memoryview(b"")
-# A longer frame does not share the receive buffer.
+# A longer front does not share the receive buffer.
 _SCRATCH_BYTES = 64 * 1024
-# Of the first large body, as of memory that was allocated: arrays are views of it.
-_ALIGNMENT = 16
+# A longer body is large.
+_SMALL_BYTES = 16 * 1024
 
-Encoded = tuple[Any, Iterable[Buffer]]
+Encoded = tuple[Any, Sequence[Buffer]]
 
 
 def encode(message: Message) -> list[Buffer]:
-    """Encode a message as the buffers of one frame.
+    """Encode a message as the buffers of one frame: the front, and each large body as it is.
 
     Raises:
         ProtocolError: The frame would be 4 GiB or more.
@@ -75,13 +80,18 @@ def encode(message: Message) -> list[Buffer]:
     kind, encoder = _ENCODERS[type(message)]
     meta, bodies = encoder(message)
     text = _to_json(meta).encode()
-    size = sum(map(len, bodies))
-    if size > _SCRATCH_BYTES:
-        text += b" " * (-(_HEAD.size + len(text)) % _ALIGNMENT)
-    length = AFTER_LENGTH_BYTES + len(text) + size
+    lengths = list(map(len, bodies))
+    length = AFTER_LENGTH_BYTES + len(text) + sum(lengths)
     if length >= 1 << 32:
         raise ProtocolError(f"a frame of {length} bytes cannot be sent")
-    return [_HEAD.pack(length, VERSION, kind, len(text)) + text, *bodies]
+    if not lengths or max(lengths) <= _SMALL_BYTES:
+        return [b"".join((_HEAD.pack(length, VERSION, kind, 0, len(text)), text, *bodies))]
+    small = [body for body in bodies if len(body) <= _SMALL_BYTES]
+    large = [body for body in bodies if len(body) > _SMALL_BYTES]
+    table = struct.pack(f"!{len(large)}I", *map(len, large))
+    length = AFTER_LENGTH_BYTES + len(table) + len(text) + sum(map(len, small))
+    head = _HEAD.pack(length, VERSION, kind, len(large), len(text))
+    return [b"".join((head, table, text, *small)), *large]
 
 
 def _encode_predict(predict: Predict) -> Encoded:
@@ -143,43 +153,41 @@ def _encode_call_reply(reply: CallReply) -> Encoded:
 
 
 class _Bodies:
-    """Reads the bodies of a frame in order; ``store`` is its buffer if it does not share it."""
+    """The bodies of a frame in order: small ones from ``start`` of its front, and large ones."""
 
-    def __init__(self, frame: memoryview, start: int, store: bytearray | None = None) -> None:
-        self._frame = frame
-        self._length = len(frame)
+    def __init__(self, front: memoryview, start: int, large: Sequence[bytearray]) -> None:
+        self._front = front
         self._at = start
-        self._store = store
+        self._end = len(front)
+        self._large = large
+        self._taken = 0
 
-    def take(self, length: int) -> memoryview:
-        end = self._at + length
-        if length < 0 or end > self._length:
-            raise ProtocolError(f"a body of {length} bytes does not fit its frame")
-        body = self._frame[self._at : end]
+    def take(self, length: int) -> bytes | bytearray:
+        """Return the next body; a small one is a copy."""
+        start, end = self._at, self._at + length
+        if not start <= end <= self._end or length > _SMALL_BYTES:
+            return self._large_of(length)
         self._at = end
-        return body
+        return bytes(self._front[start:end])
 
     def take_own(self, length: int) -> bytearray:
-        """Take a body that the receiver may keep and change.
+        """Return the next body for a receiver that may change it."""
+        start, end = self._at, self._at + length
+        if not start <= end <= self._end or length > _SMALL_BYTES:
+            return self._large_of(length)
+        self._at = end
+        return bytearray(self._front[start:end])
 
-        It is a copy, unless the last body is most of a frame that does not share its buffer: the
-        bytes before it are then deleted, which moves no memory.
-        """
-        store = self._store
-        if store is None or length <= self._length // 2 or self._at + length != self._length:
-            return bytearray(self.take(length))
-        self._at += length
-        front = len(store) - length
-        self._frame.release()
-        self._frame = _NOTHING  # only empty bodies can follow
-        try:
-            del store[:front]
-        except BufferError:  # the receiving code has a view of it: it cannot be resized
-            return store[front:]
-        return store
+    def _large_of(self, length: int) -> bytearray:
+        if length <= _SMALL_BYTES:
+            raise ProtocolError(f"a body of {length} bytes does not fit its frame")
+        place, self._taken = self._taken, self._taken + 1
+        if place >= len(self._large) or len(self._large[place]) != length:
+            raise ProtocolError(f"a large body of {length} bytes is not in its frame")
+        return self._large[place]
 
     def finish(self) -> None:
-        left = self._length - self._at
+        left = self._end - self._at + sum(map(len, self._large[self._taken :]))
         if left:
             raise ProtocolError(f"{left} bytes of the frame belong to no body")
 
@@ -231,7 +239,7 @@ def _decode_piece(meta: Any, bodies: _Bodies) -> Piece:
 
 def _predictions(described: Any, bodies: _Bodies) -> list[Prediction]:
     take = bodies.take
-    return [Prediction(bytes(take(n)), int(s), str(r), dict(h)) for n, s, r, h in described]
+    return [Prediction(take(n), int(s), str(r), dict(h)) for n, s, r, h in described]
 
 
 def _reader_of(hint: Any) -> Callable[[Any], Any]:
@@ -349,95 +357,163 @@ for _kind, _record in enumerate(_RECORDS, _FIRST_RECORD):
 _UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError)
 
 
-def decode(frame: memoryview, store: bytearray | None = None) -> Message:
-    """Decode a frame without its length field; ``store`` is its buffer if it does not share it."""
-    version, kind, meta_length = _AFTER_LENGTH.unpack_from(frame)
+def _decode(front: memoryview, head: _Head, large: Sequence[bytearray] = ()) -> Message:
+    version, kind, count, meta_length = head
     if version != VERSION:
         raise ProtocolError(f"protocol version {version}, expected {VERSION}")
     decoder = _DECODERS.get(kind)
     if decoder is None:
         raise ProtocolError(f"unknown kind of message: {kind}")
-    start = AFTER_LENGTH_BYTES + meta_length
-    if start > len(frame):
-        raise ProtocolError(f"{meta_length} bytes of meta do not fit a frame of {len(frame)}")
-    bodies = _Bodies(frame, start, store)
+    start = AFTER_LENGTH_BYTES + count * LENGTH_BYTES
+    end = start + meta_length
+    if end > len(front):
+        raise ProtocolError(f"{meta_length} bytes of meta do not fit a front of {len(front)}")
+    bodies = _Bodies(front, end, large)
     try:
-        message = decoder(_from_json(str(frame[AFTER_LENGTH_BYTES:start], "utf-8")), bodies)
+        message = decoder(_from_json(str(front[start:end], "utf-8")), bodies)
     except _UNREADABLE as error:
         raise ProtocolError(f"unreadable message of kind {kind}: {error}") from error
     bodies.finish()
     return message
 
 
+class _Arriving:
+    """A frame whose front has arrived: receives its large bodies, each into its own memory."""
+
+    def __init__(self, front: memoryview, head: _Head, lengths: Sequence[int]) -> None:
+        self._front = front
+        self._head = head
+        self._lengths = iter(lengths)
+        self._bodies: list[bytearray] = []
+        self._filled = 0  # of the last one
+        self.is_complete = False
+        self._begin_next()
+
+    def _begin_next(self) -> None:
+        length = next(self._lengths, None)
+        if length is None:
+            self.is_complete = True
+        else:
+            self._bodies.append(bytearray(length))
+            self._filled = 0
+
+    @property
+    def space(self) -> memoryview:
+        """The space for the next bytes of an incomplete body."""
+        return memoryview(self._bodies[-1])[self._filled :]
+
+    def received(self, count: int) -> None:
+        """Accept bytes in `space`."""
+        self._filled += count
+        if self._filled == len(self._bodies[-1]):
+            self._begin_next()
+
+    def take(self, data: memoryview) -> int:
+        """Copy bytes that were received with the front; return how many belong to the frame."""
+        taken = 0
+        while taken < len(data) and not self.is_complete:
+            space = self.space
+            count = min(len(space), len(data) - taken)
+            space[:count] = data[taken : taken + count]
+            taken += count
+            self.received(count)
+        return taken
+
+    def message(self) -> Message:
+        """Decode the complete frame."""
+        return _decode(self._front, self._head, self._bodies)
+
+
 class Decoder:
     """Decodes messages from a stream of bytes in pieces of any size.
 
-    The caller fills `buffer` from its front and calls `received` with the count. A frame longer
-    than the shared buffer gets a buffer of its size, so that a large body is received in place.
-    ``max_frame_bytes`` may be raised later.
+    The caller fills `buffer` from its front and calls `received` with the count. A large body, and
+    a front longer than the shared buffer, are received in place. ``max_frame_bytes`` may be raised
+    later.
     """
 
     def __init__(self, max_frame_bytes: int) -> None:
         self.max_frame_bytes = max_frame_bytes
-        self._store = bytearray(_SCRATCH_BYTES)
+        self._store = self._scratch = bytearray(_SCRATCH_BYTES)
         self._filled = 0
+        self._arriving: _Arriving | None = None
 
     @property
     def is_between_frames(self) -> bool:
         """Whether no message has been received in part."""
-        return not self._filled
+        return not self._filled and self._arriving is None
 
     @property
     def buffer(self) -> memoryview:
         """The space for the next bytes; never empty."""
+        if self._arriving is not None:
+            return self._arriving.space
         return memoryview(self._store)[self._filled :]
 
     def received(self, count: int) -> list[Message]:
         """Accept ``count`` new bytes in `buffer`; return the messages that are complete."""
+        messages: list[Message] = []
+        if (arriving := self._arriving) is not None:
+            arriving.received(count)
+            if arriving.is_complete:
+                self._arriving = None
+                messages.append(arriving.message())
+            return messages
         self._filled += count
-        if len(self._store) > _SCRATCH_BYTES:
-            return self._received_large()
-        messages = []
         start = 0
         view = memoryview(self._store)
-        while (end := self._end_of_frame(view, start)) is not None and end <= self._filled:
-            messages.append(decode(view[start + LENGTH_BYTES : end]))
+        while (end := self._end_of_front(view, start)) is not None and end <= self._filled:
+            front = view[start + LENGTH_BYTES : end]
             start = end
+            head = _AFTER_LENGTH.unpack_from(front)
+            if not head[_LARGE]:
+                messages.append(_decode(front, head))
+                continue
+            arriving = _Arriving(front, head, self._large_lengths(front, head[_LARGE]))
+            start += arriving.take(view[end : self._filled])
+            if not arriving.is_complete:  # its front stays in the store, which is not used
+                self._arriving = arriving
+                break
+            messages.append(arriving.message())
         self._keep_from(start)
         return messages
 
-    def _received_large(self) -> list[Message]:
-        store = self._store
-        if self._filled < len(store):
-            return []
-        self._store = bytearray(_SCRATCH_BYTES)
-        self._filled = 0
-        return [decode(memoryview(store)[LENGTH_BYTES:], store)]
-
-    def _end_of_frame(self, view: memoryview, start: int) -> int | None:
+    def _end_of_front(self, view: memoryview, start: int) -> int | None:
         if self._filled - start < LENGTH_BYTES:
             return None
         length = int.from_bytes(view[start : start + LENGTH_BYTES], "big")
         if not AFTER_LENGTH_BYTES <= length <= self.max_frame_bytes:
-            raise ProtocolError(
-                f"a frame of {length} bytes, "
-                f"allowed are {AFTER_LENGTH_BYTES} to {self.max_frame_bytes}"
-            )
+            raise self._wrong(length)
         return start + LENGTH_BYTES + length
 
+    def _large_lengths(self, front: memoryview, count: int) -> Sequence[int]:
+        if AFTER_LENGTH_BYTES + count * LENGTH_BYTES > len(front):
+            raise ProtocolError(f"{count} lengths do not fit a front of {len(front)}")
+        lengths = struct.unpack_from(f"!{count}I", front, AFTER_LENGTH_BYTES)
+        if min(lengths) <= _SMALL_BYTES:
+            raise ProtocolError(f"a large body of {min(lengths)} bytes")
+        length = len(front) + sum(lengths)
+        if length > self.max_frame_bytes:
+            raise self._wrong(length)
+        return lengths
+
+    def _wrong(self, length: int) -> ProtocolError:
+        allowed = f"{AFTER_LENGTH_BYTES} to {self.max_frame_bytes}"
+        return ProtocolError(f"a frame of {length} bytes, allowed are {allowed}")
+
     def _keep_from(self, start: int) -> None:
-        """Move the incomplete frame to the front of a large enough buffer."""
+        """Move the incomplete front to the beginning of a large enough buffer."""
         left = self._filled - start
+        self._filled = left
         if not left:  # the usual case: the peer waits for our answer
-            self._filled = 0
+            self._store = self._scratch
             return
         needed = _SCRATCH_BYTES
         if left >= LENGTH_BYTES:
             length = int.from_bytes(self._store[start : start + LENGTH_BYTES], "big")
             needed = max(needed, LENGTH_BYTES + length)
-        if start == 0 and needed == _SCRATCH_BYTES:
+        if start == 0 and needed <= len(self._store):
             return
-        store = self._store if needed == _SCRATCH_BYTES else bytearray(needed)
-        store[:left] = self._store[start : self._filled]
+        store = self._scratch if needed == _SCRATCH_BYTES else bytearray(needed)
+        store[:left] = self._store[start : start + left]
         self._store = store
-        self._filled = left

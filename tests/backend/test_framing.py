@@ -153,10 +153,13 @@ def joined(*sent: Message) -> bytes:
     return b"".join(bytes(buffer) for message in sent for buffer in encode(message))
 
 
-def frame(meta: Any, *rest: bytes, kind: int = REPLY, version: int = VERSION) -> bytes:
+def frame(
+    meta: Any, small: bytes = b"", *large: bytes, kind: int = REPLY, version: int = VERSION
+) -> bytes:
     text = meta if isinstance(meta, bytes) else json.dumps(meta).encode()
-    body = struct.pack("!BBI", version, kind, len(text)) + text + b"".join(rest)
-    return struct.pack("!I", len(body)) + body
+    lengths = struct.pack(f"!{len(large)}I", *map(len, large))
+    front = struct.pack("!BBII", version, kind, len(large), len(text)) + lengths + text + small
+    return b"".join((struct.pack("!I", len(front)), front, *large))
 
 
 def feed_in_pieces(data: bytes, sizes: Iterable[int], limit: int = LIMIT) -> list[Message]:
@@ -230,7 +233,7 @@ def test_a_number_that_is_none_is_refused(number: float) -> None:
 @pytest.mark.parametrize(
     ("data", "complaint"),
     [
-        (frame([0, 0, [], []], version=1), "version 1, expected 5"),
+        (frame([0, 0, [], []], version=1), "version 1, expected 6"),
         (frame([0, 0, [], []], kind=99), "unknown kind of message: 99"),
         (
             frame([0, 0, [], []], b"left"),
@@ -250,8 +253,11 @@ def test_a_number_that_is_none_is_refused(number: float) -> None:
         (frame(b"\xff"), "unreadable message of kind 2"),
         (frame(b"[" * 100_000), "unreadable message of kind 2"),
         (frame({"model_name": "x"}, kind=LOAD), "unreadable message of kind 10"),
-        (struct.pack("!IBBI", 6, VERSION, REPLY, 1), "1 bytes of meta do not fit"),
-        (struct.pack("!I", 5), "a frame of 5 bytes, allowed are 6"),
+        (struct.pack("!IBBII", 10, VERSION, REPLY, 0, 1), "1 bytes of meta do not fit"),
+        (struct.pack("!IBBII", 10, VERSION, REPLY, 9, 0), "9 lengths do not fit"),
+        (struct.pack("!I", 9), "a frame of 9 bytes, allowed are 10"),
+        (frame([0, 0, [], []], b"", b"x" * 16_384), "a large body of 16384 bytes"),
+        (frame([0, 0, [], []], b"", b"x" * 16_385), "16385 bytes of the frame belong to no body"),
     ],
 )
 def test_what_breaks_the_rules_is_refused_with_its_reason(data: bytes, complaint: str) -> None:
@@ -282,18 +288,41 @@ def test_a_plain_reply_does_not_carry_what_only_others_have() -> None:
 
 
 def test_a_large_body_is_received_in_place() -> None:
-    """Once its length is known, the rest of a frame goes where it stays: no growing, no moving."""
-    sent = Reply(predictions=[Prediction(bytes(range(256)) * 4096)])
+    """Once the front has arrived, the rest goes where it stays: no growing, no moving."""
+    body = bytes(range(256)) * 4096
+    front, large = encode(Reply(predictions=[Prediction(body)]))
+    decoder = Decoder(2 * len(body))
+    assert decoder.feed(front) == []
+    room = decoder.buffer
+    assert len(room) == len(body)
+    assert large is body
+    for start in range(0, 1_000_000, 100_000):
+        decoder.buffer[:100_000] = body[start : start + 100_000]
+        assert decoder.received(100_000) == []
+    [reply] = decoder.feed(body[1_000_000:])
+    assert isinstance(reply, Reply)
+    assert reply.predictions[0].body is room.obj
+    assert reply.predictions[0].body == body
+
+
+def test_a_long_front_is_received_in_place() -> None:
+    sent = Reply(predictions=[Prediction(b"x" * 16_000)] * 50)
     data = joined(sent)
     decoder = Decoder(2 * len(data))
     assert decoder.feed(data[:4]) == []
     room = decoder.buffer
     assert len(room) == len(data) - 4
-    for start in range(4, len(data) - 100_000, 100_000):
-        decoder.buffer[:100_000] = data[start : start + 100_000]
-        assert decoder.received(100_000) == []
-        assert decoder.buffer.obj is room.obj
-    assert decoder.feed(data[-len(decoder.buffer) :]) == [sent]
+    assert decoder.feed(data[4:-1]) == []
+    assert decoder.buffer.obj is room.obj
+    assert decoder.feed(data[-1:]) == [sent]
+
+
+def test_large_bodies_are_counted_in_the_limit_of_a_frame() -> None:
+    data = joined(Reply(predictions=[Prediction(b"x" * 20_000)] * 3))
+    length = len(data) - 4
+    assert Decoder(length).feed(data)
+    with pytest.raises(ProtocolError, match=f"a frame of {length} bytes"):
+        Decoder(length - 1).feed(data[:200])
 
 
 def test_after_a_large_frame_the_decoder_gives_its_memory_back() -> None:
@@ -356,4 +385,4 @@ def test_large_bodies_are_their_receivers_own(bodies: list[bytes]) -> None:
 def test_a_large_frame_with_a_body_of_another_length_is_refused(claimed: int) -> None:
     meta = [7, 0, [["id", {}, [["body", "", claimed]]]]]
     with pytest.raises(ProtocolError):
-        Decoder(LIMIT).feed(frame(meta, LARGE, kind=PREDICT))
+        Decoder(LIMIT).feed(frame(meta, b"", LARGE, kind=PREDICT))

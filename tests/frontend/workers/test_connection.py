@@ -273,7 +273,7 @@ def test_a_reply_may_be_as_long_as_the_largest_batch_so_far_allows(
             return str(await connection.lost)
 
     async def scenario() -> None:
-        assert "allowed are 6 to " + str(allowed) in await lost_after(allowed + 1)
+        assert "allowed are 10 to " + str(allowed) in await lost_after(allowed + 1)
         assert await lost_after(allowed) == "Worker disconnected."
 
     run(scenario())

@@ -16,5 +16,5 @@ def target(data: bytes) -> None:
     """As for any frame."""
     text, _, bodies = data[1:].partition(b"\n")
     kind = data[0] % 5 if data else 0
-    rest = struct.pack("!BBI", VERSION, kind, len(text)) + text + bodies
+    rest = struct.pack("!BBII", VERSION, kind, 0, len(text)) + text + bodies
     frames.target(struct.pack("!I", len(rest)) + rest)
