@@ -5,9 +5,11 @@ import logging
 import os
 import socket
 import threading
+from collections.abc import Sequence
 
 from marserve.backend.errors import FAILED
 from marserve.backend.framing import Decoder, encode
+from marserve.backend.large_messages import widen
 from marserve.backend.protocol import (
     Buffer,
     EndSequence,
@@ -28,6 +30,15 @@ logger = logging.getLogger(__name__)
 # The frontend limits requests; this only protects the memory from a broken peer.
 MAX_REQUEST_FRAME_BYTES = (1 << 32) - 1
 _JOINED_BYTES = 64 * 1024
+_MAX_BUFFERS = 1024  # of one system call (IOV_MAX)
+
+
+def _send_all(sock: socket.socket, buffers: Sequence[Buffer]) -> None:
+    sent = sock.sendmsg(buffers[:_MAX_BUFFERS])
+    for buffer in buffers:
+        if sent < len(buffer):
+            sock.sendall(memoryview(buffer)[sent:])
+        sent = max(0, sent - len(buffer))
 
 
 def encode_safely(message: Message) -> list[Buffer]:
@@ -56,6 +67,7 @@ class FrontendConnection:
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(True)
+        widen(sock)
         self._sock = sock
         self._decoder = Decoder(MAX_REQUEST_FRAME_BYTES)
         self._inbox: list[Message] = []
@@ -93,8 +105,7 @@ class FrontendConnection:
             if sum(map(len, buffers)) <= _JOINED_BYTES:  # one system call beats one copy
                 self._sock.sendall(b"".join(buffers))
                 return
-            for buffer in buffers:
-                self._sock.sendall(buffer)
+            _send_all(self._sock, buffers)
 
     def reply(self, number: int, answer: WorkerAnswer) -> None:
         """Send an answer to the message of this number."""

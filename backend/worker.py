@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, NoReturn, Self, TextIO
 from marserve.backend.connection import FrontendConnection
 from marserve.backend.errors import HandlerUnusable, load_status, sentence_of
 from marserve.backend.framing import record_reader
+from marserve.backend.large_messages import keep_freed_memory
 from marserve.backend.loader import Run, load_service
 from marserve.backend.profiling.measurements import Measurements
 from marserve.backend.protocol import (
@@ -95,6 +96,7 @@ def run(place: WorkerPlace, connection: FrontendConnection) -> NoReturn:
 
 
 def _become_worker(place: WorkerPlace) -> None:
+    keep_freed_memory()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if place.terminal_of:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import uvloop
 
+from marserve.backend.large_messages import keep_freed_memory
 from marserve.frontend.aio.background import BackgroundTasks, in_abandonable_thread, unless
 from marserve.frontend.catalog.changes import CatalogChanges
 from marserve.frontend.catalog.synchroniser import make_synchroniser
@@ -96,6 +97,7 @@ def serve(
     server is ended by force, in which case this does not return.
     """
     raise_descriptor_limit()
+    keep_freed_memory()
     faulthandler.enable(sys.__stderr__ or 2)  # systemd's watchdog aborts a server that hangs
     starter = ServiceManager.from_environ(os.environ)
     starter.main_process(os.getpid())

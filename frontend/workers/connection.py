@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
 from marserve.backend.framing import Decoder, encode
+from marserve.backend.large_messages import widen
 from marserve.backend.protocol import (
     Call,
     CallReply,
@@ -115,6 +116,7 @@ class WorkerConnection(asyncio.BufferedProtocol):
         cls, sock: socket.socket, *, max_response_bytes: int
     ) -> "WorkerConnection":
         """Return a connection over the frontend's end of a socket pair."""
+        widen(sock)
         loop = asyncio.get_running_loop()
         making = loop.create_task(
             loop.create_connection(lambda: cls(max_response_bytes), sock=sock)
