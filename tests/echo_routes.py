@@ -3,7 +3,7 @@
 import asyncio
 import json
 
-from marserve.backend.protocol import Input, Prediction
+from marserve.backend.protocol import Buffer, Input, Prediction
 from marserve.frontend.batching.jobs import OnAnswer
 from marserve.frontend.errors import PayloadTooLarge
 from marserve.frontend.http.request_bodies import is_form, plain_input, read_input
@@ -12,7 +12,7 @@ from marserve.frontend.http.responses import HttpResponse, prediction_response
 from marserve.frontend.http.router import Route, Submit
 
 #: The longest body. One with the word "refuse" in it is refused, too.
-MAX_BYTES = 5000
+MAX_BYTES = 100_000
 
 
 def _prediction_of(input_: Input) -> Prediction:
@@ -31,8 +31,8 @@ def _accept(request: PlainRequest) -> Submit | None:
     if is_form(request.headers.get("content-type", "")) or request.length > MAX_BYTES:
         return None
 
-    def submit(body: bytes, on_answer: OnAnswer) -> _Ticket:
-        if b"refuse" in body:
+    def submit(body: Buffer, on_answer: OnAnswer) -> _Ticket:
+        if b"refuse" in bytes(body):
             raise PayloadTooLarge(7)
         prediction = _prediction_of(plain_input(request, body, {"added": "here"}))
         return _Ticket(asyncio.get_running_loop().call_soon(on_answer, prediction))

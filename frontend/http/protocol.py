@@ -17,13 +17,26 @@ from typing import Any, cast
 
 import httptools
 
-from marserve.backend.protocol import Prediction
+from marserve.backend.protocol import Buffer, Prediction
 from marserve.frontend.batching.jobs import Answer, Stream
-from marserve.frontend.errors import BadRequest, NoWorker, ServeError, unexpected
+from marserve.frontend.errors import (
+    BadRequest,
+    NoWorker,
+    ServeError,
+    TooMuchInFlight,
+    unexpected,
+)
 from marserve.frontend.http.client import ClientConnection, enable_keepalive, peer_name
 from marserve.frontend.http.heads import Heads
+from marserve.frontend.http.large_bodies import LargeBody
 from marserve.frontend.http.limits import Connections
-from marserve.frontend.http.requests import IncomingRequest, PlainRequest, plain_request
+from marserve.frontend.http.request_bodies import CONTINUE, late_body
+from marserve.frontend.http.requests import (
+    LARGE_BYTES,
+    IncomingRequest,
+    PlainRequest,
+    plain_request,
+)
 from marserve.frontend.http.responses import (
     HttpResponse,
     check_prediction,
@@ -48,6 +61,8 @@ _COLLECTING_SECONDS = 1.0
 _MAX_HEAD_BYTES = 8190
 # Bytes that may arrive before the last request is answered; then reading pauses.
 _MAX_WAITING_BYTES = 1 << 16
+_END_OF_HEAD = b"\r\n\r\n"
+_NOTHING = memoryview(b"")
 
 
 class Connection(ClientConnection):
@@ -93,6 +108,7 @@ class Connection(ClientConnection):
         self._ticket: Ticket | None = None
         self._streaming: asyncio.Task[None] | None = None
         self._collecting_timer: asyncio.TimerHandle | None = None
+        self._large: LargeBody | None = None  # the body of the current request, while it arrives
         self._idle_since = 0.0
         self._idle_timer: asyncio.TimerHandle | None = None
 
@@ -238,42 +254,105 @@ class Connection(ClientConnection):
 
     def _read(self, parser: httptools.HttpRequestParser, data: bytes) -> None:
         """Read bytes of a request; submit it when it is complete, or leave it to aiohttp."""
-        incoming = self._incoming
+        incoming, rest = self._incoming, _NOTHING
+        if len(data) > LARGE_BYTES and not incoming.has_head:  # the parser would copy the body
+            data, rest = _split_behind_head(data)
         try:
             parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
-            self._leave_to_aiohttp()
+            self.leave_to_aiohttp()
             return
-        head_bytes = self._piece_bytes - incoming.body_bytes
+        head_bytes = self._piece_bytes - incoming.body_bytes - len(rest)
         # Several requests at once are aiohttp's, which answers them in their order.
         if incoming.has_more or head_bytes > _MAX_HEAD_BYTES:
-            self._leave_to_aiohttp()
+            self.leave_to_aiohttp()
             return
         if self._submit is None and incoming.has_head:
             request = self._request = plain_request(self, parser, incoming)
             self._submit = None if request is None else self._router.accept(request)
-            if self._submit is None:
-                self._leave_to_aiohttp()
+            if request is None or self._submit is None:
+                self.leave_to_aiohttp()
                 return
-        if incoming.is_complete and self._submit is not None and self._request is not None:
-            self._start(self._request, self._submit)
+            if request.length > LARGE_BYTES:
+                self._begin_large(request, head_bytes)
+                return
+        if rest:
+            self._read(parser, bytes(rest))
             return
+        if incoming.is_complete and self._submit is not None and self._request is not None:
+            self._start(self._request, self._submit, incoming.take_body())
+            return
+        self._wait_for_more()
+
+    def _wait_for_more(self) -> None:
         if self._submit is None:
             self._expect_head()
         else:
             self._head_since = None
             count = self._piece_bytes - self._held
             if self._usage.limit_of(self.client, count):
-                self._leave_to_aiohttp()  # it refuses the request, and reads on for a while
+                self.leave_to_aiohttp()  # it refuses the request, and reads on for a while
                 return
             self.hold(count)
         if self._collecting_timer is None:
             self._collecting_timer = self._loop.call_later(
-                _COLLECTING_SECONDS, self._leave_to_aiohttp
+                _COLLECTING_SECONDS, self.leave_to_aiohttp
             )
 
-    def _leave_to_aiohttp(self) -> None:
+    def _begin_large(self, request: PlainRequest, head_bytes: int) -> None:
+        """Receive the rest of a large body in place; of the request, the pieces have arrived."""
+        arrived, length = b"".join(self._pieces), request.length
+        first = memoryview(arrived)[head_bytes:]
+        try:
+            if len(first) < length:
+                self._large = LargeBody(self, length, first)
+        except TooMuchInFlight:
+            self.leave_to_aiohttp()
+            return
+        if len(first) > length:
+            self.leave_to_aiohttp()
+            return
+        self._pieces, self._piece_bytes = [arrived[:head_bytes]], head_bytes
+        self._incoming.reset()
+        self._parser = httptools.HttpRequestParser(self._incoming)  # the old one expects a body
+        if request.waits_for_continue:
+            self.transport.write(CONTINUE)
+        if self._large is None:
+            self.end_large(first)
+            return
+        self._head_since = None
+        self.transport.set_protocol(self._large)
+        self._check_large()
+
+    def _check_large(self) -> None:
+        """Refuse the request if its body is late."""
+        if self._large is None or self._request is None:
+            return
+        left = self._large.seconds_left()
+        if left > 0:
+            self._collecting_timer = self._loop.call_later(left, self._check_large)
+            return
+        self._stop_large()
+        self._refuse(self._request, late_body())
+
+    def _stop_large(self) -> None:
+        self._large = None
+        self.transport.set_protocol(self)
+
+    def end_large(self, body: Buffer) -> None:
+        """Submit the request: its large body is complete."""
+        if self._large is not None:
+            self._stop_large()
+        self._piece_bytes += len(body)
+        assert self._request is not None
+        assert self._submit is not None
+        self._start(self._request, self._submit, body)
+
+    def leave_to_aiohttp(self) -> None:
         """Hand the connection over, with all bytes of the last request."""
+        if self._large is not None:
+            self._pieces.append(bytes(self._large.arrived))
+            self._stop_large()
         for timer in (self._collecting_timer, self._idle_timer):
             if timer is not None:
                 timer.cancel()
@@ -299,7 +378,7 @@ class Connection(ClientConnection):
             self.resume_reading()
             self._read(parser, b"".join(self._pieces))
 
-    def _start(self, request: PlainRequest, submit: Submit) -> None:
+    def _start(self, request: PlainRequest, submit: Submit, body: Buffer) -> None:
         self._head_since = self._submit = None
         if self._collecting_timer is not None:
             self._collecting_timer.cancel()
@@ -310,7 +389,7 @@ class Connection(ClientConnection):
         try:
             if size > self._usage.uncounted_bytes:
                 self.hold(size - self._held)
-            self._ticket = submit(self._incoming.take_body(), self._on_answer)
+            self._ticket = submit(body, self._on_answer)
         except ServeError as error:
             self._refuse(request, error)
         except Exception as error:  # the last resort
@@ -382,6 +461,16 @@ class Connection(ClientConnection):
             self._idle_timer = self._loop.call_later(after, self._check_idle)
         else:
             self.close()
+
+
+def _split_behind_head(data: bytes) -> tuple[bytes, memoryview]:
+    """Return the bytes up to the end of a head, and those behind it; all and none if it has no end.
+
+    If the end of the head is cut in two, some of the body is in the first part, which is harmless.
+    """
+    found = data.find(_END_OF_HEAD)
+    end = len(data) if found < 0 else found + len(_END_OF_HEAD)
+    return data[:end], memoryview(data)[end:]
 
 
 class _AiohttpTransport:

@@ -14,11 +14,13 @@ from collections.abc import Mapping
 from aiohttp import StreamReader, web
 from aiohttp.http import HttpProcessingError
 
-from marserve.backend.protocol import Input, Part
+from marserve.backend.protocol import Buffer, Input, Part
 from marserve.frontend.errors import BadRequest, PayloadTooLarge
 from marserve.frontend.http import forms
 from marserve.frontend.http.requests import HttpRequest, PlainRequest
 
+#: The answer to ``Expect: 100-continue``.
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _FORM = "application/x-www-form-urlencoded"
 _MULTIPART = "multipart/form-data"
 
@@ -49,7 +51,7 @@ async def read_input(
     return Input(request.id, headers, parts)
 
 
-def plain_input(request: PlainRequest, body: bytes, extra: Mapping[str, str]) -> Input:
+def plain_input(request: PlainRequest, body: Buffer, extra: Mapping[str, str]) -> Input:
     """Return the `Input` of a plain request and its body, without its query."""
     media_type = request.headers.get("content-type", "").partition(";")[0]
     return Input(request.id, {**request.raw_headers, **extra}, [Part("body", media_type, body)])
@@ -82,7 +84,7 @@ async def read_body(request: HttpRequest, max_bytes: int) -> bytes:
         raise PayloadTooLarge(max_bytes)
     expects = request.headers.get("expect", "").lower() == "100-continue"
     if expects and not transport.is_closing():
-        transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        transport.write(CONTINUE)
     chunks: list[bytes] = []
     size = 0
     end = asyncio.get_running_loop().time() + limits.body_timeout
@@ -108,7 +110,12 @@ async def _next_chunk(content: StreamReader, stall: float, end: float) -> bytes:
         async with asyncio.timeout_at(min(now + stall, end)):
             return await content.readany()
     except TimeoutError:
-        raise BadRequest("The request body did not arrive in time.", status=408) from None
+        raise late_body() from None
+
+
+def late_body() -> BadRequest:
+    """Return the error of a request whose body comes too slowly."""
+    return BadRequest("The request body did not arrive in time.", status=408)
 
 
 async def _parts(request: HttpRequest, body: bytes) -> list[Part]:

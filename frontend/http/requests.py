@@ -1,7 +1,8 @@
 """Requests over HTTP, as routes get them, and how a plain one is read.
 
 A *plain* request is a POST or PUT of HTTP/1.1 to a path, with a length, that keeps the connection,
-has a host, no header twice, none of `_SPECIAL_HEADERS`, and only ASCII in its head.
+has a host, no header twice, none of `_SPECIAL_HEADERS`, and only ASCII in its head. It may expect
+100-continue if its body is large, as curl's requests do.
 """
 
 import time
@@ -18,11 +19,13 @@ from marserve.frontend.http.client import ClientConnection
 from marserve.frontend.http.responses import HttpResponse, error_response
 from marserve.frontend.serving.request_ids import new_request_id
 
+#: A longer body is large; a shorter one arrives in one or two pieces.
+LARGE_BYTES = 1 << 16
 # aiohttp refuses more of them.
 _MAX_HEADERS = 100
 _METHODS: Final = (b"POST", b"PUT")
 # They request more than an answer.
-_SPECIAL_HEADERS: Final = frozenset(("expect", "te", "trailer", "transfer-encoding", "upgrade"))
+_SPECIAL_HEADERS: Final = frozenset(("te", "trailer", "transfer-encoding", "upgrade"))
 
 
 class HttpRequest:
@@ -57,6 +60,7 @@ class PlainRequest:
     id: str
     arrived: float
     connection: ClientConnection
+    waits_for_continue: bool  # whether the client sends the body after an answer 100
     refuse: Callable[[ServeError], HttpResponse] = error_response  # see `Route`
 
 
@@ -122,6 +126,10 @@ class IncomingRequest:
         self.is_complete = True
 
 
+def _may_wait(expectation: str, length: int) -> bool:
+    return expectation.lower() == "100-continue" and length > LARGE_BYTES
+
+
 def plain_request(
     connection: ClientConnection, parser: httptools.HttpRequestParser, incoming: IncomingRequest
 ) -> PlainRequest | None:
@@ -141,10 +149,14 @@ def plain_request(
     except UnicodeDecodeError:
         return None
     length = by_name.get("content-length", "")
+    expectation = by_name.pop("expect", "")
+    if expectation:  # handlers do not see it
+        raw_headers = {key: raw_headers[key] for key in raw_headers if key.lower() != "expect"}
     if (
         not target.startswith("/")
         or not length.isdecimal()
-        or len(by_name) != len(headers)
+        or len(by_name) + bool(expectation) != len(headers)
+        or (expectation and not _may_wait(expectation, int(length)))
         or not _SPECIAL_HEADERS.isdisjoint(by_name)
         or "host" not in by_name
         or by_name.get("connection", "keep-alive").lower() != "keep-alive"
@@ -160,4 +172,5 @@ def plain_request(
         new_request_id(),
         time.monotonic(),
         connection,
+        bool(expectation),
     )

@@ -9,6 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import KW_ONLY, dataclass
 
+from marserve.backend.protocol import Buffer
 from marserve.frontend.batching.jobs import OnAnswer
 from marserve.frontend.errors import InvalidToken, RouteNotFound, ServeError, unexpected
 from marserve.frontend.http.requests import HttpRequest, PlainRequest
@@ -25,7 +26,7 @@ ANY_OTHER = "*"
 
 
 #: Submits a plain request, given its body, or raises the `ServeError` that refuses it.
-Submit = Callable[[bytes, OnAnswer], Ticket]
+Submit = Callable[[Buffer, OnAnswer], Ticket]
 
 
 @dataclass(frozen=True)

@@ -18,12 +18,12 @@ import heapq
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
-from marserve.backend.protocol import Input
+from marserve.backend.protocol import Buffer, Input
 from marserve.frontend.aio.long_work import Steps
 from marserve.frontend.batching.jobs import OnAnswer
 from marserve.frontend.errors import BadRequest, RouteNotFound
 from marserve.frontend.http.request_bodies import is_form, plain_input, query_value, read_input
-from marserve.frontend.http.requests import HttpRequest, PlainRequest
+from marserve.frontend.http.requests import LARGE_BYTES, HttpRequest, PlainRequest
 from marserve.frontend.http.responses import HttpResponse, json_response, prediction_response
 from marserve.frontend.http.router import ANY_OTHER, Route, Submit
 from marserve.frontend.operations.predictions import predict, predict_rows
@@ -100,10 +100,17 @@ class Predictor:
     ) -> Submit | None:
         """Accept a plain request, for a model that does not split lists (`Route`)."""
         model = self.registry.find(name, version)
-        if model.settings.batching.splits_lists:
+        if model.settings.batching.splits_lists or _refuses_unread(model, request):
             return None
         by_version = version is not None
         return accept_plain(request, self.max_request_bytes, model.submit, by_version, extra)
+
+
+def _refuses_unread(model: ModelVersion, request: PlainRequest) -> bool:
+    """Return whether a large body need not be received, because the request is refused now."""
+    return request.length > LARGE_BYTES and bool(
+        not model.workers.is_open or model.why_full(request.connection.share_in_flight)
+    )
 
 
 def accept_plain(
@@ -118,7 +125,7 @@ def accept_plain(
         return None
     options = read_request_options(request.headers)
 
-    def submit(body: bytes, on_answer: OnAnswer) -> Ticket:
+    def submit(body: Buffer, on_answer: OnAnswer) -> Ticket:
         input_ = plain_input(request, body, extra)
         return submit_to(PredictRequest(input_, request.arrived, by_version, options), on_answer)
 

@@ -33,6 +33,7 @@ def raw(*lines: str, body: bytes = b"") -> bytes:
 
 PLAIN = post()
 CHUNKED = raw("POST /model HTTP/1.1", "Host: h", "Transfer-Encoding: chunked")
+LARGE = post(body=b"x" * MAX_BYTES)
 FORM = post("Content-Type: application/x-www-form-urlencoded", body=b"a=1&b=2")
 
 REQUESTS = {
@@ -47,7 +48,17 @@ REQUESTS = {
     "a method in lower case": post(start="post /model HTTP/1.1"),
     "an empty body": post(body=b""),
     "no length": raw("POST /model HTTP/1.1", "Host: h"),
-    "a large body": post(body=b"x" * MAX_BYTES),
+    "a large body": LARGE,
+    "a large body that is refused": post(body=b"refuse" + b"x" * 80_000),
+    "a large body behind an expectation": post("Expect: 100-continue", body=b"x" * MAX_BYTES),
+    "a large body with two ends of a head": post(body=b"\r\n\r\n" * 20_000),
+    "a part of a large body": LARGE[:-1],
+    "a little of a large body": LARGE[:200],
+    "the head of a large body": LARGE[: LARGE.index(b"xx")],
+    "large ones": LARGE * 2,
+    "large, small and large": LARGE + PLAIN + LARGE,
+    "large and special": LARGE + FORM,
+    "large and a part": LARGE + PLAIN[:20],
     "a body too large": post(body=b"x" * (MAX_BYTES + 1)),
     "form": FORM,
     "JSON": post("Content-Type: application/json; charset=utf-8", body=b"[1]"),
@@ -151,7 +162,8 @@ def _pieces(sent: bytes, how: str) -> list[bytes]:
         return [sent]
     if how == "halves":
         return [sent[: len(sent) // 2], sent[len(sent) // 2 :]]
-    step = 1 if len(sent) < 1000 else 61  # each piece is a pass of the event loop
+    # Each piece is a pass of the event loop.
+    step = 1 if len(sent) < 1000 else 61 if len(sent) < 50_000 else 6007
     return [sent[at : at + step] for at in range(0, len(sent), step)]
 
 

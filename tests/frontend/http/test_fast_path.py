@@ -576,3 +576,139 @@ def test_nothing_is_left_for_the_garbage_collector(
         with_model(test)
     finally:
         gc.enable()
+
+
+# -- large bodies, which are received in place ----------------------------------------------------
+
+LARGE = bytes(range(256)) * 1000
+
+
+async def send_slowly(client: Client, data: bytes, seconds: float, size: int) -> None:
+    for at in range(0, len(data), size):
+        client[1].write(data[at : at + size])
+        await asyncio.sleep(seconds)
+
+
+def test_a_large_body_is_received_into_the_memory_where_it_stays(
+    with_model: Callable[..., None], model: Model
+) -> None:
+    async def test(listener: Any) -> None:
+        client = await listener.connect()
+        await send_slowly(client, post(LARGE), 0.01, 50_000)
+        request = await model.queue.get()
+        assert type(request.body) is bytearray
+        assert request.body == LARGE
+        assert listener.server.usage.bytes >= len(LARGE)
+        request.answer(Prediction(b"read"))
+        assert await answer(client) == (200, b"read")
+        assert listener.server.usage.bytes == 0
+        client[1].write(post(b"next"))
+        await model.answer()
+        assert await answer(client) == (200, b"fast next")
+
+    with_model(test)
+
+
+def test_a_large_body_may_take_as_long_as_its_rate_allows(
+    listen: Callable[..., None], model: Model
+) -> None:
+    async def test(listener: Any) -> None:
+        client = await listener.connect()
+        await send_slowly(client, post(LARGE), 9.0, 10_000)
+        await model.answer(Prediction(b"read"))
+        assert await answer(client) == (200, b"read")
+
+    listen(test, model.routes, ConnectionLimits(body_timeout=10.0, body_rate=1000))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "limits"),
+    [
+        pytest.param(11.0, ConnectionLimits(body_timeout=10.0), id="a pause"),
+        pytest.param(9.0, ConnectionLimits(body_timeout=10.0, body_rate=2000), id="too slow"),
+    ],
+)
+def test_a_large_body_that_is_late_is_refused(
+    listen: Callable[..., None], model: Model, seconds: float, limits: ConnectionLimits
+) -> None:
+    async def test(listener: Any) -> None:
+        client = await listener.connect()
+        sending = asyncio.ensure_future(send_slowly(client, post(LARGE), seconds, 10_000))
+        status, body = await answer(client)
+        assert (status, b"did not arrive in time" in body) == (408, True)
+        assert await client[0].read() == b""
+        sending.cancel()
+        assert model.queue.empty()
+        assert listener.server.usage.bytes == 0
+
+    listen(test, model.routes, limits)
+
+
+def test_memory_of_a_large_body_follows_what_has_arrived(
+    with_model: Callable[..., None], model: Model, fakes: Any
+) -> None:
+    async def test(listener: Any) -> None:
+        client, usage = await listener.connect(), listener.server.usage
+        head = b"POST /model HTTP/1.1\r\nHost: h\r\nContent-Length: 100000000\r\n\r\n"
+        client[1].write(head)
+        await fakes.drain_loop()
+        assert usage.bytes <= 65_536
+        client[1].write(b"x" * 70_000)
+        await fakes.drain_loop()
+        assert 70_000 <= usage.bytes <= 128 * 70_000
+        client[1].transport.abort()
+        await fakes.drain_loop()
+        assert usage.bytes == 0
+        assert model.queue.empty()
+
+    with_model(test)
+
+
+@pytest.mark.parametrize("allowed", [50_000, 100_000, 255_000])
+def test_a_large_body_that_exceeds_the_bytes_in_flight_is_refused(
+    listen: Callable[..., None], model: Model, allowed: int
+) -> None:
+    async def test(listener: Any) -> None:
+        client = await listener.connect()
+        sending = asyncio.ensure_future(send_slowly(client, post(LARGE), 0.01, 20_000))
+        status, body = await answer(client)
+        assert (status, b"max_bytes_in_flight allows no more" in body) == (503, True)
+        sending.cancel()
+        assert model.queue.empty()
+
+    listen(test, model.routes, ConnectionLimits(max_bytes_in_flight=allowed))
+
+
+@pytest.mark.parametrize("ends", ["half-close", "abort"])
+def test_a_client_that_leaves_in_the_middle_of_a_large_body_is_forgotten(
+    with_model: Callable[..., None], model: Model, fakes: Any, ends: str
+) -> None:
+    async def test(listener: Any) -> None:
+        client = await listener.connect()
+        client[1].write(post(LARGE)[:-1])
+        await fakes.drain_loop()
+        if ends == "half-close":
+            client[1].write_eof()
+            assert await client[0].read() == b""
+        else:
+            client[1].transport.abort()
+        await fakes.drain_loop()
+        assert listener.server.usage.bytes == 0
+        assert model.queue.empty()
+
+    with_model(test)
+
+
+def test_a_client_that_waits_for_100_before_a_large_body_gets_it(
+    with_model: Callable[..., None], model: Model
+) -> None:
+    async def test(listener: Any) -> None:
+        client = await listener.connect()
+        request = post(LARGE, "model", "Expect: 100-continue")
+        client[1].write(request[: -len(LARGE)])
+        assert await client[0].readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        client[1].write(LARGE)
+        await model.answer(Prediction(b"read"))
+        assert await answer(client) == (200, b"read")
+
+    with_model(test)

@@ -1,0 +1,92 @@
+"""Receives a large body into the memory where it stays, instead of in pieces that are joined.
+
+While a body arrives, its `LargeBody` is the protocol of the transport, in place of the connection.
+It reads exactly the body, so that the next request is the connection's again.
+"""
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from marserve.frontend.errors import TooMuchInFlight
+from marserve.frontend.http.requests import LARGE_BYTES
+
+if TYPE_CHECKING:
+    from marserve.frontend.http.protocol import Connection
+
+# At most so many times what has arrived is allocated, so that a client which sends little does not
+# make the server use much memory; and at most so many bytes at once, which are set to 0.
+_FACTOR = 128
+_MAX_STEP = 1 << 25
+
+
+class LargeBody(asyncio.BufferedProtocol):
+    """The body of a plain request, of ``length`` bytes; ``first`` are those that have arrived.
+
+    TooMuchInFlight is raised if the limits of the listener do not allow it.
+    """
+
+    def __init__(self, connection: "Connection", length: int, first: memoryview) -> None:
+        self._connection = connection
+        self._length = length
+        self._filled = len(first)
+        self._allowed = 0  # counted as in flight
+        self._allow_more()
+        self._memory = bytearray(self._allowed)
+        self._memory[: len(first)] = first
+        self._loop = asyncio.get_running_loop()
+        self._started = self._last = self._loop.time()
+
+    def _allow_more(self) -> None:
+        wanted = max(LARGE_BYTES, min(self._filled * _FACTOR, self._filled + _MAX_STEP))
+        more = min(wanted, self._length) - self._allowed
+        self._connection.hold(more)
+        self._allowed += more
+
+    @property
+    def arrived(self) -> memoryview:
+        """What has arrived."""
+        return memoryview(self._memory)[: self._filled]
+
+    def seconds_left(self) -> float:
+        """Return how long the next bytes, and all of them, may still take; 0 or less if late."""
+        limits = self._connection.limits
+        end = self._last
+        if limits.body_rate:
+            end = min(end, self._started + self._filled / limits.body_rate)
+        return end + limits.body_timeout - self._loop.time()
+
+    # Called by the event loop, as an asyncio.BufferedProtocol
+
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - asyncio's signature
+        """Return the memory for the next bytes."""
+        if self._filled == len(self._memory):
+            self._memory.extend(bytes(self._allowed - self._filled))
+        return memoryview(self._memory)[self._filled :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Give the body to the connection when it is complete, or when it may not grow."""
+        self._filled += nbytes
+        self._last = self._loop.time()
+        if self._filled == self._length:
+            self._connection.end_large(self._memory)
+        elif self._filled == self._allowed:
+            try:
+                self._allow_more()
+            except TooMuchInFlight:
+                self._connection.leave_to_aiohttp()
+
+    def eof_received(self) -> bool | None:
+        """As the connection."""
+        return self._connection.eof_received()
+
+    def pause_writing(self) -> None:
+        """As the connection."""
+        self._connection.pause_writing()
+
+    def resume_writing(self) -> None:
+        """As the connection."""
+        self._connection.resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """As the connection."""
+        self._connection.connection_lost(exc)
