@@ -17,10 +17,11 @@ parameters of the query; /predictions and /explanations ignore them, and add the
 import heapq
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
-from marserve.backend.protocol import Buffer, Input
-from marserve.frontend.aio.long_work import Steps
-from marserve.frontend.batching.jobs import OnAnswer
+from marserve.backend.protocol import Buffer, Input, Prediction
+from marserve.frontend.aio.long_work import LongWork, Steps
+from marserve.frontend.batching.jobs import OnAnswer, Stream
 from marserve.frontend.errors import BadRequest, RouteNotFound
 from marserve.frontend.http.request_bodies import is_form, plain_input, query_value, read_input
 from marserve.frontend.http.requests import LARGE_BYTES, HttpRequest, PlainRequest
@@ -30,6 +31,7 @@ from marserve.frontend.operations.predictions import predict, predict_rows
 from marserve.frontend.operations.request_options import read_request_options
 from marserve.frontend.operations.tensor_rows import TensorRows
 from marserve.frontend.rest.api_description import describe_model_inference
+from marserve.frontend.serving.answer_tasks import AnswerTask
 from marserve.frontend.serving.model_version import ModelVersion
 from marserve.frontend.serving.predict_request import PredictRequest, Ticket
 from marserve.frontend.serving.readiness import (
@@ -86,14 +88,7 @@ class Predictor:
             input_ = await read_input(request, limit, extra, with_query=with_query)
         predict_request.input = input_
         long_work = request.connection.long_work
-        if convert is not None:
-            converted = await long_work.run(convert(input_, model))
-            if isinstance(converted, TensorRows):
-                rows, join = converted.rows, converted.join
-                joined = await predict_rows(model, predict_request, rows, join, long_work)
-                return prediction_response(joined)
-            predict_request.input = converted
-        return prediction_response(await predict(model, predict_request, long_work))
+        return prediction_response(await _predict(model, predict_request, long_work, convert))
 
     def accept(
         self, request: PlainRequest, name: str, version: str | None, extra: Extra
@@ -105,12 +100,38 @@ class Predictor:
         by_version = version is not None
         return accept_plain(request, self.max_request_bytes, model.submit, by_version, extra)
 
+    def accept_converted(
+        self, request: PlainRequest, name: str, version: str | None, extra: Extra, convert: Convert
+    ) -> Submit | None:
+        """Accept a plain request of which ``convert`` makes the model's input (`Route`)."""
+        model, connection = self.registry.find(name, version), request.connection
+        if _refuses_unread(model, request):
+            return None
+
+        def submit(predict_request: PredictRequest, on_answer: OnAnswer) -> Ticket:
+            predict_request.holding = connection.holding
+            answer = partial(_predict, model, predict_request, connection.long_work, convert)
+            return AnswerTask(answer, on_answer, f"A request to model {name}")
+
+        return accept_plain(request, self.max_request_bytes, submit, version is not None, extra)
+
 
 def _refuses_unread(model: ModelVersion, request: PlainRequest) -> bool:
     """Return whether a large body need not be received, because the request is refused now."""
     return request.length > LARGE_BYTES and bool(
         not model.workers.is_open or model.why_full(request.connection.share_in_flight)
     )
+
+
+async def _predict(
+    model: ModelVersion, request: PredictRequest, long_work: LongWork, convert: Convert | None
+) -> Prediction | Stream:
+    if convert is not None:
+        converted = await long_work.run(convert(request.input, model))
+        if isinstance(converted, TensorRows):
+            return await predict_rows(model, request, converted.rows, converted.join, long_work)
+        request.input = converted
+    return await predict(model, request, long_work)
 
 
 def accept_plain(
@@ -142,8 +163,10 @@ def inference_routes(registry: ModelRegistry, max_request_bytes: int) -> Mapping
             inference.predictions, "inference", accept=inference.accept_prediction
         ),
         "explanations": Route(inference.explanations, "inference"),
-        "invocations": Route(inference.invocations, "inference"),
-        "models": Route(inference.invoke, "inference"),
+        "invocations": Route(
+            inference.invocations, "inference", accept=inference.accept_invocation
+        ),
+        "models": Route(inference.invoke, "inference", accept=inference.accept_invoke),
         ANY_OTHER: Route(inference.legacy, "inference"),
     }
 
@@ -209,14 +232,26 @@ class _Inference(Predictor):
         """The query, the only model loaded at start, or a form names the model."""
         if len(request.segments) > 1:
             raise RouteNotFound
-        name = query_value(request, "model_name")
-        if not name:
-            at_start = {model.name for model in self.registry if model.origin.at_start}
-            name = at_start.pop() if len(at_start) == 1 else ""
+        name = query_value(request, "model_name") or self._only_model()
         if name:
             return await self.predict(request, name, with_query=True)
         input_ = await read_input(request, self.max_request_bytes, {}, with_query=True)
         return await self.predict(request, _model_name_in(input_), input_=input_)
+
+    def accept_invocation(self, request: PlainRequest) -> Submit | None:
+        if len(request.segments) > 1 or "?" in request.target or not (name := self._only_model()):
+            return None
+        return self.accept(request, name, None, _NO_HEADERS)
+
+    def _only_model(self) -> str:
+        at_start = {model.name for model in self.registry if model.origin.at_start}
+        return at_start.pop() if len(at_start) == 1 else ""
+
+    def accept_invoke(self, request: PlainRequest) -> Submit | None:
+        match request.segments:
+            case [_, name, "invoke"] if "?" not in request.target:
+                return self.accept(request, name, None, _NO_HEADERS)
+        return None
 
     def invoke(self, request: HttpRequest) -> Awaitable[HttpResponse]:
         match request.segments:

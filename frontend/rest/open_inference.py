@@ -13,9 +13,9 @@ from marserve.backend.protocol import Input
 from marserve.frontend.aio.long_work import Steps
 from marserve.frontend.errors import BadRequest, MethodNotAllowed, RouteNotFound, ServeError
 from marserve.frontend.http.request_bodies import read_body
-from marserve.frontend.http.requests import HttpRequest
+from marserve.frontend.http.requests import HttpRequest, PlainRequest
 from marserve.frontend.http.responses import HttpResponse, error_response, json_response
-from marserve.frontend.http.router import Route
+from marserve.frontend.http.router import Route, Submit
 from marserve.frontend.operations.open_inference import asked_model, input_of_body
 from marserve.frontend.operations.open_inference_models import OpenInferenceModels
 from marserve.frontend.operations.tensor_rows import TensorRows
@@ -38,8 +38,11 @@ def open_inference_routes(
     models = OpenInferenceModels(registry)
     protocol = _OpenInference(registry, max_request_bytes, models=models)
     if is_whole:
-        return {"v2": Route(protocol.serve, "inference", refusal)}
-    return {"v2": Route(protocol.predictions, "inference")}
+        return {
+            "v2": Route(protocol.serve, "inference", refusal, accept=protocol.accept_prediction)
+        }
+    accept = protocol.accept_unversioned
+    return {"v2": Route(protocol.predictions, "inference", accept=accept)}
 
 
 def repository_routes(models: OpenInferenceModels) -> Mapping[str, Route]:
@@ -60,6 +63,18 @@ class _OpenInference(Predictor):
             case [_, "models", name, verb] if verb in _VERBS:
                 return await self._predict(request, name, None, verb)
         raise RouteNotFound
+
+    def accept_unversioned(self, request: PlainRequest) -> Submit | None:
+        match request.segments:
+            case [_, "models", name, verb] if verb in _VERBS:
+                return self.accept_converted(request, name, None, _VERBS[verb], _converted)
+        return None
+
+    def accept_prediction(self, request: PlainRequest) -> Submit | None:
+        match request.segments:
+            case [_, "models", name, "versions", version, verb] if verb in _VERBS:
+                return self.accept_converted(request, name, version, _VERBS[verb], _converted)
+        return self.accept_unversioned(request)
 
     async def serve(self, request: HttpRequest) -> HttpResponse:
         match request.segments:

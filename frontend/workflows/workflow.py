@@ -3,11 +3,11 @@
 import asyncio
 import http
 import json
-import logging
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from marserve.backend.protocol import Buffer, Prediction
 from marserve.frontend.aio.long_work import LongWork, Steps
@@ -18,29 +18,15 @@ from marserve.frontend.errors import (
     ServeError,
     ServerBusy,
     WorkflowNotFound,
-    unexpected,
 )
+from marserve.frontend.serving.answer_tasks import AnswerTask
 from marserve.frontend.serving.predict_request import PredictRequest, Ticket
 from marserve.frontend.workflows.execution import Graph, Run
 from marserve.frontend.workflows.timeline import RunTimes
 
-logger = logging.getLogger(__name__)
-
 _MAX_RUNS_KEPT = 100
 _JSON = "application/json"
 _PHRASES = {status.value: status.phrase for status in http.HTTPStatus}
-
-
-class _RunTicket:
-    """The `Ticket` of a run in a separate task."""
-
-    dispatched = None  # a run has several requests
-
-    def __init__(self, task: "asyncio.Task[None]") -> None:
-        self._task = task
-
-    def cancel(self) -> None:
-        self._task.cancel()
 
 
 @dataclass(eq=False)
@@ -95,18 +81,7 @@ class Workflow:
     def submit(self, request: PredictRequest, on_answer: OnAnswer) -> Ticket:
         """Run the workflow in a task; ``on_answer`` is called once, after submit has returned."""
         self.check()
-        return _RunTicket(asyncio.get_running_loop().create_task(self._answer(request, on_answer)))
-
-    async def _answer(self, request: PredictRequest, on_answer: OnAnswer) -> None:
-        answer: Prediction | ServeError
-        try:
-            answer = await self.run(request)
-        except ServeError as error:
-            answer = error
-        except Exception as error:  # the last resort: the client must get an answer
-            logger.exception("Workflow %s cannot be run.", self.name)
-            answer = unexpected(error)
-        on_answer(answer)
+        return AnswerTask(partial(self.run, request), on_answer, f"Workflow {self.name}")
 
     async def drained(self) -> None:
         """Wait until there is no run, without a deadline; callers set one."""
