@@ -1,5 +1,6 @@
 """The models of the campaign, one for each mode of serving, and the requests they get."""
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -105,6 +106,11 @@ FLOW = Served("flow__echo", workflow="flow")
 ALL = (*SERVED, SEQUENCES, CALLER, FLOW)
 
 
+# Received in place by one side or both, or by neither.
+_LARGE_BYTES = (20_000, 100_000, 1_000_000)
+_LARGE_SHARE = 0.1
+
+
 @dataclass(frozen=True)
 class Request:
     """A prediction, and what its answer must say."""
@@ -128,6 +134,9 @@ def make_request(model: Served, token: str, rng: Random, **order: Any) -> Reques
     repeat = rng.randint(1, 5) if model.form == "steps" else size
     order = {"token": token, "repeat": repeat, "ms": rng.choice((0, 1, 1, 5, 20)), **order}
     answer = " ".join([token] * order["repeat"])
+    if model.form not in ("list", "steps") and rng.random() < _LARGE_SHARE:
+        filler = order["filler"] = rng.randbytes(rng.choice(_LARGE_BYTES) // 2).hex()
+        answer += f" {hashlib.sha256(filler.encode()).hexdigest()} {filler}"
     misdeed = order.get("do", "")
     if model.form == "list":
         items = [{**order, "token": f"{token}.{number}"} for number in range(rng.randint(1, 6))]

@@ -1,9 +1,10 @@
 """What the handlers of the campaign have in common; packed with each of them.
 
 A request is a JSON object: ``token`` and ``repeat`` say what is answered, ``ms`` how long it takes,
-``do`` what goes wrong.
+``do`` what goes wrong. A ``filler`` makes request and answer large; the answer has its digest, too.
 """
 
+import hashlib
 import json
 import os
 import subprocess
@@ -22,7 +23,10 @@ def read(row):
 
 
 def answer(order):
-    return " ".join([order["token"]] * order.get("repeat", 1))
+    words = [order["token"]] * order.get("repeat", 1)
+    if filler := order.get("filler"):
+        words += [hashlib.sha256(filler.encode()).hexdigest(), filler]
+    return " ".join(words)
 
 
 def obey(orders):
