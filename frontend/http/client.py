@@ -116,6 +116,10 @@ class ClientConnection(asyncio.Protocol):
             self._usage.hold(self.client, count)
             self._held += count
 
+    def may_hold(self, count: int) -> bool:
+        """Return whether the limits allow so many more bytes in flight."""
+        return not self._usage.limit_of(self.client, count)
+
     def release(self) -> None:
         """Count the bytes of the current request as no longer in flight."""
         if self._held:

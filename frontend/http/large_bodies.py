@@ -7,7 +7,6 @@ It reads exactly the body, so that the next request is the connection's again.
 import asyncio
 from typing import TYPE_CHECKING
 
-from marserve.frontend.errors import TooMuchInFlight
 from marserve.frontend.http.requests import LARGE_BYTES
 
 if TYPE_CHECKING:
@@ -17,30 +16,39 @@ if TYPE_CHECKING:
 # make the server use much memory; and at most so many bytes at once, which are set to 0.
 _FACTOR = 128
 _MAX_STEP = 1 << 25
+_NOTHING = memoryview(b"")
 
 
 class LargeBody(asyncio.BufferedProtocol):
-    """The body of a plain request, of ``length`` bytes; ``first`` are those that have arrived.
-
-    TooMuchInFlight is raised if the limits of the listener do not allow it.
-    """
+    """The body of a plain request, of ``length`` bytes; ``first`` are those that have arrived."""
 
     def __init__(self, connection: "Connection", length: int, first: memoryview) -> None:
         self._connection = connection
         self._length = length
+        self._memory = bytearray()
         self._filled = len(first)
+        self._first = first
         self._allowed = 0  # counted as in flight
-        self._allow_more()
-        self._memory = bytearray(self._allowed)
-        self._memory[: len(first)] = first
         self._loop = asyncio.get_running_loop()
         self._started = self._last = self._loop.time()
 
-    def _allow_more(self) -> None:
+    def begin(self) -> bool:
+        """Allocate memory; return False if the limits of bytes in flight do not allow it."""
+        if not self._may_grow():
+            return False
+        self._memory = bytearray(self._allowed)
+        self._memory[: self._filled] = self._first
+        self._first = _NOTHING
+        return True
+
+    def _may_grow(self) -> bool:
         wanted = max(LARGE_BYTES, min(self._filled * _FACTOR, self._filled + _MAX_STEP))
         more = min(wanted, self._length) - self._allowed
+        if not self._connection.may_hold(more):
+            return False
         self._connection.hold(more)
         self._allowed += more
+        return True
 
     @property
     def arrived(self) -> memoryview:
@@ -69,11 +77,8 @@ class LargeBody(asyncio.BufferedProtocol):
         self._last = self._loop.time()
         if self._filled == self._length:
             self._connection.end_large(self._memory)
-        elif self._filled == self._allowed:
-            try:
-                self._allow_more()
-            except TooMuchInFlight:
-                self._connection.leave_to_aiohttp()
+        elif self._filled == self._allowed and not self._may_grow():
+            self._connection.leave_to_aiohttp()
 
     def eof_received(self) -> bool | None:
         """As the connection."""

@@ -19,13 +19,7 @@ import httptools
 
 from marserve.backend.protocol import Buffer, Prediction
 from marserve.frontend.batching.jobs import Answer, Stream
-from marserve.frontend.errors import (
-    BadRequest,
-    NoWorker,
-    ServeError,
-    TooMuchInFlight,
-    unexpected,
-)
+from marserve.frontend.errors import BadRequest, NoWorker, ServeError, unexpected
 from marserve.frontend.http.client import ClientConnection, enable_keepalive, peer_name
 from marserve.frontend.http.heads import Heads
 from marserve.frontend.http.large_bodies import LargeBody
@@ -290,7 +284,7 @@ class Connection(ClientConnection):
         else:
             self._head_since = None
             count = self._piece_bytes - self._held
-            if self._usage.limit_of(self.client, count):
+            if not self.may_hold(count):
                 self.leave_to_aiohttp()  # it refuses the request, and reads on for a while
                 return
             self.hold(count)
@@ -303,13 +297,8 @@ class Connection(ClientConnection):
         """Receive the rest of a large body in place; of the request, the pieces have arrived."""
         arrived, length = b"".join(self._pieces), request.length
         first = memoryview(arrived)[head_bytes:]
-        try:
-            if len(first) < length:
-                self._large = LargeBody(self, length, first)
-        except TooMuchInFlight:
-            self.leave_to_aiohttp()
-            return
-        if len(first) > length:
+        large = LargeBody(self, length, first) if len(first) < length else None
+        if len(first) > length or (large is not None and not large.begin()):
             self.leave_to_aiohttp()
             return
         self._pieces, self._piece_bytes = [arrived[:head_bytes]], head_bytes
@@ -317,11 +306,14 @@ class Connection(ClientConnection):
         self._parser = httptools.HttpRequestParser(self._incoming)  # the old one expects a body
         if request.waits_for_continue:
             self.transport.write(CONTINUE)
-        if self._large is None:
+        if large is None:
             self.end_large(first)
             return
+        self._large = large
         self._head_since = None
-        self.transport.set_protocol(self._large)
+        self.transport.set_protocol(large)
+        if self._collecting_timer is not None:
+            self._collecting_timer.cancel()
         self._check_large()
 
     def _check_large(self) -> None:

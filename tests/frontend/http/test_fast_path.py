@@ -609,6 +609,27 @@ def test_a_large_body_is_received_into_the_memory_where_it_stays(
     with_model(test)
 
 
+def test_a_slow_head_of_a_large_body_does_not_affect_the_next_request(
+    with_model: Callable[..., None], model: Model, fakes: Any
+) -> None:
+    async def test(listener: Any) -> None:
+        client = await listener.connect()
+        request = post(LARGE)
+        client[1].write(request[:10])
+        await asyncio.sleep(0.5)
+        client[1].write(request[10:100_000])
+        await fakes.drain_loop()
+        client[1].write(request[100_000:])
+        await model.answer(Prediction(b"read"))
+        assert await answer(client) == (200, b"read")
+        client[1].write(post(b"next"))
+        await asyncio.sleep(2)
+        await model.answer()
+        assert await answer(client) == (200, b"fast next")
+
+    with_model(test)
+
+
 def test_a_large_body_may_take_as_long_as_its_rate_allows(
     listen: Callable[..., None], model: Model
 ) -> None:
