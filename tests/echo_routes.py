@@ -12,7 +12,7 @@ from marserve.frontend.http.responses import HttpResponse, prediction_response
 from marserve.frontend.http.router import Route, Submit
 
 #: The longest body. One with the word "refuse" in it is refused, too.
-MAX_BYTES = 100_000
+MAX_BYTES = 600_000
 
 
 def _prediction_of(input_: Input) -> Prediction:

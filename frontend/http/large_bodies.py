@@ -7,13 +7,12 @@ It reads exactly the body, so that the next request is the connection's again.
 import asyncio
 from typing import TYPE_CHECKING
 
-from marserve.frontend.http.requests import LARGE_BYTES
-
 if TYPE_CHECKING:
     from marserve.frontend.http.protocol import Connection
 
 # At most so many times what has arrived is allocated, so that a client which sends little does not
 # make the server use much memory; and at most so many bytes at once, which are set to 0.
+_MIN_BYTES = 1 << 16
 _FACTOR = 128
 _MAX_STEP = 1 << 25
 _NOTHING = memoryview(b"")
@@ -42,7 +41,7 @@ class LargeBody(asyncio.BufferedProtocol):
         return True
 
     def _may_grow(self) -> bool:
-        wanted = max(LARGE_BYTES, min(self._filled * _FACTOR, self._filled + _MAX_STEP))
+        wanted = max(_MIN_BYTES, min(self._filled * _FACTOR, self._filled + _MAX_STEP))
         more = min(wanted, self._length) - self._allowed
         if not self._connection.may_hold(more):
             return False

@@ -55,8 +55,6 @@ _COLLECTING_SECONDS = 1.0
 _MAX_HEAD_BYTES = 8190
 # Bytes that may arrive before the last request is answered; then reading pauses.
 _MAX_WAITING_BYTES = 1 << 16
-_END_OF_HEAD = b"\r\n\r\n"
-_NOTHING = memoryview(b"")
 
 
 class Connection(ClientConnection):
@@ -248,15 +246,13 @@ class Connection(ClientConnection):
 
     def _read(self, parser: httptools.HttpRequestParser, data: bytes) -> None:
         """Read bytes of a request; submit it when it is complete, or leave it to aiohttp."""
-        incoming, rest = self._incoming, _NOTHING
-        if len(data) > LARGE_BYTES and not incoming.has_head:  # the parser would copy the body
-            data, rest = _split_behind_head(data)
+        incoming = self._incoming
         try:
             parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
             self.leave_to_aiohttp()
             return
-        head_bytes = self._piece_bytes - incoming.body_bytes - len(rest)
+        head_bytes = self._piece_bytes - incoming.body_bytes
         # Several requests at once are aiohttp's, which answers them in their order.
         if incoming.has_more or head_bytes > _MAX_HEAD_BYTES:
             self.leave_to_aiohttp()
@@ -267,16 +263,15 @@ class Connection(ClientConnection):
             if request is None or self._submit is None:
                 self.leave_to_aiohttp()
                 return
-            if request.length > LARGE_BYTES:
-                self._begin_large(request, head_bytes)
-                return
-        if rest:
-            self._read(parser, bytes(rest))
-            return
-        if incoming.is_complete and self._submit is not None and self._request is not None:
-            self._start(self._request, self._submit, incoming.take_body())
-            return
-        self._wait_for_more()
+        request, submit = self._request, self._submit
+        if request is None or submit is None:
+            self._wait_for_more()
+        elif incoming.is_complete:
+            self._start(request, submit, incoming.take_body())
+        elif request.length > LARGE_BYTES:
+            self._begin_large(request, head_bytes)
+        else:
+            self._wait_for_more()
 
     def _wait_for_more(self) -> None:
         if self._submit is None:
@@ -295,10 +290,9 @@ class Connection(ClientConnection):
 
     def _begin_large(self, request: PlainRequest, head_bytes: int) -> None:
         """Receive the rest of a large body in place; of the request, the pieces have arrived."""
-        arrived, length = b"".join(self._pieces), request.length
-        first = memoryview(arrived)[head_bytes:]
-        large = LargeBody(self, length, first) if len(first) < length else None
-        if len(first) > length or (large is not None and not large.begin()):
+        arrived = b"".join(self._pieces)
+        large = LargeBody(self, request.length, memoryview(arrived)[head_bytes:])
+        if not large.begin():
             self.leave_to_aiohttp()
             return
         self._pieces, self._piece_bytes = [arrived[:head_bytes]], head_bytes
@@ -306,9 +300,6 @@ class Connection(ClientConnection):
         self._parser = httptools.HttpRequestParser(self._incoming)  # the old one expects a body
         if request.waits_for_continue:
             self.transport.write(CONTINUE)
-        if large is None:
-            self.end_large(first)
-            return
         self._large = large
         self._head_since = None
         self.transport.set_protocol(large)
@@ -333,8 +324,7 @@ class Connection(ClientConnection):
 
     def end_large(self, body: Buffer) -> None:
         """Submit the request: its large body is complete."""
-        if self._large is not None:
-            self._stop_large()
+        self._stop_large()
         self._piece_bytes += len(body)
         assert self._request is not None
         assert self._submit is not None
@@ -453,16 +443,6 @@ class Connection(ClientConnection):
             self._idle_timer = self._loop.call_later(after, self._check_idle)
         else:
             self.close()
-
-
-def _split_behind_head(data: bytes) -> tuple[bytes, memoryview]:
-    """Return the bytes up to the end of a head, and those behind it; all and none if it has no end.
-
-    If the end of the head is cut in two, some of the body is in the first part, which is harmless.
-    """
-    found = data.find(_END_OF_HEAD)
-    end = len(data) if found < 0 else found + len(_END_OF_HEAD)
-    return data[:end], memoryview(data)[end:]
 
 
 class _AiohttpTransport:

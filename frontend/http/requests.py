@@ -19,8 +19,8 @@ from marserve.frontend.http.client import ClientConnection
 from marserve.frontend.http.responses import HttpResponse, error_response
 from marserve.frontend.serving.request_ids import new_request_id
 
-#: A longer body is large; a shorter one arrives in one or two pieces.
-LARGE_BYTES = 1 << 16
+#: A longer body is large. Below this size, to receive it in place gains nothing.
+LARGE_BYTES = 1 << 19
 # aiohttp refuses more of them.
 _MAX_HEADERS = 100
 _METHODS: Final = (b"POST", b"PUT")
