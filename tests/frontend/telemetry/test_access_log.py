@@ -95,7 +95,7 @@ def test_a_line_is_written_with_its_answer(
         log = AccessLog(asyncio.get_running_loop(), Metrics("host"))
         for number in range(1, 50):
             add(log)
-            await asyncio.sleep(0.00101)
+            await asyncio.sleep(0.00401)
             assert len(lines()) == number
 
     run(scenario())

@@ -241,7 +241,7 @@ def test_lines_of_very_many_answers_are_written_together_a_little_later(
     run(scenario())
 
 
-def test_a_thousand_answers_a_second_are_each_written_at_once(
+def test_up_to_250_answers_a_second_are_each_written_at_once(
     run: Callable[..., Any], metrics: Metrics, lines: Lines
 ) -> None:
     async def scenario() -> None:
@@ -249,7 +249,7 @@ def test_a_thousand_answers_a_second_are_each_written_at_once(
         for _ in range(200):
             metrics.count_response(200)
             assert len(lines()) == 1
-            await asyncio.sleep(0.00101)
+            await asyncio.sleep(0.00401)
 
     run(scenario())
 
