@@ -130,7 +130,7 @@ def parse(report: str) -> Measured:
 
 
 def _latency_ms(report: str, percent: int) -> float | None:
-    found = re.search(rf"^\s+{percent}%\s+([\d.]+)(us|ms|s|m|h)$", report, re.MULTILINE)
+    found = re.search(rf"^\s+{percent}%\s+([\d.]+)(us|ms|s|m|h) *$", report, re.MULTILINE)
     return float(found[1]) * _MILLISECONDS[found[2]] if found else None
 
 

@@ -1,7 +1,8 @@
 """What is compared: the loads, and what the servers are set to for them."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 
 from contract import Setting
 
@@ -50,6 +51,20 @@ class Case:
         return not self.peers or entry in self.peers
 
 
+def _bodies(key: str, size: str, length: int, goals: Sequence[float] = ()) -> Iterator[Case]:
+    """Bodies that are echoed, by one client and many; ``goals`` are those beside TorchServe."""
+    loads = ((1, 1, 0, ""), (64, 1, 0, ""), (64, 32, 2, ", batch 32, 2 ms"))
+    for (clients, batch_size, delay, more), goal in zip_longest(loads, goals):
+        yield Case(
+            f"{key}-{clients}x{batch_size}",
+            f"{size} in and out, {clients} client{'s' * (clients > 1)}{more}",
+            clients,
+            Setting("echo", length, batch_size, delay),
+            peers=(OURS, "TorchServe"),
+            goals={"TorchServe": goal} if goal else None,
+        )
+
+
 _FIVE = dict.fromkeys(("LitServe", "BentoML", "MLServer", "Ray Serve"), 5.0)
 
 CASES = (
@@ -75,6 +90,9 @@ CASES = (
     Case("cnn", "64 clients, small CNN, batch 32, 2 ms", 64, _CNN_32),
     Case("large", "4 clients, 1 MB in", 4, _IN_1MB, peers=(OURS, "TorchServe", "mosec")),
     Case("back", "4 clients, 1 MB in and out", 4, _BACK_1MB, peers=(OURS, "TorchServe", "mosec")),
+    *_bodies("100k", "100 KB", 100_000, (3.0, 3.5, 3.0)),
+    *_bodies("1m", "1 MB", 1_000_000, (3.0, 3.0, 5.0)),
+    *_bodies("6m", "6 MB", 6_000_000),
 )
 
 

@@ -20,4 +20,6 @@ def _set_up(site: Site, setting: Setting) -> Service:
     return Service(command, "/predictions/model", {"TEMP": str(site.directory)})
 
 
-PEER = Peer("TorchServe", _set_up, ("torchserve==0.12.0", "torch-model-archiver", "torch==2.13.0"))
+# Its worker imports yaml, which its package does not require.
+_PACKAGES = ("torchserve==0.12.0", "torch-model-archiver", "torch==2.13.0", "numpy", "pyyaml")
+PEER = Peer("TorchServe", _set_up, _PACKAGES)
