@@ -162,21 +162,13 @@ class _Bodies:
         self._large = large
         self._taken = 0
 
-    def take(self, length: int) -> bytes | bytearray:
-        """Return the next body; a small one is a copy."""
+    def take(self, length: int, copy: type[bytes] | type[bytearray] = bytes) -> bytes | bytearray:
+        """Return the next body; a small one is a copy of this type."""
         start, end = self._at, self._at + length
         if not start <= end <= self._end or length > _SMALL_BYTES:
             return self._large_of(length)
         self._at = end
-        return bytes(self._front[start:end])
-
-    def take_own(self, length: int) -> bytearray:
-        """Return the next body for a receiver that may change it."""
-        start, end = self._at, self._at + length
-        if not start <= end <= self._end or length > _SMALL_BYTES:
-            return self._large_of(length)
-        self._at = end
-        return bytearray(self._front[start:end])
+        return copy(self._front[start:end])
 
     def _large_of(self, length: int) -> bytearray:
         if length <= _SMALL_BYTES:
@@ -194,10 +186,10 @@ class _Bodies:
 
 def _decode_predict(meta: Any, bodies: _Bodies) -> Predict:
     number, run_as, inputs, *rows = meta
-    take = bodies.take_own
+    take = bodies.take
     return Predict(
         [
-            Input(id_, headers, [Part(name, kind, take(n)) for name, kind, n in parts])
+            Input(id_, headers, [Part(name, kind, take(n, bytearray)) for name, kind, n in parts])
             for id_, headers, parts in inputs
         ],
         int(number),
@@ -270,7 +262,7 @@ def record_reader(record: Any) -> Callable[[Any], Any]:
 
 def _decode_call(meta: Any, bodies: _Bodies) -> Call:
     number, batch, model, version, timeout, headers, parts = meta
-    take = bodies.take_own
+    take = bodies.take
     return Call(
         int(number),
         int(batch),
@@ -278,7 +270,7 @@ def _decode_call(meta: Any, bodies: _Bodies) -> Call:
         str(version),
         None if timeout is None else float(timeout),
         {str(name): str(value) for name, value in headers.items()},
-        [Part(str(name), str(kind), take(n)) for name, kind, n in parts],
+        [Part(str(name), str(kind), take(n, bytearray)) for name, kind, n in parts],
     )
 
 

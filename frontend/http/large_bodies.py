@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from marserve.frontend.http.protocol import Connection
 
-# At most so many times what has arrived is allocated, so that a client which sends little does not
-# make the server use much memory; and at most so many bytes at once, which are set to 0.
+# The smallest memory. It grows to at most so many times what has arrived, so that a client which
+# sends little does not make the server use much, and by at most so many bytes, which are set to 0.
 _MIN_BYTES = 1 << 16
-_FACTOR = 128
+_FACTOR = 32
 _MAX_STEP = 1 << 25
 _NOTHING = memoryview(b"")
 
@@ -49,10 +49,10 @@ class LargeBody(asyncio.BufferedProtocol):
         self._allowed += more
         return True
 
-    @property
-    def arrived(self) -> memoryview:
-        """What has arrived."""
-        return memoryview(self._memory)[: self._filled]
+    def take(self) -> memoryview:
+        """Return what has arrived, and forget it, since uvloop keeps this object."""
+        memory, self._memory = self._memory, bytearray()
+        return memoryview(memory)[: self._filled]
 
     def seconds_left(self) -> float:
         """Return how long the next bytes, and all of them, may still take; 0 or less if late."""
@@ -75,7 +75,7 @@ class LargeBody(asyncio.BufferedProtocol):
         self._filled += nbytes
         self._last = self._loop.time()
         if self._filled == self._length:
-            self._connection.end_large(self._memory)
+            self._connection.end_large(self.take())
         elif self._filled == self._allowed and not self._may_grow():
             self._connection.leave_to_aiohttp()
 

@@ -49,12 +49,15 @@ CLOSING = frozenset({408, 413})
 IDLE_SECONDS = 3630.0  # longer than reverse proxies, so that they close the connection first
 #: The key of the connection in the extra information of the transport that aiohttp gets.
 CONNECTION_INFO = "marserve_connection"
-# A request that takes longer to arrive is left to aiohttp, with the deadlines of heads and bodies.
+# A small request that takes longer to arrive is left to aiohttp, with the deadlines of heads and
+# bodies.
 _COLLECTING_SECONDS = 1.0
 # aiohttp refuses longer lines.
 _MAX_HEAD_BYTES = 8190
 # Bytes that may arrive before the last request is answered; then reading pauses.
 _MAX_WAITING_BYTES = 1 << 16
+# Of a large body that is left to aiohttp.
+_PART_BYTES = 1 << 20
 
 
 class Connection(ClientConnection):
@@ -99,6 +102,7 @@ class Connection(ClientConnection):
         self._submit: Submit | None = None
         self._ticket: Ticket | None = None
         self._streaming: asyncio.Task[None] | None = None
+        #: Until a small request must have arrived, or more of a large body.
         self._collecting_timer: asyncio.TimerHandle | None = None
         self._large: LargeBody | None = None  # the body of the current request, while it arrives
         self._idle_since = 0.0
@@ -154,6 +158,8 @@ class Connection(ClientConnection):
         for timer in (self._head_timer, self._collecting_timer, self._idle_timer):
             if timer is not None:
                 timer.cancel()
+        self._drop_large()
+        self._request = self._submit = None
         aiohttp, self._aiohttp = self._aiohttp, None
         if aiohttp is not None:
             aiohttp.connection_lost(cast("Exception | None", exc))
@@ -319,8 +325,13 @@ class Connection(ClientConnection):
         self._refuse(self._request, late_body())
 
     def _stop_large(self) -> None:
-        self._large = None
+        self._drop_large()
         self.transport.set_protocol(self)
+
+    def _drop_large(self) -> None:
+        if self._large is not None:
+            self._large.take()
+            self._large = None
 
     def end_large(self, body: Buffer) -> None:
         """Submit the request: its large body is complete."""
@@ -333,7 +344,9 @@ class Connection(ClientConnection):
     def leave_to_aiohttp(self) -> None:
         """Hand the connection over, with all bytes of the last request."""
         if self._large is not None:
-            self._pieces.append(bytes(self._large.arrived))
+            arrived = self._large.take()
+            parts = range(0, len(arrived), _PART_BYTES)
+            self._pieces += [bytes(arrived[at : at + _PART_BYTES]) for at in parts]
             self._stop_large()
         for timer in (self._collecting_timer, self._idle_timer):
             if timer is not None:

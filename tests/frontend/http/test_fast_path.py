@@ -8,16 +8,22 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import uvloop
 
 from marserve.backend.protocol import Prediction
 from marserve.frontend.batching.jobs import Answer as Outcome
 from marserve.frontend.batching.jobs import OnAnswer, Stream
 from marserve.frontend.errors import PredictionFailed
+from marserve.frontend.http.http_server import HttpServer
+from marserve.frontend.http.large_bodies import LargeBody
 from marserve.frontend.http.limits import ConnectionLimits
 from marserve.frontend.http.request_bodies import read_body
 from marserve.frontend.http.requests import HttpRequest, PlainRequest
 from marserve.frontend.http.responses import HttpResponse
-from marserve.frontend.http.router import Route, Submit
+from marserve.frontend.http.router import Route, Router, Submit
+from marserve.frontend.security.guard import Guard
+from marserve.frontend.telemetry.access_log import AccessLog
+from marserve.frontend.telemetry.metrics import Metrics
 
 Client = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -540,8 +546,9 @@ def test_shutting_down_waits_for_a_request(with_model: Callable[..., None], mode
 @pytest.mark.parametrize(
     "ending", ["answered", "failed", "cannot be sent", "left", "refused", "not plain"]
 )
+@pytest.mark.parametrize("size", [1, 600_000])
 def test_nothing_is_left_for_the_garbage_collector(
-    with_model: Callable[..., None], model: Model, fakes: Any, ending: str
+    with_model: Callable[..., None], model: Model, fakes: Any, ending: str, size: int
 ) -> None:
     """What a server collects it collects rarely, and all requests wait meanwhile."""
 
@@ -551,7 +558,7 @@ def test_nothing_is_left_for_the_garbage_collector(
         if ending == "refused":
             model.raises = error
         model.is_plain = ending != "not plain"
-        client[1].write(post(b"x"))
+        client[1].write(post(b"x" * size))
         if ending in ("refused", "not plain"):
             await answer(client)
             left = weakref.ref(error)
@@ -583,6 +590,14 @@ def test_nothing_is_left_for_the_garbage_collector(
 LARGE = bytes(range(256)) * 3000
 
 
+async def until(condition: Callable[[], bool]) -> None:
+    for _ in range(5000):
+        if condition():
+            return
+        await asyncio.sleep(0.001)
+    raise TimeoutError
+
+
 async def send_slowly(client: Client, data: bytes, seconds: float, size: int) -> None:
     for at in range(0, len(data), size):
         client[1].write(data[at : at + size])
@@ -596,7 +611,7 @@ def test_a_large_body_is_received_into_the_memory_where_it_stays(
         client = await listener.connect()
         await send_slowly(client, post(LARGE), 0.01, 50_000)
         request = await model.queue.get()
-        assert type(request.body) is bytearray
+        assert type(request.body) is memoryview
         assert request.body == LARGE
         assert listener.server.usage.bytes >= len(LARGE)
         request.answer(Prediction(b"read"))
@@ -676,7 +691,7 @@ def test_memory_of_a_large_body_follows_what_has_arrived(
         assert usage.bytes <= 65_536
         client[1].write(b"x" * 70_000)
         await fakes.drain_loop()
-        assert 70_000 <= usage.bytes <= 128 * 70_000
+        assert 70_000 <= usage.bytes <= 32 * 70_000
         client[1].transport.abort()
         await fakes.drain_loop()
         assert usage.bytes == 0
@@ -718,6 +733,58 @@ def test_a_client_that_leaves_in_the_middle_of_a_large_body_is_forgotten(
         assert model.queue.empty()
 
     with_model(test)
+
+
+@pytest.mark.parametrize("ending", ["answered", "left", "left to aiohttp"])
+@pytest.mark.parametrize("uses_uvloop", [True, False])
+def test_the_memory_of_a_large_body_is_given_back_at_once(
+    model: Model, fakes: Any, uses_uvloop: bool, ending: str
+) -> None:
+    """Not by the garbage collector, and while the connection stays open."""
+
+    async def test() -> None:
+        loop = asyncio.get_running_loop()
+        router = Router(
+            model.routes, guard=Guard(None), access_log=AccessLog(loop, Metrics("h")),
+            common_headers="",
+        )  # fmt: skip
+        limit = 500_000 if ending == "left to aiohttp" else 0
+        server = HttpServer(router, ConnectionLimits(max_bytes_in_flight=limit))
+        listener = await loop.create_server(server, "127.0.0.1", 0)
+        client = await asyncio.open_connection(*listener.sockets[0].getsockname())
+        try:
+            await exchange(server, client)
+            await fakes.drain_loop()
+            assert all(len(memory) < len(LARGE) // 2 for memory in memories())
+        finally:
+            client[1].transport.abort()
+            listener.close()
+            await server.close(0.5)
+
+    async def exchange(server: HttpServer, client: Client) -> None:
+        client[1].write(post(LARGE)[:-1])
+        if ending == "left to aiohttp":
+            assert (await answer(client))[0] == 503
+            return
+        await until(lambda: server.usage.bytes >= len(LARGE))
+        if ending == "answered":
+            client[1].write(LARGE[-1:])
+            await model.answer(Prediction(b"read"))
+            assert await answer(client) == (200, b"read")
+        else:
+            client[1].transport.abort()
+            await until(lambda: server.usage.bytes == 0)
+
+    def memories() -> list[bytearray]:
+        found = [each for each in gc.get_objects() if isinstance(each, LargeBody)]
+        return [body._memory for body in found]
+
+    gc.collect()
+    gc.disable()
+    try:
+        (uvloop.run if uses_uvloop else asyncio.run)(test())
+    finally:
+        gc.enable()
 
 
 def test_a_client_that_waits_for_100_before_a_large_body_gets_it(
