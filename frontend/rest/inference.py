@@ -109,6 +109,7 @@ class Predictor:
             return None
 
         def submit(predict_request: PredictRequest, on_answer: OnAnswer) -> Ticket:
+            model.check(predict_request)  # before the body is parsed, which may take long
             predict_request.holding = connection.holding
             answer = partial(_predict, model, predict_request, connection.long_work, convert)
             return AnswerTask(answer, on_answer, f"A request to model {name}")
@@ -117,10 +118,10 @@ class Predictor:
 
 
 def _refuses_unread(model: ModelVersion, request: PlainRequest) -> bool:
-    """Return whether a large body need not be received, because the request is refused now."""
-    return request.length > LARGE_BYTES and bool(
-        not model.workers.is_open or model.why_full(request.connection.share_in_flight)
-    )
+    """Return whether a large body need not be received: the model has no room for the request."""
+    if request.length <= LARGE_BYTES:
+        return False
+    return not model.has_room(read_request_options(request.headers).priority)
 
 
 async def _predict(

@@ -115,6 +115,11 @@ class Admission:
             f"{self._why_no_worker()}"
         )
 
+    def has_room(self, priority: Priority, jobs: int = 1) -> bool:
+        """Return whether a worker is there, and the queue has capacity for this number of jobs."""
+        has_tickets = not self.settings.use_job_ticket or self._has_job_tickets(jobs)
+        return self._workers.is_open and has_tickets and self._queue.has_capacity(priority, jobs)
+
     def _check(self, request: PredictRequest, jobs: int) -> tuple[float, float]:
         """Return the moment at which a request is queued, and its timeout after its arrival.
 
@@ -126,9 +131,8 @@ class Admission:
         ):
             # One exception for all requests: drop the traceback of the previous raise.
             raise self.refusal.with_traceback(None)
-        priority, is_open = request.options.priority, self._workers.is_open
-        has_tickets = not self.settings.use_job_ticket or self._has_job_tickets(jobs)
-        if not (is_open and has_tickets and self._queue.has_capacity(priority, jobs)):
+        if not self.has_room(request.options.priority, jobs):
+            is_open = self._workers.is_open
             self._metrics.rejected("queue_full" if is_open else "no_worker")
             refusal = self._refusal_of(request, jobs)
             if is_open and jobs <= self._queue.capacity:

@@ -41,4 +41,7 @@ async def _answer(
     except Exception as error:  # the last resort: the client must get an answer
         logger.exception("%s cannot be answered.", what)
         answer = unexpected(error)
-    on_answer(answer)
+    try:
+        on_answer(answer)
+    finally:
+        del answer  # an error, its traceback and this frame are a cycle, which keeps the body

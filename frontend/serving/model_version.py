@@ -171,6 +171,10 @@ class ModelVersion:
         """Raise what `submit` would raise now; the input may still be incomplete."""
         self._entrance.check(request)
 
+    def has_room(self, priority: Priority) -> bool:
+        """Return whether this version could queue a request now; its successor is not asked."""
+        return self.admission.has_room(priority)
+
     def submit(self, request: PredictRequest, on_answer: OnAnswer) -> Ticket:
         """Queue a request; ``on_answer`` is called once, after `submit` has returned.
 
