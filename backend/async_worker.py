@@ -19,10 +19,12 @@ from marserve.backend.errors import FAILED
 from marserve.backend.framing import Decoder
 from marserve.backend.protocol import (
     CallReply,
+    CancelPredict,
     EndSequence,
     Message,
     Piece,
     Predict,
+    Prediction,
     ProtocolError,
     Reply,
 )
@@ -66,7 +68,8 @@ class _Connection(asyncio.BufferedProtocol):
         self._service = service
         self._decoder = Decoder(MAX_REQUEST_FRAME_BYTES)
         self._transport: asyncio.Transport | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        #: By number of the message.
+        self._tasks: dict[int, asyncio.Task[None]] = {}
         self._is_paused = False
         self._unsent: deque[list[bytes]] = deque()
         self._calls = HandlerCalls(max_call_bytes, self._write)
@@ -75,9 +78,10 @@ class _Connection(asyncio.BufferedProtocol):
 
     async def cancel_all(self) -> None:
         """Cancel the running requests: their clients are gone."""
-        for task in self._tasks:
+        tasks = [*self._tasks.values()]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _answer(self, message: Predict) -> None:
         send = functools.partial(self._send_numbered, message.number)
@@ -101,6 +105,9 @@ class _Connection(asyncio.BufferedProtocol):
         except BaseException:  # foreign code
             if self.closed.done():
                 raise
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():  # `CancelPredict`: nobody reads the reply
+                return Reply(predictions=[Prediction(b"")])
             # For example a cancellation by the handler, of something that it awaited.
             logger.warning("Invoking custom service failed.", exc_info=True)
             return Reply(503, FAILED)
@@ -145,6 +152,9 @@ class _Connection(asyncio.BufferedProtocol):
             for message in self._decoder.received(nbytes):
                 if isinstance(message, CallReply):
                     self._calls.replied(message)
+                elif isinstance(message, CancelPredict):
+                    if task := self._tasks.get(message.number):
+                        task.cancel()
                 else:
                     self._begin(message)
         except ProtocolError:
@@ -166,8 +176,8 @@ class _Connection(asyncio.BufferedProtocol):
             task = self._loop.create_task(self._answer(message))
         else:
             raise ProtocolError("a single request was expected")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[message.number] = task
+        task.add_done_callback(lambda _: self._tasks.pop(message.number))
 
     def pause_writing(self) -> None:
         """Keep frames: the socket accepts no more for now."""

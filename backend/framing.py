@@ -32,6 +32,7 @@ from marserve.backend.protocol import (
     Call,
     CallReply,
     CancelCall,
+    CancelPredict,
     EndSequence,
     Input,
     Load,
@@ -319,6 +320,7 @@ _RECORDS = (
     Profiled,
     SetThreads,
     ThreadsSet,
+    CancelPredict,
 )
 _FIRST_RECORD = 10
 _ENCODERS: dict[type, tuple[int, Callable[[Any], Encoded]]] = {

@@ -79,7 +79,7 @@ def load_service(load: Load, run: Run | None = None) -> Service:
         entry_point,
         context,
         owner=handler.owner,
-        decode_input=os.environ.get("TS_DECODE_INPUT_REQUEST", "true") == "true",
+        decode_input=_decodes_input(handler.owner),
         max_response_bytes=load.max_response_bytes,
         stages=_overlapping(handler.instance, load) if load.overlap_stages else None,
         tensors=tensors,
@@ -94,6 +94,12 @@ def load_service(load: Load, run: Run | None = None) -> Service:
             "the next one would follow it."
         )
     return service
+
+
+def _decodes_input(owner: Any) -> bool:
+    """Return whether JSON and text are decoded: as configured, and not for an ``is_relay``."""
+    is_configured = os.environ.get("TS_DECODE_INPUT_REQUEST", "true") == "true"
+    return is_configured and getattr(owner, "is_relay", False) is not True
 
 
 def find_handler(name: str) -> Handler:

@@ -7,6 +7,7 @@
     EndSequence                   Reply without predictions
     Profile                       Profiled
     SetThreads                    ThreadsSet
+    CancelPredict                 nothing; the Predict still has its Reply
 
     worker to frontend            answered by
     ------------------            -----------
@@ -141,6 +142,8 @@ class Loaded:
         overlaps: The number of batches that the model processes at a time if stages overlap; else
             0. A worker whose stages overlap sends a `NextBatch` for each batch.
         ends_sequences: Whether the handler is called when a sequence ends (`EndSequence`).
+        is_cancellable: Whether the worker receives a `CancelPredict`.
+        is_relay: Whether it answers the path ``metrics`` with those of an engine.
         tensors: The handler's declaration of its tensors (`tensors.checks.is_declaration`).
         compiled: The description by `Context.describe_compiled`; may be empty.
         warnings: `Context.load_warnings`.
@@ -152,6 +155,8 @@ class Loaded:
     metrics: list[list[Any]] = field(default_factory=list)
     overlaps: int = 0
     ends_sequences: bool = False
+    is_cancellable: bool = False
+    is_relay: bool = False
     tensors: dict[str, Any] = field(default_factory=dict)
     compiled: dict[str, Any] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
@@ -201,6 +206,13 @@ class Predict:
     def count(self) -> int:
         """The number of rows."""
         return sum(self.rows) or len(self.inputs)
+
+
+@dataclass(slots=True)
+class CancelPredict:
+    """No client waits for the answer to the `Predict` of this number any more."""
+
+    number: int
 
 
 @dataclass(slots=True)
@@ -355,6 +367,7 @@ Message = (
     | Loaded
     | LoadFailure
     | Predict
+    | CancelPredict
     | EndSequence
     | Profile
     | SetThreads

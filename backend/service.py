@@ -226,6 +226,16 @@ class Service:
         """Whether the handler has a method for the end of a sequence."""
         return self._hook("end_sequence") is not None
 
+    @property
+    def is_cancellable(self) -> bool:
+        """Whether the task of a request may be cancelled: the handler's ``is_cancellable``."""
+        return getattr(self._owner, "is_cancellable", False) is True
+
+    @property
+    def is_relay(self) -> bool:
+        """Whether the handler relays requests to an engine: its ``is_relay``."""
+        return getattr(self._owner, "is_relay", False) is True
+
     def end_sequence(self, end: EndSequence) -> Reply:
         """Call the handler at the end of a sequence."""
         try:

@@ -233,6 +233,8 @@ def _load(connection: FrontendConnection, load: Load, run: Run | None = None) ->
     if service.stages is not None:
         loaded.overlaps = service.stages.concurrent_inferences()
     loaded.ends_sequences = load.stateful and service.ends_sequences
+    if load.asynchronous:
+        loaded.is_cancellable, loaded.is_relay = service.is_cancellable, service.is_relay
     loaded.tensors = service.tensors
     if service.context.describe_compiled is not None:
         loaded.compiled = service.context.describe_compiled()

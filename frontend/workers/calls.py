@@ -42,6 +42,8 @@ class WorkerCalls:
     """The calls of one worker process, answered by `WorkerConnection.reply_to_call`."""
 
     def __init__(self, call_model: CallModel, reply: Callable[..., None]) -> None:
+        #: Called with the number of a batch when its job ends.
+        self.on_job_end: Callable[[int], object] = self.end
         self._call_model = call_model
         self._reply = reply
         #: By number of the call: the number of its batch, and its ticket.
@@ -68,7 +70,7 @@ class WorkerCalls:
             return
         self._unanswered[number] = batch, ticket
         self._numbers.setdefault(batch, set()).add(number)
-        caller.notify_end(partial(self.end, batch))
+        caller.notify_end(partial(self.on_job_end, batch))
 
     def cancel(self, number: int) -> None:
         """Cancel a call whose handler does not wait for it any more."""

@@ -16,6 +16,7 @@ from marserve.backend.protocol import (
     Call,
     CallReply,
     CancelCall,
+    CancelPredict,
     EndSequence,
     Load,
     Loaded,
@@ -83,7 +84,7 @@ class WorkerConnection(asyncio.BufferedProtocol):
     Attributes:
         lost: Done, with the reason, when the worker cannot answer any more.
         on_lost: Called at that moment.
-        overlaps: As in `Loaded`, as ``ends_sequences`` is.
+        overlaps: As in `Loaded`, as are ``ends_sequences``, ``is_cancellable`` and ``is_relay``.
         calls: None for a worker that cannot make calls.
     """
 
@@ -94,7 +95,7 @@ class WorkerConnection(asyncio.BufferedProtocol):
         self.overlaps = 0
         self.calls: WorkerCalls | None = None
         self._max_call_bytes = 0
-        self.ends_sequences = False
+        self.ends_sequences = self.is_cancellable = self.is_relay = False
         self._max_response_bytes = max_response_bytes
         self._decoder = Decoder(_META_BYTES)
         self._max_due = 0
@@ -165,6 +166,7 @@ class WorkerConnection(asyncio.BufferedProtocol):
         loaded = result.result()
         if isinstance(loaded, Loaded):
             self.overlaps, self.ends_sequences = loaded.overlaps, loaded.ends_sequences
+            self.is_cancellable, self.is_relay = loaded.is_cancellable, loaded.is_relay
         return loaded
 
     def predict(
@@ -182,6 +184,11 @@ class WorkerConnection(asyncio.BufferedProtocol):
         answers = _OVERLAPPING if self.overlaps else _SERIAL
         exchange = _Exchange(batch.count, answers, on_reply, caller)
         self._send(batch, exchange, timeout, batch.number)
+
+    def cancel(self, number: int) -> None:
+        """Report that no client waits for the batch of this number, if it is not answered yet."""
+        if number in self._exchanges and self._transport is not None:
+            self._transport.writelines(encode(CancelPredict(number)))
 
     def request(
         self,

@@ -40,6 +40,7 @@ class Async(DispatchStrategy):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._calls = WorkerCalls(self.call_model, self.connection.reply_to_call)
+        self._calls.on_job_end = self._on_job_end
         self.connection.calls = self._calls
 
     def to_saturate(self, _size: int) -> int:
@@ -57,13 +58,21 @@ class Async(DispatchStrategy):
         self._count_suspected(batch)
         for job in batch.jobs:
             self._in_flight[job] = None
-            self._send([job.input], partial(self._on_reply, Batch([job], batch.closed)), caller=job)
+            on_reply = partial(self._on_reply, Batch([job], batch.closed))
+            number = self._send([job.input], on_reply, caller=job)
+            if self.connection.is_cancellable:
+                job.notify_end(partial(self._on_job_end, number))
         if batch.jobs[0].crashes or batch.jobs[0].is_suspected:
             self._quarantined = job = batch.jobs[0]
             self._loop.call_later(_QUARANTINE_SECONDS, self._end_quarantine, job)
         else:
             # Not at once: with a long queue the calls would be nested too deep.
             self._loop.call_soon(self._ask_for_more)
+
+    def _on_job_end(self, number: int) -> None:
+        self._calls.end(number)
+        if self.connection.is_cancellable:
+            self.connection.cancel(number)
 
     def _end_quarantine(self, job: Job) -> None:
         if job is self._quarantined:

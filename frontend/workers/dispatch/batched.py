@@ -184,13 +184,16 @@ class DispatchStrategy(ABC):
         run_as: int = 0,
         caller: Job | None = None,
         rows: Sequence[int] = (),
-    ) -> None:
+    ) -> int:
+        """Send one message; return its number, 0 if it is too large to be sent."""
         predict = Predict(inputs, 0, run_as, rows)
         try:
             self.connection.predict(predict, self.timeout, on_reply, caller)
         except ProtocolError as error:
             # Not at once: `_refuse` requests the next batch, which may fail too, and so on.
             self._loop.call_soon(self._refuse, on_reply, str(error))
+            return 0
+        return predict.number
 
     def _refuse(self, on_reply: OnReply, why: str) -> None:
         if not self._is_lost:  # else the jobs are answered already
