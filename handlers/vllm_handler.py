@@ -1,144 +1,192 @@
-"""Language models on vLLM, with the routes of OpenAI's API.
+"""Language models on vLLM, or on another engine with its own server, with the routes of OpenAI.
 
     handler:
         model_path: meta-llama/Llama-3.1-8B-Instruct    # a directory of the archive, or a hub's id
-        vllm_engine_config: {max_num_seqs: 64}          # vLLM's options, by their names
+        served_model_name: llama                        # clients' name for it; a text or a list
+        vllm_engine_config: {max_num_seqs: 64}          # options of `vllm serve`, by their names
         adapters: {french: adapters/french}             # LoRA: name to path
         chat_template: template.jinja
 
-The route follows that of the model: ``/predictions/<model>/<version>/v1/chat/completions``. Events
-of a stream arrive one by one, ``data: [DONE]`` last.
+or, for another engine, its command line instead of the last three; ``{socket}`` or ``{port}`` is
+where it must listen, ``{model}`` the model's path:
 
-vLLM moves Python classes in nearly every release and keeps its HTTP interface. So this handler
-builds vLLM's web application without a socket and calls it (`handlers.engines.asgi`): requests are
-validated by vLLM and have its statuses.
+    handler:
+        model_path: model.gguf
+        command: llama-server --model {model} --host 127.0.0.1 --port {port}
+        health: /health                                 # the default
+
+The worker starts the engine's server and relays requests to it unchanged (`EngineServer`), so that
+they are validated by the engine and have its statuses. The route follows that of the model:
+``/predictions/<model>/<version>/v1/chat/completions``.
 """
 
 import asyncio
-import inspect
 import json
-import logging
 import os
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from marserve.backend.context import Context
-from marserve.backend.errors import PredictionException
-from marserve.handlers.engines.asgi import ask
-from marserve.handlers.engines.llm_handler import LLMHandler
-from marserve.handlers.engines.optional import need
+from marserve.backend.errors import OptionRefused, PredictionException
+from marserve.backend.manifest import DEFAULT_VERSION, Manifest
+from marserve.backend.openai_names import openai_names
+from marserve.handlers.engines.engine_server import EngineServer
+from marserve.handlers.engines.llm_handler import LLMHandler, only_value
 
-logger = logging.getLogger(__name__)
-
-# Other routes of vLLM load adapters or put the engine to sleep.
-_METHODS = {"v1/models": "GET", "v1/completions": "POST", "v1/chat/completions": "POST"}
+# Other routes of engines load adapters or put the engine to sleep.
+_METHODS = {
+    "metrics": "GET",
+    "v1/models": "GET",
+    "v1/chat/completions": "POST",
+    "v1/completions": "POST",
+    "v1/embeddings": "POST",
+    "v1/rerank": "POST",
+    "v1/responses": "POST",
+}
+_OF_VLLM = ("vllm_engine_config", "adapters", "chat_template")
+# Options of vLLM 0.33 that are flags without a form for false.
+_FLAGS = frozenset(
+    (
+        "aggregate_engine_logging",
+        "data_parallel_multi_port_external_lb",
+        "disable_log_stats",
+        "headless",
+    )
+)
 
 
 class VLLMHandler(LLMHandler):
-    """Answers OpenAI's requests with a model on vLLM."""
+    """Answers OpenAI's requests with a model on an engine."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.vllm_engine: Any = None
-        self.adapters: dict[str, str] = {}  # of LoRA: name to path
-        self._application: Any = None
+    is_relay = True  # bodies are not decoded
+    is_cancellable = True
+    engine: EngineServer
 
     def initialize(self, context: Context) -> None:
         """Start the engine and wait until the model is loaded."""
         settings = self.read_settings(context)
-        self.adapters = dict(settings.get("adapters") or {})
-        os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
-        os.environ.pop("VLLM_API_KEY", None)  # the server checks tokens
-        options = self._options(settings)
-        asyncio.get_event_loop().run_until_complete(self._start(options))
+        self.engine = EngineServer(self._command(settings), settings.get("health") or "/health")
+        self.engine.start(self._environment())
+        try:
+            asyncio.get_event_loop().run_until_complete(self.engine.wait_until_ready())
+        except OptionRefused as error:
+            words = str(error).replace("=", " ").split()
+            config = settings.get("vllm_engine_config") or {}
+            keys = [key for key in config if _option(key) in words]
+            if not keys:
+                raise
+            raise OptionRefused(f"vllm_engine_config has {keys}: {error}") from error
         self.initialized = True
 
+    async def preprocess(self, data: Any, context: Context | None = None) -> Any:
+        """Return the body of the only request."""
+        del context
+        return only_value(self, data)
+
     async def inference(self, data: Any, context: Context) -> list[Any]:
-        """Return a list with vLLM's answer, parsed; of a stream, with the last event."""
+        """Return a list with the engine's answer; of a stream, with its last piece.
+
+        ``data`` is a body, or a value for JSON.
+        """
         route = context.get_request_header(0, "url_path")
         method = _METHODS.get(route)
         if method is None:
             raise PredictionException(f"Unknown API endpoint: {route}", 404)
+        body = data if isinstance(data, bytes | bytearray) else json.dumps(data).encode()
+        return [await self.engine.relay(method, route, body if method == "POST" else b"", context)]
 
-        body = b"" if method == "GET" else json.dumps(data).encode()
-        answer = await ask(self._application, method, f"/{route}", body, context)
-        if answer.content_type.startswith("application/json"):
-            return [json.loads(answer.body)]
-        return [answer.body.decode()]
+    def _environment(self) -> dict[str, str]:
+        environment = dict(os.environ)
+        environment.pop("VLLM_API_KEY", None)  # the server checks tokens
+        gpu = self.context.system_properties.get("gpu_id")
+        # A parallel worker sees only its own GPUs already.
+        if gpu is not None and not self.model_yaml_config.get("parallelLevel"):
+            visible = environment.get("CUDA_VISIBLE_DEVICES")
+            environment["CUDA_VISIBLE_DEVICES"] = visible.split(",")[gpu] if visible else str(gpu)
+        return environment
 
-    def _options(self, settings: dict[str, Any]) -> Any:
-        """Return the configuration as vLLM's command line parses it: an `argparse.Namespace`."""
-        # The other names are those before or after vLLM moved the modules.
-        command_line = _vllm("entrypoints.openai.cli_args", "entrypoints.launchers.cli_args")
-        parser = _vllm("utils.argparse_utils", "utils")
-        words = [f"{name}={path}" for name, path in self.adapters.items()]
-        options = command_line.make_arg_parser(parser.FlexibleArgumentParser()).parse_args(
-            ["--lora-modules", *words] if words else []
-        )
-        engine_options = dict(settings.get("vllm_engine_config") or {})
-        engine_options["model"] = self._model(settings)
-        if settings.get("chat_template") is not None:
-            engine_options["chat_template"] = settings["chat_template"]
-        set_known(options, engine_options)
-        if isinstance(options.served_model_name, str):
-            options.served_model_name = [options.served_model_name]
-        return options
+    def _command(self, settings: Mapping[str, Any]) -> list[str]:
+        model = self._model(settings)
+        command = settings.get("command")
+        if not command:
+            manifest = Manifest.read(Path(self.model_dir))
+            version = manifest.model_version if manifest is not None else ""
+            names = openai_names(self.context.model_name, version or DEFAULT_VERSION, settings)
+            return vllm_command(model, names, settings)
+        if given := [key for key in _OF_VLLM if settings.get(key)]:
+            raise OptionRefused(f"handler.{given[0]} has no effect beside handler.command")
+        words = shlex.split(command) if isinstance(command, str) else map(str, command)
+        return [word.replace("{model}", model) for word in words]
 
-    def _model(self, settings: dict[str, Any]) -> str:
+    def _model(self, settings: Mapping[str, Any]) -> str:
         model = (settings.get("vllm_engine_config") or {}).get("model")
         if model:
             return str(model)
         path = settings.get("model_path")
-        if not path:
-            raise ValueError(
+        if not path and not settings.get("command"):
+            raise OptionRefused(
                 "model-config.yaml lacks handler.model_path or handler.vllm_engine_config.model"
             )
-        local = Path(self.model_dir, path)
+        local = Path(self.model_dir, path or "")
         return str(local) if local.exists() else str(path)
 
-    async def _start(self, options: Any) -> None:
-        vllm = need("vllm", "vllm", "vllm_handler")
-        engine_args = vllm.AsyncEngineArgs.from_cli_args(options)
-        self.vllm_engine = vllm.AsyncLLMEngine.from_engine_args(engine_args)
-        self._application = await _web_application(self.vllm_engine, options)
+
+def vllm_command(model: str, names: list[str], settings: Mapping[str, Any]) -> list[str]:
+    """Return the command line of ``vllm serve`` for a model.
+
+    Args:
+        model: Its directory, or its id on the hub.
+        names: The values of ``model`` in requests; answers contain the first.
+        settings: The section ``handler`` of model-config.yaml.
+    """
+    # The program beside this interpreter is found even if its environment is not activated.
+    places = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    program = shutil.which("vllm", path=places)
+    if program is None:
+        raise ImportError(
+            "vllm_handler needs the program vllm, which is not installed: pip install vllm"
+        )
+    # A client may also name the path.
+    command = [program, "serve", model, "--uds", "{socket}"]
+    command += ["--served-model-name", *dict.fromkeys([*names, model])]
+    options = dict(settings.get("vllm_engine_config") or {})
+    options.pop("model", None)
+    options.pop("served_model_name", None)
+    if adapters := settings.get("adapters"):
+        options = {"enable_lora": True, **options}
+        options["lora_modules"] = [f"{name}={path}" for name, path in adapters.items()]
+    if settings.get("chat_template") is not None:
+        options["chat_template"] = settings["chat_template"]
+    return [*command, *_as_words(options)]
 
 
-def _vllm(module: str, other_name: str) -> ModuleType:
-    return need(f"vllm.{module}", "vllm", "vllm_handler", f"vllm.{other_name}")
+def _as_words(options: Mapping[str, Any]) -> Iterator[str]:
+    """Yield options by the names of Python's fields as words of a command line."""
+    for key, value in options.items():
+        name = _option(key)
+        match value:
+            case None:
+                pass
+            case True:
+                yield name
+            case False:
+                if key not in _FLAGS:
+                    yield f"--no-{name[2:]}"
+            case dict():
+                yield f"{name}={json.dumps(value)}"
+            case list() | tuple():
+                yield from (name, *(_as_text(item) for item in value))
+            case _:
+                yield f"{name}={value}"
 
 
-def set_known(target: Any, values: dict[str, Any]) -> None:
-    """Set the attributes that the target has; log the others."""
-    for name, value in values.items():
-        if hasattr(target, name):
-            setattr(target, name, value)
-        else:
-            logger.warning("This vLLM has no option %r; it is ignored.", name)
+def _option(key: str) -> str:
+    return f"--{key.replace('_', '-')}"
 
 
-async def _web_application(engine: Any, options: Any) -> Any:
-    server = _vllm("entrypoints.openai.api_server", "entrypoints.launchers.api_server")
-    known = {
-        "args": options,
-        "engine_client": engine,
-        "model_config": await _of_engine(engine, "model_config"),
-        "vllm_config": await _of_engine(engine, "vllm_config"),
-        "supported_tasks": await _of_engine(engine, "supported_tasks"),
-    }
-    application = server.build_app(**_taken_by(server.build_app, known))
-    known["state"] = application.state
-    await server.init_app_state(**_taken_by(server.init_app_state, known))
-    return application
-
-
-async def _of_engine(engine: Any, name: str) -> Any:
-    """Return an engine's property: an attribute, or in older releases a coroutine's result."""
-    getter = getattr(engine, f"get_{name}", None)
-    return getattr(engine, name, None) if getter is None else await getter()
-
-
-def _taken_by(function: Any, known: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments that a function takes, which differ between releases."""
-    names = inspect.signature(function).parameters
-    return {name: known[name] for name in names if known.get(name) is not None}
+def _as_text(value: Any) -> str:
+    return json.dumps(value) if isinstance(value, dict | list) else str(value)

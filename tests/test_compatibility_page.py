@@ -294,7 +294,7 @@ def routes() -> set[str]:
         workflow_management_routes(anything, 1),
         workflow_inference_routes(anything, 1, Route(anything)),
         logger_routes(),
-        metrics_routes(Metrics()),
+        metrics_routes(Metrics(), ModelRegistry()),
         description_routes("Inference", open_inference=True),
     ]
     return {first for table in tables for first in table}

@@ -33,6 +33,8 @@ from marserve.frontend.rest.vertex import vertex_routes
 from marserve.frontend.rest.workflows import workflow_inference_routes, workflow_management_routes
 from marserve.frontend.security.guard import Guard
 from marserve.frontend.security.usage import Usage
+from marserve.frontend.serving.engine_metrics import engine_metrics
+from marserve.frontend.serving.registry import ModelRegistry
 from marserve.frontend.telemetry.exposition import CONTENT_TYPE, render
 from marserve.frontend.telemetry.metrics import REQUEST_COUNTERS, Metrics
 from marserve.frontend.telemetry.series import WatchedGauge
@@ -84,7 +86,8 @@ class HttpEndpoints:
             Listener("Management", config.management_address, management),
         ]
         if config.enable_metrics_api:
-            metrics = metrics_routes(services.metrics, legacy=config.metrics_mode == "legacy")
+            legacy = config.metrics_mode == "legacy"
+            metrics = metrics_routes(services.metrics, registry, legacy=legacy)
             listeners += [
                 Listener("Metrics", address, metrics) for address in config.metrics_addresses
             ]
@@ -171,15 +174,18 @@ class HttpEndpoints:
         )
 
 
-def metrics_routes(metrics: Metrics, *, legacy: bool = False) -> Mapping[str, Route]:
+def metrics_routes(
+    metrics: Metrics, registry: ModelRegistry, *, legacy: bool = False
+) -> Mapping[str, Route]:
     """Return the route of the metrics listener; ``legacy`` omits the metrics of the log."""
 
     def is_on_page(name: str) -> bool:
         return not legacy or name in REQUEST_COUNTERS or name.startswith("marserve_")
 
     async def show(request: HttpRequest) -> HttpResponse:
-        query = parse_qs(request.target.partition("?")[2])
-        page = render(metrics.registry, query.get("name[]", ()), is_on_page)
+        names = parse_qs(request.target.partition("?")[2]).get("name[]", ())
+        of_engines = await engine_metrics(registry, names)
+        page = render(metrics.registry, names, is_on_page) + of_engines
         return text_response(page, CONTENT_TYPE)
 
     return {"metrics": Route(show)}

@@ -55,7 +55,7 @@ def _braced(labels: Collection[tuple[str, str | float]]) -> str:
     if not labels:
         return ""
     pairs = (
-        f'{key}="{_quote(value) if isinstance(value, str) else _number(value)}",'
+        f'{key}="{quote(value) if isinstance(value, str) else _number(value)}",'
         for key, value in labels
     )
     return f"{{{''.join(pairs)}}}"
@@ -71,5 +71,6 @@ def _escape(text: str) -> str:
     return text.replace("\\", r"\\").replace("\n", r"\n")
 
 
-def _quote(text: str) -> str:
+def quote(text: str) -> str:
+    """Return the text of a label's value."""
     return _escape(text).replace('"', r"\"")

@@ -40,13 +40,7 @@ class LLMHandler(BaseHandler):
     async def preprocess(self, data: Any, context: Context | None = None) -> Any:
         """Return the content of the only request, with JSON parsed."""
         del context
-        if len(data) != 1:
-            raise PredictionException(
-                f"{type(self).__name__} takes one request at a time: set batchSize to 1 and "
-                "asyncCommunication to true",
-                400,
-            )
-        return parsed_json(value_of(data[0]))
+        return parsed_json(only_value(self, data))
 
     async def inference(self, data: Any, context: Context) -> Any:
         """Return a list with the answer to the result of `preprocess`."""
@@ -55,6 +49,17 @@ class LLMHandler(BaseHandler):
     async def postprocess(self, outputs: Any) -> Any:
         """Return the answer unchanged."""
         return outputs
+
+
+def only_value(handler: LLMHandler, data: Any) -> Any:
+    """Return the content of the only request, or raise PredictionException 400."""
+    if len(data) != 1:
+        raise PredictionException(
+            f"{type(handler).__name__} takes one request at a time: set batchSize to 1 and "
+            "asyncCommunication to true",
+            400,
+        )
+    return value_of(data[0])
 
 
 def send_piece(piece: str, context: Context) -> None:

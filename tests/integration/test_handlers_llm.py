@@ -1,21 +1,37 @@
-"""A language model from the launcher to the client, with a stand-in for the engine alone."""
+"""A language model from the launcher to the client, with a stand-in for the engine's server alone.
 
+tests/llm runs the real engine.
+"""
+
+import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
+from servers import make_archive
 
 pytestmark = pytest.mark.integration
 
-STAND_INS = Path(__file__).with_name("stand_ins")
+ENGINE = Path(__file__).with_name("stand_ins") / "engine.py"
+
+
+def make_program(path):
+    path.write_text(
+        f"#!{sys.executable}\nimport runpy\nrunpy.run_path({str(ENGINE)!r}, run_name='__main__')\n"
+    )
+    path.chmod(0o755)
 
 
 @pytest.fixture(scope="module")
-def server(prepare_server):
-    path = os.pathsep.join([str(STAND_INS), os.environ.get("PYTHONPATH", "")])
-    with prepare_server({"PYTHONPATH": path}) as server:
+def server(prepare_server, tmp_path_factory):
+    programs = tmp_path_factory.mktemp("bin")
+    make_program(programs / "vllm")
+    path = os.pathsep.join([str(programs), os.environ["PATH"]])
+    with prepare_server({"PATH": path, "VLLM_API_KEY": "secret"}) as server:
         words = ["--model_name", "llm", "--model_store", str(server.store), "--model_id", "org/llm"]
         words += ["--vllm_engine.max_num_seqs", "8", "--disable_token_auth"]
         with server.console.open("ab") as console:
@@ -32,47 +48,197 @@ def server(prepare_server):
         server.wait_workers("llm", "READY")
         yield server
         server.stop()
-        assert list(server.store.iterdir()) == []  # the launcher's directory is gone
+        assert not (server.store / "llm").exists()  # the launcher's directory is gone
 
 
-def ask(server, route, method="POST", **kwargs):
-    return server.inference(method, f"/predictions/llm/1.0/v1/{route}", **kwargs)
+def install(server, name, config):
+    """Register a model with ``vllm_handler``; return the answer."""
+    archive = make_archive(
+        server.store, "vllm_handler", name, f"asyncCommunication: true\n{config}"
+    )
+    return server.register(archive, initial_workers=1)
 
 
-def test_a_completion(server):
-    answer = ask(server, "completions", json={"model": "org/llm", "prompt": "meow"})
+def complete(server, model="llm", prompt="meow", path="1.0/v1/completions", **more):
+    body = {"model": model, "prompt": prompt, **more}
+    route = f"/predictions/{model.partition(':')[0]}/{path}"
+    return server.inference("POST", route, json=body, stream=more.get("stream", False))
+
+
+def engine_metrics(server, name):
+    return [n for series, n in server.metrics().items() if series.startswith(f"stand_in:{name}{{")]
+
+
+def test_a_completion_and_the_command_line(server):
+    answer = complete(server)
     assert answer.status_code == 200, answer.text
-    assert answer.headers["content-type"] == "application/json"
-    assert answer.json() == {"choices": [{"text": "MEOW"}], "seqs": 8}
+    assert answer.headers["content-type"].startswith("application/json")
+    document = answer.json()
+    assert document["text"] == "MEOW"
+    assert document["options"]["model"] == "org/llm"
+    assert document["options"]["served_model_name"] == ["org/llm", "llm", "llm:1.0"]
+    assert document["options"]["max_num_seqs"] == 8
+    assert document["api_key"] is None  # tokens are the server's
 
 
-def test_a_streamed_completion(server):
-    body = {"model": "org/llm", "prompt": "one two three", "stream": True}
-    answer = ask(server, "completions", json=body, stream=True)
+def test_the_body_and_the_trace_are_relayed_unchanged(server):
+    body = b'{ "model": "llm",\n "prompt" : "caf\\u00e9 \xc3\xa9", "unknown": 1.50 }'
+    headers = {"Content-Type": "application/json", "Traceparent": "00-ab-cd-01"}
+    answer = server.inference(
+        "POST", "/predictions/llm/1.0/v1/completions", data=body, headers=headers
+    )
+    document = answer.json()
+    assert document["body"].encode() == body
+    assert document["traceparent"] == "00-ab-cd-01"
+    assert document["request_id"] == answer.headers["x-request-id"]
+
+
+def test_a_stream_arrives_event_by_event(server):
+    answer = complete(server, prompt="one wait", stream=True)
     assert answer.headers["content-type"].startswith("text/event-stream")
+    pieces = answer.iter_content(None)
+    received = b""
+    while received != b"data: one\n\ndata: wait\n\n":  # before the end, which does not come
+        received += next(pieces)
+    answer.close()
+
+
+def test_a_stream_is_relayed_unchanged(server):
+    answer = complete(server, prompt="one two three", stream=True)
     events = b"".join(answer.iter_content(None)).split(b"\n\n")
     assert events == [b"data: one", b"data: two", b"data: three", b"data: [DONE]", b""]
 
 
+def test_a_stream_that_the_engine_breaks_off(server):
+    answer = complete(server, prompt="one break", stream=True)
+    with pytest.raises(Exception, match=r"IncompleteRead|InvalidChunkLength|ended prematurely"):
+        b"".join(answer.iter_content(None))
+    assert complete(server).json()["text"] == "MEOW"
+
+
 def test_many_completions_at_once(server, together):
-    calls = [
-        lambda n=n: ask(server, "completions", json={"model": "org/llm", "prompt": f"p{n}"})
-        for n in range(16)
-    ]
-    texts = [answer.json()["choices"][0]["text"] for answer in together(calls)]
-    assert texts == [f"P{n}" for n in range(16)]
+    calls = [lambda n=n: complete(server, prompt=f"p{n}") for n in range(16)]
+    assert [answer.json()["text"] for answer in together(calls)] == [f"P{n}" for n in range(16)]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_engine_stops_when_the_client_leaves(server, wait_for, background, stream):
+    body = json.dumps({"model": "llm", "prompt": "wait", "stream": stream}).encode()
+    head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    with server.connect("inference") as connection:
+        path = "POST /predictions/llm/1.0/v1/completions HTTP/1.1\r\nhost: x\r\n"
+        connection.sendall(f"{path}{head}".encode() + body)
+        wait_for(lambda: engine_metrics(server, "running") == [1])
+    wait_for(lambda: engine_metrics(server, "running") == [0])
+
+
+def test_the_engine_stops_at_the_deadline(server, wait_for):
+    answer = server.inference(
+        "POST",
+        "/predictions/llm/1.0/v1/completions",
+        json={"model": "llm", "prompt": "wait"},
+        headers={"x-timeout-ms": "300"},
+    )
+    assert answer.status_code == 504, answer.text
+    wait_for(lambda: engine_metrics(server, "running") == [0])
 
 
 def test_the_models(server):
-    assert ask(server, "models", "GET").json() == {"data": [{"id": "org/llm"}]}
+    answer = server.inference("GET", "/predictions/llm/1.0/v1/models")
+    assert [each["id"] for each in answer.json()["data"]] == ["org/llm", "llm", "llm:1.0"]
 
 
 def test_what_the_engine_refuses(server):
-    answer = ask(server, "completions", json={"model": "other", "prompt": "meow"})
+    body = {"model": "other", "prompt": "meow"}
+    answer = server.inference("POST", "/predictions/llm/1.0/v1/completions", json=body)
     assert (answer.status_code, answer.json()["error"]["message"]) == (404, "no such model")
 
 
 def test_a_route_that_is_none(server):
-    answer = ask(server, "load_lora_adapter", json={})
+    answer = complete(server, path="1.0/v1/load_lora_adapter")
     assert answer.status_code == 404
     assert answer.json()["message"] == "Unknown API endpoint: v1/load_lora_adapter"
+
+
+def test_the_metrics_of_the_engine_are_on_the_page(server):
+    complete(server, prompt="one two")
+    worker = server.worker("llm")["id"]
+    label = f'registered_model="llm",model_version="1.0",worker_id="{worker}"'
+    found = server.metrics()
+    assert found[f'stand_in:tokens_total{{{label},engine="0"}}'] >= 2
+    assert found[f"stand_in:running{{{label}}}"] == 0
+    assert not [series for series in found if series.startswith("process_cpu")]
+    assert list(server.metrics("stand_in:running")) == [f"stand_in:running{{{label}}}"]
+
+
+def test_the_output_of_the_engine_is_in_the_log_of_the_model(server):
+    assert "The stand-in starts." in server.log("model_log.log")
+
+
+def test_a_worker_ends_with_its_engine_and_is_replaced(server, wait_for):
+    before = complete(server).json()["pid"]
+    os.kill(before, signal.SIGKILL)
+    # The request may meet the dead engine, the dying worker, or the new one.
+    wait_for(lambda: complete(server).status_code == 200)
+    assert complete(server).json()["pid"] != before
+    assert "has ended with status -9." in server.log("model_log.log")
+
+
+def test_a_request_that_ends_its_engine_fails_and_others_do_not(server, background, wait_for):
+    waiting = background(lambda: complete(server, prompt="wait", stream=True).status_code)
+    wait_for(lambda: engine_metrics(server, "running") == [1])
+    assert complete(server, prompt="die").status_code >= 500
+    assert complete(server, prompt="again").json()["text"] == "AGAIN"
+    assert waiting.result() == 200  # its stream had begun
+
+
+def test_an_engine_ends_with_its_worker(server, wait_for):
+    before = complete(server).json()["pid"]
+    os.kill(server.worker("llm")["pid"], signal.SIGKILL)
+    wait_for(lambda: not psutil.pid_exists(before))
+    wait_for(lambda: complete(server).status_code == 200)
+
+
+def test_an_unknown_key_fails_the_load_by_its_name(server):
+    config = "handler: {model_path: m, vllm_engine_config: {warp_speed: 9}}\n"
+    answer = install(server, "warped", config)
+    assert answer.status_code >= 400
+    assert "unrecognized arguments: --warp-speed=9" in answer.text
+    assert "vllm_engine_config has ['warp_speed']" in answer.text
+
+
+def test_an_engine_that_ends_before_it_is_ready(server):
+    command = f"{sys.executable} {ENGINE} m --uds {{socket}} --fail-after 0"
+    config = f"maxRetryTimeoutInSec: 0\nhandler: {{command: '{command}'}}\n"
+    answer = install(server, "failing", config)
+    assert answer.status_code >= 400
+    assert "has ended with status 3: There is no device." in answer.text
+
+
+@pytest.mark.parametrize(
+    ("place", "name"), [("--port {port}", "by-port"), ("--uds {socket}", "by-socket")]
+)
+def test_another_engine_by_its_command_line(server, place, name):
+    (server.store / "weights").mkdir(exist_ok=True)
+    command = f"{sys.executable} {ENGINE} {{model}} {place} --served-model-name {name}"
+    config = f"handler: {{model_path: {server.store}/weights, command: '{command}'}}\n"
+    assert install(server, name, config).status_code == 200
+    document = complete(server, name).json()
+    assert document["options"]["model"] == f"{server.store}/weights"
+    assert document["text"] == "MEOW"
+    server.management("DELETE", f"/models/{name}")
+
+
+@pytest.mark.parametrize(
+    ("handler", "reason"),
+    [
+        ("{}", "lacks handler.model_path"),
+        ("{command: sleep 9}", "neither {socket} nor {port}"),
+        ("{command: 'x {port}', adapters: {a: b}}", "handler.adapters has no effect beside"),
+    ],
+)
+def test_a_configuration_that_cannot_be_used(server, handler, reason):
+    name = f"wrong-{abs(hash(reason))}"
+    answer = install(server, name, f"handler: {handler}\n")
+    assert answer.status_code >= 400
+    assert reason in answer.text

@@ -136,7 +136,7 @@ def routes_of(listener: str, tokens: TokenStore) -> Mapping[str, Route]:
         routes |= workflow_management_routes(workflows, 100)
         if listener == "open management":
             routes |= repository_routes(OpenInferenceModels(registry, operations))
-    return {**routes, **metrics_routes(Metrics("host"))}
+    return {**routes, **metrics_routes(Metrics("host"), ModelRegistry())}
 
 
 @pytest.fixture
