@@ -6,7 +6,7 @@ its Python process, are left out. The labels ``registered_model``, ``model_versi
 """
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 from marserve.backend.protocol import Input, Predict, Reply
 from marserve.frontend.serving.model_version import ModelVersion
@@ -31,12 +31,16 @@ async def engine_metrics(registry: ModelRegistry, only: Collection[str] = ()) ->
     if not relays:
         return ""
     pages = await asyncio.gather(*(_page(dispatch) for _, dispatch in relays))
-    #: By name of the metric: the comments of the first engine, the samples of all.
-    families: dict[str, tuple[list[str], list[str]]] = {}
+    samples: dict[str, list[str]] = {}  # by the comments of their metric
     for (labels, _), page in zip(relays, pages, strict=True):
-        _add(page, labels, frozenset(only), families)
-    lines = [line for head, samples in families.values() if samples for line in (*head, *samples)]
-    return "".join(f"{line}\n" for line in lines)
+        for comments, sample in _samples(page):
+            name, brace, rest = sample.partition("{")
+            if not brace:
+                name, _, rest = sample.partition(" ")
+            if ":" in name and (not only or name in only):
+                rest = f",{rest}" if brace else f"}} {rest}"
+                samples.setdefault(comments, []).append(f"{name}{{{labels}{rest}\n")
+    return "".join(comments + "".join(lines) for comments, lines in samples.items())
 
 
 def _labels(model: ModelVersion, worker_id: int) -> str:
@@ -59,25 +63,12 @@ async def _page(dispatch: DispatchStrategy) -> str:
     return answered.result() if answered.done() else ""
 
 
-def _add(
-    page: str,
-    labels: str,
-    only: frozenset[str],
-    families: dict[str, tuple[list[str], list[str]]],
-) -> None:
-    known = frozenset(families)
-    family = ""
+def _samples(page: str) -> Iterator[tuple[str, str]]:
+    """Yield the lines of samples, each with the lines of comments before its metric."""
+    comments, is_sample = "", False
     for line in page.splitlines():
         if line.startswith("#"):
-            family = line.split(" ", 3)[2] if line.count(" ") >= 2 else ""
-            if ":" in family:
-                head, _ = families.setdefault(family, ([], []))
-                if family not in known:
-                    head.append(line)
-            continue
-        name, brace, rest = line.partition("{")
-        if not brace:
-            name, _, rest = line.partition(" ")
-        if ":" in family and (not only or name in only):
-            inside = f"{labels},{rest}" if brace else f"{labels}}} {rest}"
-            families[family][1].append(f"{name}{{{inside}")
+            comments = f"{line}\n" if is_sample else f"{comments}{line}\n"
+        elif line:
+            yield comments, line
+        is_sample = not line.startswith("#")
