@@ -64,6 +64,8 @@ _MAX_THREADS = 1024  # of torch; each needs memory
 WAIT_POLICIES = (AUTOMATIC, "active", "passive")
 # More than keeps a device busy, and few enough to run again when a worker dies.
 _MAX_OUTSTANDING = 10_000
+#: The value of ``openai`` for models that OpenAI's API does not list.
+NO_OPENAI = "none"
 #: The priorities of requests, the first is the highest.
 PRIORITIES = ("high", "normal", "low")
 
@@ -367,6 +369,12 @@ class ModelValues:
         TENSORS,
         {},
         "The input and output tensors of the handler, for the metadata of clients.",
+    )
+    openai: str = _archive(  # server is the default of the handler vllm_handler
+        "openai",
+        word("server", "embeddings", "rerank", NO_OPENAI),
+        NO_OPENAI,
+        "What the handler offers of OpenAI's API: an engine's server, embeddings or rerank.",
     )
     stack_inputs: str = _strict(  # empty: a list with a dict for each row
         "stackInputs",

@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from marserve.backend.manifest import Manifest, ManifestError
 from marserve.frontend.aio.background import in_abandonable_thread
@@ -136,6 +136,9 @@ def registered_settings(
         at_start=is_loaded,
         catalog=registration.catalog,
     )
+    handler = PurePath(manifest.handler.partition(":")[0]).name
+    if "openai" not in settings.origins and handler.removesuffix(".py") == "vllm_handler":
+        settings = replace(settings, openai="server")
     if (level := archive.contents.stage_gpus) and not settings.parallel:
         settings = replace(settings, parallel=Parallel("custom", level, TorchRun(processes=level)))
     if settings.sample_inputs and not archive.contents.has_samples:

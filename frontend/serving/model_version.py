@@ -1,6 +1,7 @@
 """One version of a model: its queue, batcher and workers, and `submit`, the entry of requests."""
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -8,6 +9,7 @@ from itertools import chain
 from typing import Any, ClassVar, TypeVar
 
 from marserve.backend.manifest import Manifest
+from marserve.backend.openai_names import adapter_names, openai_names
 from marserve.backend.protocol import Prediction
 from marserve.frontend.archives.archive import Archive
 from marserve.frontend.archives.requirements import ModelEnvironment
@@ -74,6 +76,7 @@ class ModelVersion:
         self.manifest = manifest
         self.settings = settings
         self.origin = origin
+        self.created = int(time.time())  # for OpenAI's clients
         self._host = host
         self._fullness = Fullness()
         self.queue = JobQueue(settings.batching.queue_size)
@@ -99,6 +102,12 @@ class ModelVersion:
         return self.settings.tensors or next(
             (worker.results.tensors for worker in self.workers if worker.results.tensors), {}
         )
+
+    @property
+    def openai_names(self) -> list[str]:
+        """The names by which OpenAI's clients address this version, its adapters included."""
+        handler = self.archive.contents.openai
+        return [*openai_names(self.name, self.version, handler), *adapter_names(handler)]
 
     @property
     def warnings(self) -> list[str]:

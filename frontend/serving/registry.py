@@ -121,6 +121,11 @@ class ModelRegistry:
         """Return whether a version is registered."""
         return name in self._models and version in self._models[name].by_version
 
+    def default(self, name: str) -> ModelVersion | None:
+        """Return the default version of a model, or None."""
+        versions = self._models.get(name)
+        return None if versions is None else versions.by_version[versions.default]
+
     def find(self, name: str, version: str | None = None) -> ModelVersion:
         """Return a version, by default the default one; raises ModelNotFound, VersionNotFound."""
         versions = self._find(name)

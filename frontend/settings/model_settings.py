@@ -411,6 +411,9 @@ def _check_sequences(settings: ModelSettings) -> None:
         "dynamicBatchSize is false: the items of a list would be of one sequence": (
             settings.batching.splits_lists
         ),
+        "openai is not embeddings or rerank: the items of a list would be of one sequence": (
+            settings.openai in ("embeddings", "rerank")
+        ),
         "autoscale is false: when a worker stops, its sequences end": settings.autoscale,
     }
     for rule, is_broken in obstacles.items():
