@@ -80,7 +80,7 @@ def read_list(input_: Input, envelope: str, max_rows: int) -> Steps[ClientList |
     files = [part for part in input_.parts if part.content_type]
     if len(files) > 1:
         rows = [replace(part, name="body") for part in files[: max_rows + 1]]
-        return ClientList(_rows(input_, rows))
+        return ClientList(rows_of(input_, rows))
     if not files or files[0].name != "body" or files[0].content_type != _JSON:
         return None
     found = yield from json_items(bytes(files[0].body), max_rows + 1)
@@ -93,10 +93,11 @@ def read_list(input_: Input, envelope: str, max_rows: int) -> Steps[ClientList |
         member = _UNPACKING.get(envelope, "explanations") if is_explained else "predictions"
     row = b'{"instances":[%b]}' if is_enveloped else b"%b"
     bodies = [Part("body", _JSON, row % text) for text in found.texts]
-    return ClientList(_rows(input_, bodies), member, is_enveloped)
+    return ClientList(rows_of(input_, bodies), member, is_enveloped)
 
 
-def _rows(input_: Input, bodies: Iterable[Part]) -> list[Input]:
+def rows_of(input_: Input, bodies: Iterable[Part]) -> list[Input]:
+    """Return a request with the headers and fields of another one for each body."""
     headers = input_.headers
     kind, length = _as_written(headers, "content-type"), _as_written(headers, "content-length")
     fields = [part for part in input_.parts if not part.content_type]

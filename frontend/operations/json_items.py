@@ -12,6 +12,7 @@ when all items exist: 2.1 million items block the loop for 0.29 s.
 import json
 import re
 import sys
+from collections.abc import Collection
 from typing import NamedTuple
 
 from marserve.frontend.aio.long_work import Steps
@@ -19,7 +20,8 @@ from marserve.frontend.aio.long_work import Steps
 #: The errors of `json` for a text that is malformed or nested too deeply.
 UNREADABLE = (ValueError, RecursionError)
 
-_SMALL_BYTES = 1 << 16
+#: Larger texts are not parsed.
+SMALL_BYTES = 1 << 16
 # The bytes that one step searches, or the tokens that it finds.
 _WINDOW = 1 << 16
 _TOKENS = 256
@@ -48,7 +50,7 @@ def json_items(body: bytes, max_items: int) -> Steps[JsonItems | None]:
     At most ``max_items`` are returned; the rest of a longer list is not read.
     """
     try:
-        if len(body) <= _SMALL_BYTES:
+        if len(body) <= SMALL_BYTES:
             return _items_of(json.loads(body), max_items)
         return (yield from _find_items(body, max_items))
     except UNREADABLE:
@@ -91,7 +93,7 @@ def items_at(body: bytes, at: int, max_items: int = sys.maxsize) -> Steps[tuple[
         text = body[start:at].strip()
         if not body.startswith(_COMMA, at) and not text and not texts:
             break
-        if len(text) <= _SMALL_BYTES:
+        if len(text) <= SMALL_BYTES:
             json.loads(text)
         texts.append(text)
         if not body.startswith(_COMMA, at):
@@ -104,22 +106,45 @@ def items_at(body: bytes, at: int, max_items: int = sys.maxsize) -> Steps[tuple[
     return texts, at
 
 
+def object_members(body: bytes, names: Collection[str]) -> Steps[dict[str, bytes]]:
+    """Return those members of an object that have these names, each as JSON.
+
+    Raises one of `UNREADABLE` for what is no object; values are not checked inside.
+    """
+    at = _skip_blanks(body, 0)
+    if not body.startswith(b"{", at):
+        raise ValueError("it is no object")
+    found, end = yield from _find_members(body, at, names)
+    if not body.startswith(b"}", end):
+        raise ValueError("the object does not end")
+    _check_end(body, end)
+    return {name: body[start:stop].strip() for name, (start, stop) in found.items()}
+
+
 def find_member(body: bytes, at: int, name: str) -> Steps[tuple[int, int, int]]:
     """Return where the value of the last member ``name`` begins and ends, and the object's end.
 
     Without such a member the first two are the beginning of the object.
     """
-    start = stop = at
+    found, end = yield from _find_members(body, at, (name,))
+    return *found.get(name, (at, at)), end
+
+
+def _find_members(
+    body: bytes, at: int, names: Collection[str]
+) -> Steps[tuple[dict[str, tuple[int, int]], int]]:
+    """Return where the values of the last members with these names are, and the object's end."""
+    found: dict[str, tuple[int, int]] = {}
     while True:
         key = _KEY.match(body, at + 1)
         if key is None:
             raise ValueError("an object has a member without a key")
-        is_found = len(key[1]) <= _SMALL_BYTES and json.loads(key[1]) == name
+        name = json.loads(key[1]) if len(key[1]) <= SMALL_BYTES else ""
         at = yield from _end_of_value(body, key.end())
-        if is_found:
-            start, stop = key.end(), at
+        if name in names:
+            found[name] = key.end(), at
         if not body.startswith(_COMMA, at):
-            return start, stop, at
+            return found, at
         yield
 
 

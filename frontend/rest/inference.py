@@ -6,7 +6,7 @@
     /explanations/{m}[/{v}[/{path}]]              explain
     /invocations                                  predict: SageMaker with one model
     /models/{m}/invoke                            predict: SageMaker with several models
-    /v1/…  /v2/…                                  in `kserve`
+    /v1/…  /v2/…                                  in `kserve` and `openai`
     /{m}/predict  /{m}/{v}/predict                predict: Multi Model Server
 
 All methods are allowed. On the paths of SageMaker and Multi Model Server the handler gets the
@@ -210,13 +210,12 @@ class _Inference(Predictor):
 
     def accept_prediction(self, request: PlainRequest) -> Submit | None:
         match request.segments:
-            case [_, name]:
-                version = None
-            case [_, name, version] if name:
-                pass
-            case _:
-                return None
-        return self.accept(request, name, version or None, _PLAIN_HEADERS)
+            case [_, name, *rest] if name:
+                version, extra = (rest[0] if rest else ""), _PLAIN_HEADERS
+                if len(rest) > 1:
+                    extra = {**extra, "url_path": "/".join(rest[1:])}
+                return self.accept(request, name, version or None, extra)
+        return None
 
     def explanations(self, request: HttpRequest) -> Awaitable[HttpResponse]:
         return self._by_path(request, explain="True")

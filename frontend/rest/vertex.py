@@ -13,6 +13,7 @@ from marserve.frontend.http.requests import HttpRequest, PlainRequest, split_pat
 from marserve.frontend.http.responses import HttpResponse
 from marserve.frontend.http.router import ANY_OTHER, Route, Submit
 from marserve.frontend.rest.inference import Predictor, server_readiness
+from marserve.frontend.rest.openai import is_openai
 from marserve.frontend.serving.registry import ModelRegistry
 
 _EXTRA = {"explain": "False"}
@@ -48,7 +49,7 @@ def _with(
 ) -> Mapping[str, Route]:
     """Return the routes with one more path, which may be the root, unless they answer it."""
     first = path[0] if path else ""
-    if first in known or list(path[:2]) in _MODELS:
+    if first in known or list(path[:2]) in _MODELS or is_openai(path):
         return routes
     other = routes.get(first, routes[ANY_OTHER])
 

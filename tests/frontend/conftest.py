@@ -109,10 +109,12 @@ class Model:
     origin: Origin = field(default_factory=Origin)
     workers: Workers = field(default_factory=Workers)
     settings: Any = field(
-        default_factory=lambda: SimpleNamespace(batching=Batching(), stack_inputs="")
+        default_factory=lambda: SimpleNamespace(batching=Batching(), stack_inputs="", openai="none")
     )
     tensors: Any = field(default_factory=dict)
     manifest: Any = field(default_factory=lambda: SimpleNamespace(envelope=""))
+    openai_names: list[str] = field(default_factory=list)
+    created: int = 1700000000
     full: str = ""
     expected_seconds: float = 0.0
 

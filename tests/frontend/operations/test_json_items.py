@@ -24,7 +24,7 @@ values = st.recursive(
 @pytest.fixture(autouse=True)
 def everything_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """The windows are small, so that the texts of the tests are long."""
-    monkeypatch.setattr(tested, "_SMALL_BYTES", 16)
+    monkeypatch.setattr(tested, "SMALL_BYTES", 16)
     monkeypatch.setattr(tested, "_WINDOW", 3)
     monkeypatch.setattr(tested, "_TOKENS", 2)
 

@@ -157,7 +157,7 @@ def answer_of(
     target = re.sub("{[a-z_]+}", "nobody", target)
     sent = fakes.request(target, method.upper())
     answer = fakes.exchange(routes_of(listener, tokens), sent)
-    return answer.status, answer.document["type"] if answer.status >= 400 else ""
+    return answer.status, answer.document.get("type", "") if answer.status >= 400 else ""
 
 
 @served

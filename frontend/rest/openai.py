@@ -1,0 +1,142 @@
+"""OpenAI's API: the member ``model`` of the body names the model.
+
+    POST /v1/chat/completions, /v1/completions, /v1/responses    an engine's server
+    POST /v1/embeddings, /v1/rerank                              also any model that offers them
+    GET  /v1/models, /v1/models/{name}                           the models
+
+A model with ``openai: server`` gets the body unchanged, as a prediction with this path. Errors have
+OpenAI's shape.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+from marserve.backend.protocol import Prediction
+from marserve.frontend.aio.long_work import LongWork
+from marserve.frontend.batching.jobs import OnAnswer, Stream
+from marserve.frontend.configuration.setting_kinds import Kind
+from marserve.frontend.errors import MethodNotAllowed, ModelNotFound, ServeError
+from marserve.frontend.http.request_bodies import read_input
+from marserve.frontend.http.requests import HttpRequest, PlainRequest
+from marserve.frontend.http.responses import (
+    HttpResponse,
+    error_response,
+    json_response,
+    prediction_response,
+)
+from marserve.frontend.http.router import Route, Submit
+from marserve.frontend.operations.openai_models import (
+    PATHS,
+    find_model,
+    list_models,
+    openai_members,
+)
+from marserve.frontend.operations.openai_rows import SPLITTERS, read_members, read_value
+from marserve.frontend.operations.predictions import predict, predict_rows
+from marserve.frontend.operations.request_options import read_request_options
+from marserve.frontend.rest.inference import Extra, Predictor, accept_plain
+from marserve.frontend.serving.answer_tasks import AnswerTask
+from marserve.frontend.serving.predict_request import PredictRequest, Ticket
+from marserve.frontend.serving.registry import ModelRegistry
+
+_NAME = Kind("a name of a model", lambda name: isinstance(name, str) and len(name) <= _MAX_NAME)
+_MAX_NAME = 1000  # characters
+_VERBS = (":predict", ":explain")
+
+
+def with_openai(
+    v1: Route, registry: ModelRegistry, max_request_bytes: int, *, lists_models: bool
+) -> Route:
+    """Return the route of ``/v1``; ``v1`` answers what is not OpenAI's, or the list of models."""
+    api = _OpenAI(registry, max_request_bytes)
+    predictions = Route(api.serve, "inference", _refusal, accept=api.accept_request)
+    models = Route(api.models, "inference", _refusal)
+
+    def choose(request: HttpRequest | PlainRequest) -> Route:
+        if is_openai(request.segments):
+            return predictions
+        return models if lists_models and listed_name(request) is not None else v1
+
+    return Route(v1.serve, "inference", choose=choose)
+
+
+def is_openai(path: Sequence[str]) -> bool:
+    """Return whether a path is one of OpenAI's predictions."""
+    return path[:1] == ["v1"] and "/".join(path[1:]) in PATHS
+
+
+def listed_name(request: HttpRequest | PlainRequest) -> str | None:
+    """Return NAME of ``GET /v1/models/NAME``, empty without one; None for another request."""
+    path = request.segments
+    is_get = request.method == "GET" and path[1:2] == ["models"]
+    return "/".join(path[2:]) if is_get and not path[-1].endswith(_VERBS) else None
+
+
+class _OpenAI(Predictor):
+    async def models(self, request: HttpRequest) -> HttpResponse:
+        name = listed_name(request)
+        if not name:
+            return json_response(list_models(self.registry))
+        members = openai_members(name, find_model(self.registry, name))
+        if not members:
+            raise ModelNotFound(f"Model {name} does not offer OpenAI's API.")
+        return json_response(members)
+
+    async def serve(self, request: HttpRequest) -> HttpResponse:
+        if request.method == "OPTIONS":  # of a browser, before it sends a request
+            return HttpResponse(200)
+        if request.method != "POST":
+            raise MethodNotAllowed
+        options, extra = read_request_options(request.headers), _extra(request)
+        input_ = await read_input(request, self.max_request_bytes, extra)
+        predict_request = PredictRequest(input_, request.arrived, by_version=False, options=options)
+        predict_request.holding = request.connection.holding
+        return prediction_response(
+            await self._answer(predict_request, request.connection.long_work)
+        )
+
+    def accept_request(self, request: PlainRequest) -> Submit | None:
+        if request.method != "POST":
+            return None
+        connection = request.connection
+
+        def submit(predict_request: PredictRequest, on_answer: OnAnswer) -> Ticket:
+            predict_request.holding = connection.holding
+            answer = partial(self._answer, predict_request, connection.long_work)
+            return AnswerTask(answer, on_answer, f"A request to {request.target}")
+
+        return accept_plain(request, self.max_request_bytes, submit, extra=_extra(request))
+
+    async def _answer(self, request: PredictRequest, long_work: LongWork) -> Prediction | Stream:
+        input_ = request.input
+        body = b"".join(part.body for part in input_.parts if part.name == "body")
+        members = await long_work.run(read_members(body))
+        name = read_value(members, "model", _NAME)
+        path = input_.headers["url_path"].removeprefix("v1/")
+        model = find_model(self.registry, name, path)
+        request.by_version = name == f"{model.name}:{model.version}"
+        model.check(request)
+        split = SPLITTERS.get(model.settings.openai)
+        if split is None:
+            return await predict(model, request, long_work)
+        max_rows = model.queue.free_capacity(request.options.priority)
+        with request.holding() as holding:
+            rows, join = await long_work.run(split(input_, members, max_rows, holding.hold))
+            return await predict_rows(model, request, rows, join, long_work)
+
+
+def _extra(request: HttpRequest | PlainRequest) -> Extra:
+    return {"url_path": "/".join(request.segments), "explain": "False"}
+
+
+def _refusal(error: ServeError) -> HttpResponse:
+    is_unknown = error.wire_type == ModelNotFound.wire_type  # which OpenAI's clients compare
+    members = {
+        "message": error.message or error.wire_type,
+        "type": "invalid_request_error" if error.status < 500 else "server_error",
+        "param": None,
+        "code": "model_not_found" if is_unknown else error.wire_type,
+    }
+    return replace(error_response(error), body=json.dumps({"error": members}).encode())
