@@ -12,6 +12,7 @@ import pytest
 pytestmark = pytest.mark.integration
 
 LIMIT = 10_000
+FORM = "Content-Type: application/x-www-form-urlencoded"
 COUNTED = (
     "Requests2XX",
     "Requests4XX",
@@ -29,6 +30,7 @@ ID = re.compile(rb"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
 def server(start_server, handlers):
     with start_server(max_request_size=str(LIMIT), cors_allowed_origin="*") as server:
         server.install(handlers / "probe.py", "probe")
+        server.install(handlers / "probe.py", "engine", "openai: server\n")
         server.install(handlers / "lab.py", "lab")
         server.install(handlers / "lab.py", "idle", initial_workers=0)
         yield server
@@ -61,7 +63,7 @@ REQUESTS = {
     "JSON": probe("Content-Type: application/json; charset=utf-8", body=b'{"a": 1}'),
     "broken JSON": probe("Content-Type: application/json", body=b'{"a": '),
     "text": probe("Content-Type: text/plain", body="ä".encode()),
-    "form": probe("Content-Type: application/x-www-form-urlencoded", body=b"a=1&b=2"),
+    "form": probe(FORM, body=b"a=1&b=2"),
     "FORM": probe("content-type: Application/X-WWW-Form-URLencoded ;x=y", body=b"a=1"),
     "multipart without a boundary": probe("Content-Type: multipart/form-data"),
     "chunked": probe("Transfer-Encoding: chunked", body=None) + b"2\r\nhi\r\n0\r\n\r\n",
@@ -82,6 +84,14 @@ REQUESTS = {
     "query": request("/predictions/probe?a=b&c"),
     "escapes": request("/pr%65dictions/pr%6fbe"),
     "absolute": request("http://h/predictions/probe"),
+    "OpenAI": request("/v1/chat/completions", b'{"model": "engine"}'),
+    "OpenAI by version": request("/v1/embeddings", b'{"model": "engine:1.0"}'),
+    "OpenAI, a form": request("/v1/completions", b"model=engine", FORM),
+    "OpenAI, unknown model": request("/v1/chat/completions", b'{"model": "nobody"}'),
+    "OpenAI, another model": request("/v1/chat/completions", b'{"model": "probe"}'),
+    "OpenAI, no JSON": request("/v1/responses", b"model"),
+    "OpenAI, PUT": request("/v1/rerank", b'{"model": "engine"}', method="PUT"),
+    "OpenAI, too large": request("/v1/completions", b"x" * (LIMIT + 1)),
     "explanation": request("/explanations/probe"),
     "unknown model": request("/predictions/nobody"),
     "unknown version": request("/predictions/probe/9"),

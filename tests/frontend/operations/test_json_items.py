@@ -9,7 +9,12 @@ from hypothesis import strategies as st
 from steps import result_of
 
 from marserve.frontend.operations import json_items as tested
-from marserve.frontend.operations.json_items import JsonItems, json_items
+from marserve.frontend.operations.json_items import (
+    UNREADABLE,
+    JsonItems,
+    json_items,
+    object_members,
+)
 
 MANY = 1000
 T = TypeVar("T")
@@ -99,3 +104,40 @@ def test_a_list_of_any_size_is_searched_in_small_steps(monkeypatch: pytest.Monke
     monkeypatch.undo()
     body = b"[[" + b"[]," * 1_000_000 + b"1]]"
     assert sum(1 for _ in json_items(body, MANY)) >= 1_000_000 // 256
+
+
+# -- members of an object --------------------------------------------------------------------------
+
+
+NAMES = ("a", '"', "\u00e9", "\\")
+
+
+@given(document=st.dictionaries(st.sampled_from(NAMES) | st.text(), values, min_size=1))
+def test_the_members_are_those_that_a_parser_finds(document: dict[str, Any]) -> None:
+    found = result_of(object_members(padded(document, None), NAMES))
+    expected = {name: value for name, value in document.items() if name in NAMES}
+    assert repr({name: json.loads(text) for name, text in found.items()}) == repr(expected)
+
+
+@given(st.binary(max_size=40) | st.text('{}[],:"\\ a1', max_size=40).map(str.encode))
+def test_what_is_no_object_has_no_members(body: bytes) -> None:
+    try:
+        is_object = isinstance(json.loads(body), dict)
+    except UNREADABLE:
+        is_object = False
+    try:
+        result_of(object_members(body, ("a",)))
+    except UNREADABLE:
+        assert not is_object or json.loads(body) == {}
+
+
+@pytest.mark.parametrize("body", [b"{}", b"[]", b'"a"', b'{"a": 1', b'{"a": 1]', b'{"a": 1} x'])
+def test_other_bodies_are_not_read(body: bytes) -> None:
+    with pytest.raises(UNREADABLE):
+        result_of(object_members(body, ("a",)))
+
+
+def test_an_object_of_any_size_is_searched_in_small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    body = b'{"messages": [' + b"[]," * 200_000 + b'1], "model": "m"}'
+    assert sum(1 for _ in object_members(body, ("model",))) >= 200_000 // 256

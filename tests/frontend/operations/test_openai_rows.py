@@ -1,0 +1,174 @@
+"""Requests for embeddings and reranking as rows of a model, and their joint answers."""
+
+import json
+from typing import Any
+
+import pytest
+from steps import result_of
+
+from marserve.backend.protocol import Input, Part, Prediction
+from marserve.frontend.errors import BadRequest, PredictionFailed, ServeError, TooMuchInFlight
+from marserve.frontend.operations.json_items import SMALL_BYTES
+from marserve.frontend.operations.openai_rows import (
+    Rows,
+    embedding_rows,
+    read_members,
+    reranking_rows,
+)
+
+MAX_ROWS = 10
+LARGE = SMALL_BYTES * 2
+
+
+def nothing(_count: int) -> None:
+    """Memory is not limited."""
+
+
+def split(rows: Any, hold: Any = nothing, **members: Any) -> Rows:
+    body = json.dumps({"model": "m", **members}).encode()
+    headers = {"content-type": "text/plain", "content-length": str(len(body)), "x-mine": "1"}
+    input_ = Input("id", headers, [Part("body", "text/plain", body)])
+    found: Rows = result_of(rows(input_, result_of(read_members(body)), MAX_ROWS, hold))
+    return found
+
+
+def bodies(rows: Rows) -> list[Any]:
+    return [json.loads(bytes(part.body)) for row in rows[0] for part in row.parts]
+
+
+def answer(rows: Rows, *answers: Any) -> Any:
+    joined = result_of(rows[1]([Prediction(json.dumps(each).encode()) for each in answers]))
+    assert joined.headers == {"content-type": "application/json"}
+    return json.loads(bytes(joined.body))
+
+
+@pytest.mark.parametrize(
+    ("input_", "rows"),
+    [
+        ("a text", ["a text"]),
+        ("", [""]),
+        (["é", "b"], ["é", "b"]),
+        ([1, 2], [[1, 2]]),
+        ([-1], [[-1]]),
+        ([[1], [2, 3]], [[1], [2, 3]]),
+        (["a", [1]], ["a", [1]]),
+        ("x" * LARGE, ["x" * LARGE]),
+        (["x" * LARGE, "y"], ["x" * LARGE, "y"]),
+        ([7] * LARGE, [[7] * LARGE]),
+    ],
+)
+def test_an_input_is_a_row(input_: Any, rows: list[Any]) -> None:
+    assert bodies(split(embedding_rows, input=input_)) == rows
+
+
+def test_a_row_is_a_request_with_json_of_its_own() -> None:
+    (first, second), _ = split(embedding_rows, input=["a", "bc"])
+    assert (first.id, second.id) == ("id.0", "id.1")
+    assert [part.content_type for part in first.parts] == ["application/json"]
+    assert second.headers["x-mine"] == "1"
+    assert second.headers["content-type"] == "application/json"
+    assert second.headers["content-length"] == "4"
+
+
+def test_of_too_many_inputs_one_more_than_allowed_is_a_row() -> None:
+    assert len(split(embedding_rows, input=["a"] * 50)[0]) == MAX_ROWS + 1
+    assert len(split(reranking_rows, query="q", documents=["a"] * 50)[0]) == MAX_ROWS + 1
+
+
+def test_members_that_are_null_count_as_missing() -> None:
+    rows = split(embedding_rows, input="a", dimensions=None, encoding_format=None)
+    assert answer(rows, [1])["data"][0]["embedding"] == [1]
+
+
+def test_tokens_are_counted_where_the_handler_gives_them() -> None:
+    rows = split(embedding_rows, input=["a", "b"])
+    found = answer(rows, {"embedding": [0.5], "tokens": 3}, {"embedding": []})
+    assert found["usage"] == {"prompt_tokens": 3, "total_tokens": 3}
+    assert [each["embedding"] for each in found["data"]] == [[0.5], []]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "text",
+        None,
+        7,
+        ["a"],
+        [[1]],
+        {},
+        {"embedding": 1},
+        [1e300],
+        {"embedding": [], "tokens": "1"},
+    ],
+)
+def test_an_answer_that_is_no_embedding_is_the_handlers_fault(wrong: Any) -> None:
+    with pytest.raises(ServeError, match="item 1 has no embedding"):
+        answer(split(embedding_rows, input=["a", "b"]), [1.0], wrong)
+
+
+@pytest.mark.parametrize("wrong", ["0.5", None, [], {}, {"score": None}, float("nan"), True])
+def test_an_answer_that_is_no_score_is_the_handlers_fault(wrong: Any) -> None:
+    with pytest.raises(ServeError, match="item 0 has no score"):
+        answer(split(reranking_rows, query="q", documents=["a"]), wrong)
+
+
+def test_a_row_with_a_status_fails_the_request_with_it() -> None:
+    _, join = split(embedding_rows, input=["a", "b", "c"])
+    predictions = [Prediction(b"[1]"), Prediction(b"not that", status=451)]
+    with pytest.raises(PredictionFailed, match="Item 1: not that") as caught:
+        result_of(join(predictions))
+    assert caught.value.status == 451
+
+
+def test_a_query_and_a_document_are_a_row() -> None:
+    documents = ["a", {"text": "b", "title": "t"}, "x" * LARGE, {"text": "y" * LARGE}]
+    rows = split(reranking_rows, query="q", documents=documents)
+    texts = ["a", "b", "x" * LARGE, "y" * LARGE]
+    assert bodies(rows) == [{"query": "q", "document": text} for text in texts]
+    found = answer(rows, 1, {"score": 2, "tokens": 5}, 1, -0.5)
+    assert found["id"] == "id"
+    assert [each["index"] for each in found["results"]] == [1, 0, 2, 3]  # equals in their order
+    assert [each["document"]["text"] for each in found["results"]] == ["b", "a", *texts[2:]]
+    assert found["usage"] == {"total_tokens": 5}
+
+
+@pytest.mark.parametrize(("top", "count"), [(None, 3), (0, 3), (2, 2), (9, 3)])
+def test_the_best_are_returned(top: int | None, count: int) -> None:
+    rows = split(reranking_rows, query="q", documents=["a", "b", "c"], top_n=top)
+    assert len(answer(rows, 1, 2, 3)["results"]) == count
+
+
+def test_the_copies_of_the_query_are_counted_before_they_are_made() -> None:
+    counts: list[int] = []
+    split(reranking_rows, counts.append, query="long", documents=["a", "b", "c"])
+    assert counts == [len(b'"long"') * 3]
+
+    def refuse(_count: int) -> None:
+        raise TooMuchInFlight("max_bytes_in_flight")
+
+    with pytest.raises(TooMuchInFlight):
+        split(reranking_rows, refuse, query="long", documents=["a"])
+
+
+@pytest.mark.parametrize(
+    ("rows", "members", "words"),
+    [
+        (embedding_rows, {}, "input="),
+        (embedding_rows, {"input": [[1], "a", 7]}, "input=7"),
+        (embedding_rows, {"input": [["x"] * 3]}, "input="),
+        (embedding_rows, {"input": {"x": "y" * LARGE}}, "input="),
+        (embedding_rows, {"input": "a", "dimensions": [[]] * LARGE}, "dimensions="),
+        (reranking_rows, {"documents": ["a"]}, "query=null"),
+        (reranking_rows, {"query": ["a"], "documents": ["a"]}, "query="),
+        (reranking_rows, {"query": "a"}, "documents="),
+        (reranking_rows, {"query": "a", "documents": ["a", {"text": 1}]}, "documents=1"),
+        (reranking_rows, {"query": "a", "documents": [{"x": "y" * LARGE}]}, "documents="),
+    ],
+)
+def test_a_wrong_member_is_named_with_a_part_of_it(
+    rows: Any, members: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(BadRequest) as caught:
+        split(rows, **members)
+    assert words in caught.value.message
+    assert len(caught.value.message) < 250
