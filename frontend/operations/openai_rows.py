@@ -37,8 +37,7 @@ T = TypeVar("T")
 
 _JSON = "application/json"
 _EMBEDDING = ("input", "encoding_format", "dimensions")
-_RERANKING = ("query", "documents", "top_n", "return_documents")
-_MEMBERS = ("model", *_EMBEDDING, *_RERANKING)
+_MEMBERS = ("model", *_EMBEDDING, "query", "documents", "top_n", "return_documents")
 _TOKEN_IDS = re.compile(rb"\[\s*[-0-9]")
 
 
@@ -72,10 +71,10 @@ def read_value(members: Members, name: str, kind: Kind, *default: Any) -> Any:
     if default and name not in members:
         return default[0]
     text = members.get(name, b"null")
-    with suppress(*UNREADABLE):
-        is_quick = len(text) <= SMALL_BYTES or text.startswith(b'"')
-        if is_quick and kind.accepts(value := json.loads(text)):
-            return value
+    if len(text) <= SMALL_BYTES or text.startswith(b'"'):
+        with suppress(*UNREADABLE):
+            if kind.accepts(value := json.loads(text)):
+                return value
     raise _wrong(name, text, kind)
 
 
@@ -103,10 +102,8 @@ def embedding_rows(
 
     def join(predictions: Sequence[Prediction]) -> Steps[Prediction]:
         found, tokens = yield from _read_answers(predictions, "embedding", read)
-        data = (
-            f'{{"object":"embedding","index":{index},"embedding":{text}}}'
-            for index, text in enumerate(found)
-        )
+        form = '{"object":"embedding","index":%d,"embedding":%s}'
+        data = [form % pair for pair in enumerate(found)]
         usage = _to_json({"prompt_tokens": tokens, "total_tokens": tokens})
         return _answer(members, '"object":"list","data"', data, usage)
 
@@ -124,7 +121,7 @@ def reranking_rows(
     top = read_value(members, "top_n", whole(0), 0)
     has_documents = read_value(members, "return_documents", FLAG, True)
     read_value(members, "query", TEXT)
-    documents = []
+    query, documents = members["query"], []
     for item in (yield from _items(members, "documents", _DOCUMENTS, max_rows)):
         document = item
         if item.startswith(b"{"):
@@ -133,7 +130,6 @@ def reranking_rows(
         read_value({"documents": document}, "documents", _DOCUMENTS)
         documents.append(document)
         yield
-    query = members["query"]
     hold(len(query) * len(documents))
     pairs = [b'{"query":%b,"document":%b}' % (query, document) for document in documents]
 
@@ -142,10 +138,9 @@ def reranking_rows(
         order = sorted(range(len(scores)), key=lambda index: -scores[index])
         results = []
         for index in order[: top or None]:
-            result: dict[str, Any] = {"index": index, "relevance_score": scores[index]}
-            if has_documents:
-                result["document"] = {"text": json.loads(documents[index])}
-            results.append(_to_json(result))
+            document = documents[index].decode("utf-8", "replace")
+            text = f',"document":{{"text":{document}}}' if has_documents else ""
+            results.append(f'{{"index":{index},"relevance_score":{scores[index]}{text}}}')
             yield
         usage = _to_json({"total_tokens": tokens})
         return _answer(members, f'"id":{_to_json(input_.id)},"results"', results, usage)

@@ -41,8 +41,8 @@ from marserve.frontend.serving.answer_tasks import AnswerTask
 from marserve.frontend.serving.predict_request import PredictRequest, Ticket
 from marserve.frontend.serving.registry import ModelRegistry
 
-_NAME = Kind("a name of a model", lambda name: isinstance(name, str) and len(name) <= _MAX_NAME)
-_MAX_NAME = 1000  # characters
+# Longer names would be repeated in an answer.
+_NAME = Kind("a name of a model", lambda name: isinstance(name, str) and len(name) <= 1000)
 _VERBS = (":predict", ":explain")
 
 
@@ -89,13 +89,12 @@ class _OpenAI(Predictor):
             return HttpResponse(200)
         if request.method != "POST":
             raise MethodNotAllowed
+        connection = request.connection
         options, extra = read_request_options(request.headers), _extra(request)
         input_ = await read_input(request, self.max_request_bytes, extra)
         predict_request = PredictRequest(input_, request.arrived, by_version=False, options=options)
-        predict_request.holding = request.connection.holding
-        return prediction_response(
-            await self._answer(predict_request, request.connection.long_work)
-        )
+        predict_request.holding = connection.holding
+        return prediction_response(await self._answer(predict_request, connection.long_work))
 
     def accept_request(self, request: PlainRequest) -> Submit | None:
         if request.method != "POST":

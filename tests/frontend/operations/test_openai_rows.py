@@ -132,6 +132,15 @@ def test_a_query_and_a_document_are_a_row() -> None:
     assert found["usage"] == {"total_tokens": 5}
 
 
+def test_a_document_may_have_bytes_that_are_no_utf_8() -> None:
+    """Python's parser accepts encoded surrogates."""
+    body = b'{"model": "m", "query": "q", "documents": ["\xed\xa0\x80"]}'
+    members = result_of(read_members(body))
+    rows = result_of(reranking_rows(Input("id", {}, []), members, MAX_ROWS, nothing))
+    [found] = answer(rows, 1)["results"]
+    assert set(found["document"]["text"]) == {"\ufffd"}
+
+
 @pytest.mark.parametrize(("top", "count"), [(None, 3), (0, 3), (2, 2), (9, 3)])
 def test_the_best_are_returned(top: int | None, count: int) -> None:
     rows = split(reranking_rows, query="q", documents=["a", "b", "c"], top_n=top)
