@@ -80,6 +80,7 @@ SAMPLES: dict[str, Any] = {
     "validateBatching": True,
     "torchWaitPolicy": "active",
     "torchThreads": "auto",
+    "openai": "rerank",
     "validateBatchingTolerance": 0.5,
 }
 

@@ -27,7 +27,8 @@ def test_the_first_version_is_the_default_until_another_is_chosen() -> None:
     assert registry.find("m") is first
     assert registry.find("m", "2") is second
     registry.set_default("m", "2")
-    assert registry.find("m") is second
+    assert registry.find("m") is registry.default("m") is second
+    assert registry.default("x") is None
 
 
 def test_models_are_listed_by_name_and_versions_by_version() -> None:

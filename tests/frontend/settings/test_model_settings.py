@@ -243,6 +243,7 @@ def test_a_wrong_value_is_reported_and_ignored(
         ({"sequenceMaxIdleMSec": 0}, "sequenceMaxIdleMSec is 1 or more"),
         ({"sequenceMaxIdleMSec": 10, "overlapStages": True}, "overlapStages is false"),
         ({"sequenceMaxIdleMSec": 10, "dynamicBatchSize": True}, "dynamicBatchSize is false"),
+        ({"sequenceMaxIdleMSec": 10, "openai": "rerank"}, "openai is not embeddings or rerank"),
         ({"sequenceMaxIdleMSec": 10, "autoscale": True}, "autoscale is false"),
     ],
 )
@@ -251,6 +252,14 @@ def test_a_stateful_model_is_refused_that_could_not_be_served(
 ) -> None:
     with pytest.raises(ArchiveRefused, match=f"beside sequenceBatching: true {named}"):
         resolved(config, None, {"sequenceBatching": True, **yaml})
+
+
+def test_what_is_offered_of_openai_is_one_of_some_words(config: Config) -> None:
+    assert resolved(config).openai == "none"
+    for word in ("server", "embeddings", "rerank", "none"):
+        assert resolved(config, None, {"openai": word}).openai == word
+    with pytest.raises(ArchiveRefused, match="openai=chat: it is one of server, embeddings"):
+        resolved(config, None, {"openai": "chat"})
 
 
 @pytest.mark.parametrize("value", ["on", 2, "true"])
