@@ -33,7 +33,7 @@ from typing import Any
 from marserve.backend.context import Context
 from marserve.backend.errors import OptionRefused, PredictionException
 from marserve.backend.manifest import DEFAULT_VERSION, Manifest
-from marserve.backend.openai_names import openai_names
+from marserve.backend.openai_names import served_names
 from marserve.handlers.engines.engine_server import EngineServer
 from marserve.handlers.engines.llm_handler import LLMHandler, only_value
 
@@ -115,7 +115,8 @@ class VLLMHandler(LLMHandler):
         if not command:
             manifest = Manifest.read(Path(self.model_dir))
             version = manifest.model_version if manifest is not None else ""
-            names = openai_names(self.context.model_name, version or DEFAULT_VERSION, settings)
+            name, version = self.context.model_name, version or DEFAULT_VERSION
+            names = [*served_names(settings), name, f"{name}:{version}"]
             return vllm_command(model, names, settings)
         if given := [key for key in _OF_VLLM if settings.get(key)]:
             raise OptionRefused(f"handler.{given[0]} has no effect beside handler.command")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from marserve.backend.manifest import Manifest, ManifestError, WorkflowManifest
-from marserve.backend.openai_names import adapter_names, openai_names
+from marserve.backend.openai_names import adapter_names, served_names
 from marserve.frontend.archives.local_files import NoFile, open_file
 from marserve.frontend.configuration.bounded_yaml import YamlTooLarge, read_yaml
 from marserve.frontend.configuration.setting_kinds import short_repr
@@ -37,8 +37,7 @@ class Contents:
     manifest: Manifest | None = None
     model_yaml: Mapping[str, Any] = field(default_factory=dict)  # unknown keys have the value None
     has_samples: bool = False  # whether all files exist that ``sampleInput`` names
-    #: The names of OpenAI's clients, in the form of a section ``handler`` (`openai_names`).
-    openai: Mapping[str, Any] = field(default_factory=dict)
+    openai_names: Sequence[str] = ()  # by which OpenAI's clients address it (`backend`)
     stage_gpus: int = 0  # GPUs, numbered from 0, that ``optimization.device_stages`` needs
 
     def as_json(self) -> dict[str, Any]:
@@ -89,7 +88,7 @@ def read_contents(
             isinstance(sample, str) and _is_file_in(directory, sample)
             for sample in samples[:_MAX_SAMPLES]
         ),
-        _named(parsed.get("handler")),
+        _openai_names(parsed.get("handler")),
         _stage_gpus(parsed.get("optimization")),
     )
 
@@ -129,15 +128,13 @@ def _is_file_in(directory: Path, name: str) -> bool:
         return False
 
 
-def _named(handler: Any) -> Mapping[str, Any]:
-    """Return the names in a section ``handler``, without its other values."""
+def _openai_names(handler: Any) -> Sequence[str]:
     if not isinstance(handler, dict):
-        return {}
+        return ()
     try:
-        served = openai_names("", "", handler)[:-2]  # without those of the registration
-        return {"served_model_name": served, "adapters": dict.fromkeys(adapter_names(handler))}
+        return [*served_names(handler), *adapter_names(handler)]
     except ValueError:  # a number with too many digits
-        return {}
+        return ()
 
 
 def _stage_gpus(optimization: Any) -> int:

@@ -22,7 +22,7 @@ _OFFERED: Mapping[str, Collection[str]] = {
 }
 
 
-def find_model(registry: ModelRegistry, name: str, path: str = "") -> ModelVersion:
+def find_model(registry: ModelRegistry, name: str, path: str) -> ModelVersion:
     """Return the model that clients address by a name, for a path below /v1.
 
     Raises:
@@ -31,7 +31,7 @@ def find_model(registry: ModelRegistry, name: str, path: str = "") -> ModelVersi
     """
     model = registry.default(name) or _by_name(registry).get(name) or registry.find(name)
     offered = model.settings.openai
-    if path and path not in _OFFERED[offered]:
+    if path not in _OFFERED[offered]:
         raise RouteNotFound(f"Model {name} does not offer /v1/{path}; it has openai: {offered}.")
     return model
 
@@ -39,22 +39,18 @@ def find_model(registry: ModelRegistry, name: str, path: str = "") -> ModelVersi
 def list_models(registry: ModelRegistry) -> dict[str, Any]:
     """Return the document of ``/v1/models``, in the shapes of KServe and of OpenAI."""
     names = [model.name for model in registry.defaults() if not model.origin.is_function]
-    data = [openai_members(name, model) for name, model in _by_name(registry).items()]
+    data = [
+        {"id": name, "object": "model", "created": model.created, "owned_by": "marserve"}
+        for name, model in _by_name(registry).items()
+    ]
     return {"models": names, "object": "list", "data": data}
-
-
-def openai_members(name: str, model: ModelVersion) -> dict[str, Any]:
-    """Return OpenAI's object of a model; empty for one that does not offer the API."""
-    if model.settings.openai == NO_OPENAI:
-        return {}
-    return {"id": name, "object": "model", "created": model.created, "owned_by": "marserve"}
 
 
 def _by_name(registry: ModelRegistry) -> dict[str, ModelVersion]:
     models = [model for model in registry if model.settings.openai != NO_OPENAI]
     models.sort(key=lambda model: registry.default(model.name) is not model)
     names = [(text, each) for each in models for text in (each.name, f"{each.name}:{each.version}")]
-    names += [(text, each) for each in models for text in each.openai_names]
+    names += [(text, each) for each in models for text in each.archive.contents.openai_names]
     found: dict[str, ModelVersion] = {}
     for name, model in names:
         if registry.default(name) in (None, model):  # else the name is another model's

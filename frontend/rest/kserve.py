@@ -5,7 +5,6 @@
 and, only on the listener of the platform KServe, whose clients and probes expect them:
 
     GET /                     the server runs
-    GET /v1/models            the names of the models, as on any listener (`openai`)
     GET /v1/models/{m}        whether a model can answer now; 503 if not
 
 Bodies are passed on unchanged, unless the model splits lists (`client_lists`).
@@ -17,14 +16,9 @@ from marserve.frontend.errors import MethodNotAllowed, RouteNotFound
 from marserve.frontend.http.requests import HttpRequest, PlainRequest
 from marserve.frontend.http.responses import HttpResponse, json_response
 from marserve.frontend.http.router import Route, Submit
-from marserve.frontend.operations.openai_models import (
-    find_model,
-    list_models,
-    openai_members,
-)
 from marserve.frontend.rest.inference import Extra, Predictor
 from marserve.frontend.rest.open_inference import open_inference_routes, readiness_response, refusal
-from marserve.frontend.rest.openai import listed_name, with_openai
+from marserve.frontend.rest.openai import with_openai
 from marserve.frontend.serving.readiness import is_ready
 from marserve.frontend.serving.registry import ModelRegistry
 
@@ -39,7 +33,7 @@ def kserve_routes(
     kserve = _KServe(registry, max_request_bytes)
     second = open_inference_routes(registry, max_request_bytes, is_whole=open_inference)
     v1 = Route(kserve.serve, "inference", accept=kserve.accept_prediction)
-    return {"v1": with_openai(v1, registry, max_request_bytes, lists_models=True), **second}
+    return {"v1": with_openai(v1, registry, max_request_bytes), **second}
 
 
 def kserve_platform_routes(
@@ -60,8 +54,7 @@ def kserve_platform_routes(
             return json_response({"status": "alive"})
 
     route = Route(platform.serve, "inference", refusal, accept=platform.accept_prediction)
-    v1 = with_openai(route, registry, max_request_bytes, lists_models=False)
-    return {"": Route(live), "v1": v1}
+    return {"": Route(live), "v1": with_openai(route, registry, max_request_bytes)}
 
 
 class _KServe(Predictor):
@@ -76,15 +69,14 @@ class _KServe(Predictor):
 
 class _KServePlatform(_KServe):
     def serve(self, request: HttpRequest) -> Awaitable[HttpResponse]:
-        name = listed_name(request)
-        return super().serve(request) if name is None else self._models(name)
+        match request.segments:
+            case [_, "models", name] if request.method == "GET" and ":" not in name:
+                return self._readiness(name)
+        return super().serve(request)
 
-    async def _models(self, name: str) -> HttpResponse:
-        if not name:
-            return json_response(list_models(self.registry))
-        model = find_model(self.registry, name)
-        ready = is_ready(self.registry, model)
-        return readiness_response({"name": name, **openai_members(name, model)}, ready=ready)
+    async def _readiness(self, name: str) -> HttpResponse:
+        ready = is_ready(self.registry, self.registry.find(name))
+        return readiness_response({"name": name}, ready=ready)
 
 
 def _asked(segments: Sequence[str]) -> tuple[str, Extra]:

@@ -2,7 +2,7 @@
 
     POST /v1/chat/completions, /v1/completions, /v1/responses    an engine's server
     POST /v1/embeddings, /v1/rerank                              also any model that offers them
-    GET  /v1/models, /v1/models/{name}                           the models
+    GET  /v1/models                                              the models, for KServe too
 
 A model with ``openai: server`` gets the body unchanged, as a prediction with this path. Errors have
 OpenAI's shape.
@@ -31,7 +31,6 @@ from marserve.frontend.operations.openai_models import (
     PATHS,
     find_model,
     list_models,
-    openai_members,
 )
 from marserve.frontend.operations.openai_rows import SPLITTERS, read_members, read_value
 from marserve.frontend.operations.predictions import predict, predict_rows
@@ -43,52 +42,34 @@ from marserve.frontend.serving.registry import ModelRegistry
 
 # Longer names would be repeated in an answer.
 _NAME = Kind("a name of a model", lambda name: isinstance(name, str) and len(name) <= 1000)
-_VERBS = (":predict", ":explain")
+_MODELS = ["v1", "models"]
 
 
-def with_openai(
-    v1: Route, registry: ModelRegistry, max_request_bytes: int, *, lists_models: bool
-) -> Route:
-    """Return the route of ``/v1``; ``v1`` answers what is not OpenAI's, or the list of models."""
+def with_openai(v1: Route, registry: ModelRegistry, max_request_bytes: int) -> Route:
+    """Return the route of ``/v1``; ``v1`` answers what is not OpenAI's."""
     api = _OpenAI(registry, max_request_bytes)
-    predictions = Route(api.serve, "inference", _refusal, accept=api.accept_request)
-    models = Route(api.models, "inference", _refusal)
+    route = Route(api.serve, "inference", _refusal, accept=api.accept_request)
 
     def choose(request: HttpRequest | PlainRequest) -> Route:
-        if is_openai(request.segments):
-            return predictions
-        return models if lists_models and listed_name(request) is not None else v1
+        return route if is_openai(request.segments) else v1
 
     return Route(v1.serve, "inference", choose=choose)
 
 
 def is_openai(path: Sequence[str]) -> bool:
-    """Return whether a path is one of OpenAI's predictions."""
-    return path[:1] == ["v1"] and "/".join(path[1:]) in PATHS
-
-
-def listed_name(request: HttpRequest | PlainRequest) -> str | None:
-    """Return NAME of ``GET /v1/models/NAME``, empty without one; None for another request."""
-    path = request.segments
-    is_get = request.method == "GET" and path[1:2] == ["models"]
-    return "/".join(path[2:]) if is_get and not path[-1].endswith(_VERBS) else None
+    """Return whether a path is one of OpenAI's."""
+    return path == _MODELS or (path[:1] == ["v1"] and "/".join(path[1:]) in PATHS)
 
 
 class _OpenAI(Predictor):
-    async def models(self, request: HttpRequest) -> HttpResponse:
-        name = listed_name(request)
-        if not name:
-            return json_response(list_models(self.registry))
-        members = openai_members(name, find_model(self.registry, name))
-        if not members:
-            raise ModelNotFound(f"Model {name} does not offer OpenAI's API.")
-        return json_response(members)
-
     async def serve(self, request: HttpRequest) -> HttpResponse:
+        is_list = request.segments == _MODELS
         if request.method == "OPTIONS":  # of a browser, before it sends a request
             return HttpResponse(200)
-        if request.method != "POST":
+        if request.method != ("GET" if is_list else "POST"):
             raise MethodNotAllowed
+        if is_list:
+            return json_response(list_models(self.registry))
         connection = request.connection
         options, extra = read_request_options(request.headers), _extra(request)
         input_ = await read_input(request, self.max_request_bytes, extra)
@@ -97,7 +78,7 @@ class _OpenAI(Predictor):
         return prediction_response(await self._answer(predict_request, connection.long_work))
 
     def accept_request(self, request: PlainRequest) -> Submit | None:
-        if request.method != "POST":
+        if request.method != "POST" or request.segments == _MODELS:
             return None
         connection = request.connection
 

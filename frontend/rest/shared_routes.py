@@ -5,7 +5,7 @@ that end in its verbs:
 
     /models/{m}/invoke                    inference, unless there is a version named "invoke": then
                                           only POST invokes, and other methods manage the version
-    /v1/…, except /v1/models/{m}          inference
+    /v1/models/{m}:predict, …:explain     inference, as OpenAI's paths below /v1 are
     /v2, except /v2/repository/models/…   inference
     everything else                       management
 
@@ -43,10 +43,10 @@ def _is_inference(request: HttpRequest | PlainRequest, registry: ModelRegistry) 
     match request.segments:
         case ["models", name, "invoke"]:
             return request.method == "POST" or not registry.has(name, "invoke")
-        case ["v1", "models", name] if ":" not in name:
-            return False
-        case ["v1", *path]:
-            return path[:1] == ["models"] or is_openai(request.segments)
+        case ["v1", "models", target]:
+            return target.endswith((":predict", ":explain"))
+        case ["v1", *_]:
+            return is_openai(request.segments)
         case ["v2", *rest]:
             return rest[:2] != ["repository", "models"]
     return False

@@ -9,7 +9,6 @@ from itertools import chain
 from typing import Any, ClassVar, TypeVar
 
 from marserve.backend.manifest import Manifest
-from marserve.backend.openai_names import adapter_names, openai_names
 from marserve.backend.protocol import Prediction
 from marserve.frontend.archives.archive import Archive
 from marserve.frontend.archives.requirements import ModelEnvironment
@@ -102,12 +101,6 @@ class ModelVersion:
         return self.settings.tensors or next(
             (worker.results.tensors for worker in self.workers if worker.results.tensors), {}
         )
-
-    @property
-    def openai_names(self) -> list[str]:
-        """The names by which OpenAI's clients address this version, its adapters included."""
-        handler = self.archive.contents.openai
-        return [*openai_names(self.name, self.version, handler), *adapter_names(handler)]
 
     @property
     def warnings(self) -> list[str]:

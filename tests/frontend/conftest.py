@@ -113,7 +113,9 @@ class Model:
     )
     tensors: Any = field(default_factory=dict)
     manifest: Any = field(default_factory=lambda: SimpleNamespace(envelope=""))
-    openai_names: list[str] = field(default_factory=list)
+    archive: Any = field(
+        default_factory=lambda: SimpleNamespace(contents=SimpleNamespace(openai_names=()))
+    )
     created: int = 1700000000
     full: str = ""
     expected_seconds: float = 0.0

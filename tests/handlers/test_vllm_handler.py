@@ -1,5 +1,7 @@
 """The command line of vLLM's server for a section ``handler`` of model-config.yaml."""
 
+import asyncio
+
 import pytest
 
 from marserve.handlers import vllm_handler
@@ -69,7 +71,7 @@ def test_without_vllm(program) -> None:
 
 @pytest.mark.parametrize("is_there", [True, False])
 def test_a_model_path_is_a_directory_of_the_archive_or_an_id(
-    make_context, tmp_path, is_there, program
+    make_context, tmp_path, is_there, program, monkeypatch
 ) -> None:
     if is_there:
         (tmp_path / "org" / "llm").mkdir(parents=True)
@@ -77,6 +79,9 @@ def test_a_model_path_is_a_directory_of_the_archive_or_an_id(
     text = tmp_path / "command.json"
     program.write_text(f'#!/bin/sh\nfor word; do echo "$word"; done > {text}\nexit 2\n')
     handler = VLLMHandler()
+    loop = asyncio.new_event_loop()
+    monkeypatch.setattr(asyncio, "get_event_loop", lambda: loop)
     with pytest.raises(ValueError, match="vllm has ended with status 2"):
         handler.initialize(make_context(yaml={"handler": {"model_path": "org/llm"}}))
+    loop.close()
     assert text.read_text().split("\n")[1] == expected

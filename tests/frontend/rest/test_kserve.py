@@ -31,7 +31,6 @@ def test_v1_asks_the_default_version_and_says_whether_to_explain(
         ("/v1/models/:predict", "ResourceNotFoundException"),
         ("/v1/models/m:predict/1", "ResourceNotFoundException"),
         ("/v1/m:predict", "ResourceNotFoundException"),
-        ("/v1/models", "ResourceNotFoundException"),
         ("/v1", "ResourceNotFoundException"),
     ],
 )
