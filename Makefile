@@ -13,7 +13,7 @@ REQUESTS ?= 1000000
 JOBS ?= 2
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
-.PHONY: demo test test-all chaos soak fuzz check docs bench peers clean
+.PHONY: demo test test-all llm chaos soak fuzz check docs bench peers clean
 
 # A stamp per set of extras: pip runs again only when setup.cfg changes.
 $(VENV)/.installed-%: setup.cfg pyproject.toml
@@ -30,6 +30,10 @@ test: $(VENV)/.installed-dev
 
 test-all: $(VENV)/.installed-dev
 	$(PYTEST)
+
+# Real engines of language models, in an environment of 2 GB in ~/.cache.
+llm: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -m llm tests/llm
 
 # Breaks a server under load and reports each violation of the rules in tests/chaos.
 chaos: $(VENV)/.installed-dev

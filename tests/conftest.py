@@ -57,6 +57,7 @@ _SLOW = (
     "environments",
     "fuzz",
     "integration",
+    "llm",
 )
 
 

@@ -12,18 +12,22 @@ from pathlib import Path
 
 import pytest
 
+_BUILD = Path(__file__).parents[1] / "build"
 
-def environment(name: str, *installs: Sequence[str], borrows: bool = False) -> Path:
+
+def environment(
+    name: str, *installs: Sequence[str], borrows: bool = False, cache: Path = _BUILD
+) -> Path:
     """Return Python of an environment in which each of ``installs`` was given to ``pip install``.
 
     One that ``borrows`` finds packages that it lacks, such as torch, in the running environment.
-    It is in ``build/`` and is made again when ``installs`` change. Of several test processes one
+    It is in ``cache`` and is made again when ``installs`` change. Of several test processes one
     makes it and the others wait. Where the registry cannot be reached, the test is skipped.
     """
     lenders = [each for each in sys.path if each.endswith("site-packages")] if borrows else []
     parts = (installs, sys.version_info[:2], *lenders)
     mark = hashlib.sha256(repr(parts).encode()).hexdigest()[:8]
-    folder = Path(__file__).parents[1] / "build" / f"{name}-{mark}"
+    folder = cache / f"{name}-{mark}"
     python = folder / "bin" / "python"
     done = folder / "done"
     folder.parent.mkdir(exist_ok=True)
