@@ -54,6 +54,7 @@ _FLAGS = frozenset(
         "aggregate_engine_logging",
         "data_parallel_multi_port_external_lb",
         "disable_log_stats",
+        "grpc",
         "headless",
     )
 )
