@@ -17,27 +17,33 @@ import operator
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from typing import Any
 
 import openai
 
 
+@cache
+def _client(base_url: str) -> openai.OpenAI:
+    return openai.OpenAI(base_url=base_url, api_key="unused", max_retries=0)
+
+
 def _result(call: dict[str, Any]) -> dict[str, Any]:
-    with openai.OpenAI(base_url=call["base_url"], api_key="unused", max_retries=0) as client:
-        try:
-            value = operator.attrgetter(call["method"])(client)(**call.get("arguments", {}))
-        except openai.APIStatusError as error:
-            return {"status": error.status_code, "code": error.code, "body": error.body}
-        if not isinstance(value, openai.Stream):
-            return {"value": value.model_dump()}
-        events, times = [], []
-        for event in value:
-            events.append(event.model_dump())
-            times.append(time.monotonic())
-            if len(events) == call.get("leave_after"):
-                value.close()
-                break
-        return {"events": events, "times": [times[0], times[-1]]}
+    method = operator.attrgetter(call["method"])(_client(call["base_url"]))
+    try:
+        value = method(**call.get("arguments", {}))
+    except openai.APIStatusError as error:
+        return {"status": error.status_code, "code": error.code, "body": error.body}
+    if not isinstance(value, openai.Stream):
+        return {"value": value.model_dump()}
+    events, times = [], []
+    for event in value:
+        events.append(event.model_dump())
+        times.append(time.monotonic())
+        if len(events) == call.get("leave_after"):
+            value.close()
+            break
+    return {"events": events, "times": [times[0], times[-1]]}
 
 
 with ThreadPoolExecutor(64) as threads:

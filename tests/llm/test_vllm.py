@@ -164,9 +164,9 @@ def test_a_stream(call_openai):
     assert (last["choices"], last["usage"]["completion_tokens"]) == ([], 8)
 
 
-def test_a_tool_is_called(call_openai):
+def test_a_chat_with_a_tool(call_openai):
     (result,) = call_openai([chat(tools=[_TOOL], tool_choice="required", max_tokens=100)])
-    assert "value" in result, result
+    assert result["value"]["choices"][0]["message"]["role"] == "assistant"
 
 
 def test_a_malformed_tool(call_openai):
@@ -209,7 +209,7 @@ def test_embeddings(call_openai, server):
 
 
 def test_twenty_streams_at_once(call_openai):
-    calls = [chat(stream=True, max_tokens=100) for _ in range(20)]
+    calls = [chat(stream=True, max_tokens=300) for _ in range(20)]
     results = call_openai(calls)
     assert [result["events"][-1]["choices"][0]["finish_reason"] for result in results] == [
         "length"
