@@ -216,6 +216,15 @@ def test_batches_by_length_on_the_page_about_batching(tmp_path: Path) -> None:
     assert {longest > 1000 for longest in by_length} == {False, True}
 
 
+def test_embeddings_on_the_page_about_language_models(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "llm.md").read_text(encoding="utf-8")
+    section = page.partition("\n## Embeddings and reranking by any handler\n")[2]
+    shell = Shell(tmp_path, preload_modules="")
+    steps = [*steps_of(section), Step("torchserve --stop", ())]
+    for step, output in zip(steps, shell.run(steps), strict=True):
+        assert_printed(output, tuple(map(shell.adapt, step.printed)))
+
+
 def test_the_page_for_authors_of_handlers(tmp_path: Path) -> None:
     shell, page = follow("writing-handlers", tmp_path)
     with contextlib.closing(Terminal()) as terminal:
