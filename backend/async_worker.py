@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Coroutine
 from typing import Any, cast
 
+from marserve.backend.batch_run import Send
 from marserve.backend.calls import HandlerCalls, RequestCalls, unchanging
 from marserve.backend.connection import MAX_REQUEST_FRAME_BYTES, encode_safely
 from marserve.backend.errors import FAILED
@@ -24,7 +25,6 @@ from marserve.backend.protocol import (
     Message,
     Piece,
     Predict,
-    Prediction,
     ProtocolError,
     Reply,
 )
@@ -85,16 +85,18 @@ class _Connection(asyncio.BufferedProtocol):
 
     async def _answer(self, message: Predict) -> None:
         send = functools.partial(self._send_numbered, message.number)
+        calls = RequestCalls(self._calls, message.number)
+        try:
+            send(await self._reply_of(self._predict(message, send, calls)))
+        finally:
+            calls.close()
+
+    async def _predict(self, message: Predict, send: Send, calls: RequestCalls) -> Reply:
         if self._ending:  # a new sequence starts when the handler has ended the old one
             sequence = message.inputs[0].headers.get(self._service.context.header_key_sequence_id)
             if ending := self._ending.get(sequence or ""):
                 await asyncio.wait({ending})  # no deadline: the frontend has one for its answer
-        calls = RequestCalls(self._calls, message.number)
-        try:
-            call = self._service.predict_request(message, send, calls)
-            send(await self._reply_of(call))
-        finally:
-            calls.close()
+        return await self._service.predict_request(message, send, calls)
 
     async def _reply_of(self, call: Coroutine[Any, Any, Reply]) -> Reply:
         """Return a reply in any case: the frontend waits for one."""
@@ -106,10 +108,9 @@ class _Connection(asyncio.BufferedProtocol):
             if self.closed.done():
                 raise
             task = asyncio.current_task()
-            if task is not None and task.cancelling():  # `CancelPredict`: nobody reads the reply
-                return Reply(predictions=[Prediction(b"")])
-            # For example a cancellation by the handler, of something that it awaited.
-            logger.warning("Invoking custom service failed.", exc_info=True)
+            if task is None or not task.cancelling():  # else by `CancelPredict`
+                # For example a cancellation by the handler, of something that it awaited.
+                logger.warning("Invoking custom service failed.", exc_info=True)
             return Reply(503, FAILED)
 
     def _send_numbered(self, number: int, reply: Reply | Piece) -> None:
@@ -154,7 +155,8 @@ class _Connection(asyncio.BufferedProtocol):
                     self._calls.replied(message)
                 elif isinstance(message, CancelPredict):
                     if task := self._tasks.get(message.number):
-                        task.cancel()
+                        # Not at once: a task that has not begun would end without a reply.
+                        self._loop.call_soon(task.cancel)
                 else:
                     self._begin(message)
         except ProtocolError:

@@ -27,6 +27,8 @@ STAGES = 3
 STREAM_NEXT = "ts_stream_next"
 #: Media type of a part that is a request of the Open Inference Protocol with tensors as bytes.
 TENSORS_TYPE = "application/vnd.marserve.tensors"
+#: The id of a request for an engine's metrics; a client's id has no line break.
+ENGINE_METRICS = "\nmetrics"
 
 Buffer = bytes | bytearray | memoryview
 
@@ -143,7 +145,7 @@ class Loaded:
             0. A worker whose stages overlap sends a `NextBatch` for each batch.
         ends_sequences: Whether the handler is called when a sequence ends (`EndSequence`).
         is_cancellable: Whether the worker receives a `CancelPredict`.
-        is_relay: Whether it answers the path ``metrics`` with those of an engine.
+        is_relay: Whether it answers a request `ENGINE_METRICS`.
         tensors: The handler's declaration of its tensors (`tensors.checks.is_declaration`).
         compiled: The description by `Context.describe_compiled`; may be empty.
         warnings: `Context.load_warnings`.

@@ -34,12 +34,12 @@ from marserve.backend.context import Context
 from marserve.backend.errors import OptionRefused, PredictionException
 from marserve.backend.manifest import DEFAULT_VERSION, Manifest
 from marserve.backend.openai_names import served_names
+from marserve.backend.protocol import ENGINE_METRICS
 from marserve.handlers.engines.engine_server import EngineServer
 from marserve.handlers.engines.llm_handler import LLMHandler, only_value
 
 # Other routes of engines load adapters or put the engine to sleep.
 _METHODS = {
-    "metrics": "GET",
     "v1/models": "GET",
     "v1/chat/completions": "POST",
     "v1/completions": "POST",
@@ -48,6 +48,8 @@ _METHODS = {
     "v1/responses": "POST",
 }
 _OF_VLLM = ("vllm_engine_config", "adapters", "chat_template")
+# Where the engine listens, and its keys; adapters have a place of their own.
+_OF_SERVER = ("api_key", "host", "lora_modules", "port", "uds")
 # Options of vLLM 0.33 that are flags without a form for false.
 _FLAGS = frozenset(
     (
@@ -93,7 +95,9 @@ class VLLMHandler(LLMHandler):
 
         ``data`` is a body, or a value for JSON.
         """
-        route = context.get_request_header(0, "url_path")
+        if context.get_request_id(0) == ENGINE_METRICS:
+            return [await self.engine.relay("GET", "metrics", b"", context)]
+        route = str(context.get_request_header(0, "url_path"))
         method = _METHODS.get(route)
         if method is None:
             raise PredictionException(f"Unknown API endpoint: {route}", 404)
@@ -158,6 +162,8 @@ def vllm_command(model: str, names: list[str], settings: Mapping[str, Any]) -> l
     options = dict(settings.get("vllm_engine_config") or {})
     options.pop("model", None)
     options.pop("served_model_name", None)
+    if refused := [key for key in _OF_SERVER if key in options]:
+        raise OptionRefused(f"vllm_engine_config.{refused[0]} is chosen by the server")
     if adapters := settings.get("adapters"):
         options = {"enable_lora": True, **options}
         options["lora_modules"] = [f"{name}={path}" for name, path in adapters.items()]

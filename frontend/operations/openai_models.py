@@ -47,7 +47,8 @@ def list_models(registry: ModelRegistry) -> dict[str, Any]:
 
 
 def _by_name(registry: ModelRegistry) -> dict[str, ModelVersion]:
-    models = [model for model in registry if model.settings.openai != NO_OPENAI]
+    offered = (model for model in registry if model.settings.openai != NO_OPENAI)
+    models = [model for model in offered if not model.origin.is_function]
     models.sort(key=lambda model: registry.default(model.name) is not model)
     names = [(text, each) for each in models for text in (each.name, f"{each.name}:{each.version}")]
     names += [(text, each) for each in models for text in each.archive.contents.openai_names]

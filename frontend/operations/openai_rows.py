@@ -9,6 +9,7 @@ The handler gets a body in JSON, as of an item of a client's list, and answers w
 import base64
 import json
 import math
+import operator
 import re
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -97,6 +98,8 @@ def embedding_rows(
         yield
 
     def read(numbers: Any) -> str:
+        if not isinstance(numbers, list) or not all(map(math.isfinite, numbers)):
+            raise ValueError("no list of finite numbers")
         packed = struct.pack(f"<{len(numbers)}f", *numbers)
         return _to_json(base64.b64encode(packed).decode() if is_packed else numbers)
 
@@ -181,15 +184,17 @@ def _read_answers(
         body = bytes(prediction.body)
         if prediction.status != 200:
             text = body.decode("utf-8", "replace")
-            raise PredictionFailed(f"Item {index}: {text}", status=prediction.status)
+            status = prediction.status if prediction.status >= 400 else 503
+            raise PredictionFailed(f"Item {index}: {text}", status=status)
         try:
             answer = json.loads(body)
             if isinstance(answer, dict):
-                tokens += answer.get("tokens", 0)
+                tokens += operator.index(answer.get("tokens", 0))
                 answer = answer[member]
             found.append(read(answer))
         except _UNUSABLE as error:
-            raise ServeError(f"The handler's answer to item {index} has no {member}.") from error
+            what = f"no {member}, or tokens that are no whole number"
+            raise ServeError(f"The handler's answer to item {index} has {what}.") from error
         yield
     return found, tokens
 

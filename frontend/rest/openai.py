@@ -100,6 +100,8 @@ class _OpenAI(Predictor):
         model.check(request)
         split = SPLITTERS.get(model.settings.openai)
         if split is None:
+            input_.parts = [part for part in input_.parts if part.name == "body"]
+            del body, members  # they would stay in memory, and are not counted
             return await predict(model, request, long_work)
         max_rows = model.queue.free_capacity(request.options.priority)
         with request.holding() as holding:

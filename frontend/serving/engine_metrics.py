@@ -2,73 +2,74 @@
 
 An engine's metrics have a colon in their names (``vllm:generation_tokens_total``). Others, about
 its Python process, are left out. The labels ``registered_model``, ``model_version`` and
-``worker_id`` are added.
+``worker_id`` are added. Comments are left out: those of two engines may differ.
 """
 
 import asyncio
-from collections.abc import Collection, Iterator
+import re
+from collections.abc import Collection
 
-from marserve.backend.protocol import Input, Predict, Reply
+from marserve.backend.protocol import ENGINE_METRICS, Input, Predict, Reply
 from marserve.frontend.serving.model_version import ModelVersion
 from marserve.frontend.serving.registry import ModelRegistry
 from marserve.frontend.telemetry.exposition import quote
-from marserve.frontend.workers.connection import BatchAnswer
-from marserve.frontend.workers.dispatch.batched import DispatchStrategy
+from marserve.frontend.workers.connection import WorkerConnection
 
 # An engine that takes longer is left out.
 _SECONDS = 1.0
-_HEADERS = {"url_path": "metrics", "explain": "False"}
+_LABELS = ("registered_model", "model_version", "worker_id")
+# A line with a sample: the name, the labels and the value. A moment that may follow is left out.
+_SAMPLE = re.compile(
+    r'(\w*:[\w:]*)(?:\{((?:\w+="(?:[^"\\\n]|\\.)*",?)*)\})? (\S+)(?: -?\d+)?', re.ASCII
+)
 
 
 async def engine_metrics(registry: ModelRegistry, only: Collection[str] = ()) -> str:
     """Return the metrics of the engines of all ready workers; ``only`` of samples, if not empty."""
     relays = [
-        (_labels(model, worker.worker_id), dispatch)
+        (_labels(model, worker.worker_id), dispatch.connection)
         for model in registry
         for worker in model.workers
         if (dispatch := worker.dispatch) is not None and dispatch.connection.is_relay
     ]
-    if not relays:
-        return ""
-    pages = await asyncio.gather(*(_page(dispatch) for _, dispatch in relays))
-    samples: dict[str, list[str]] = {}  # by the comments of their metric
-    for (labels, _), page in zip(relays, pages, strict=True):
-        for comments, sample in _samples(page):
-            name, brace, rest = sample.partition("{")
-            if not brace:
-                name, _, rest = sample.partition(" ")
-            if ":" in name and (not only or name in only):
-                rest = f",{rest}" if brace else f"}} {rest}"
-                samples.setdefault(comments, []).append(f"{name}{{{labels}{rest}\n")
-    return "".join(comments + "".join(lines) for comments, lines in samples.items())
+    pages = await asyncio.gather(*(_page(connection) for _, connection in relays))
+    return "".join(
+        _relabelled(line, labels, only)
+        for (labels, _), page in zip(relays, pages, strict=True)
+        for line in page.split("\n")
+    )
 
 
 def _labels(model: ModelVersion, worker_id: int) -> str:
-    name, version = quote(model.name), quote(model.version)
-    return f'registered_model="{name}",model_version="{version}",worker_id="{worker_id}"'
+    values = (model.name, model.version, str(worker_id))
+    return ",".join(f'{name}="{quote(value)}"' for name, value in zip(_LABELS, values, strict=True))
 
 
-async def _page(dispatch: DispatchStrategy) -> str:
-    answered: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-
-    def on_reply(reply: BatchAnswer) -> None:
-        if not answered.done() and isinstance(reply, Reply):
-            is_page = bool(reply.predictions) and reply.predictions[0].status == 200
-            body = bytes(reply.predictions[0].body) if is_page else b""
-            answered.set_result(body.decode(errors="replace"))
-
-    batch = Predict([Input("metrics", dict(_HEADERS), [])])
-    dispatch.connection.predict(batch, dispatch.timeout, on_reply)
+async def _page(connection: WorkerConnection) -> str:
+    answered: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+    request = Predict([Input(ENGINE_METRICS, {}, [])])
+    connection.probe(request, answered.set_result)
     await asyncio.wait({answered}, timeout=_SECONDS)
-    return answered.result() if answered.done() else ""
+    if not answered.done():
+        connection.cancel(request.number)
+        answered.cancel()
+        return ""
+    predictions = answered.result().predictions
+    if not predictions or predictions[0].status != 200:
+        return ""
+    return bytes(predictions[0].body).decode(errors="replace")
 
 
-def _samples(page: str) -> Iterator[tuple[str, str]]:
-    """Yield the lines of samples, each with the lines of comments before its metric."""
-    comments, is_sample = "", False
-    for line in page.splitlines():
-        if line.startswith("#"):
-            comments = f"{line}\n" if is_sample else f"{comments}{line}\n"
-        elif line:
-            yield comments, line
-        is_sample = not line.startswith("#")
+def _relabelled(line: str, labels: str, only: Collection[str]) -> str:
+    """Return a line with these labels in front; empty for what is no sample or not wanted."""
+    sample = _SAMPLE.fullmatch(line)
+    if sample is None or (only and sample[1] not in only):
+        return ""
+    name, inside, value = sample.groups(default="")
+    try:
+        float(value)
+    except ValueError:
+        return ""
+    if any(f"{label}=" in inside for label in _LABELS):
+        return ""
+    return f"{name}{{{','.join(filter(None, (labels, inside)))}}} {value}\n"

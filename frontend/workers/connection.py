@@ -105,6 +105,8 @@ class WorkerConnection(asyncio.BufferedProtocol):
         self._on_read: list[Callable[[], object]] = []
         #: By number of the message.
         self._exchanges: dict[int, _Exchange] = {}
+        #: By number, which is negative: the callbacks of `probe`.
+        self._probes: dict[int, Callable[[Reply], object]] = {}
         #: The number of messages that were sent after the load, and how many of them failed.
         self._sent = self._failed = 0
         self._timeout: float | None = None
@@ -185,9 +187,20 @@ class WorkerConnection(asyncio.BufferedProtocol):
         exchange = _Exchange(batch.count, answers, on_reply, caller)
         self._send(batch, exchange, timeout, batch.number)
 
+    def probe(self, request: Predict, on_reply: Callable[[Reply], object]) -> None:
+        """Send a request of the server, which does not count for the watchdog and `has_answered`.
+
+        Its number is set; `cancel` ends it.
+        """
+        request.number = min(self._probes, default=0) - 1
+        if not self.lost.done() and self._transport is not None:
+            self._probes[request.number] = on_reply
+            self._transport.writelines(encode(request))
+
     def cancel(self, number: int) -> None:
         """Report that no client waits for the batch of this number, if it is not answered yet."""
-        if number in self._exchanges and self._transport is not None:
+        is_open = number in self._exchanges or number in self._probes
+        if is_open and self._transport is not None:
             self._transport.writelines(encode(CancelPredict(number)))
 
     def request(
@@ -219,6 +232,7 @@ class WorkerConnection(asyncio.BufferedProtocol):
         """Close the connection for a reason; later reasons are ignored."""
         self._failed += len(self._exchanges)
         self._exchanges.clear()
+        self._probes.clear()
         if self.calls is not None:
             self.calls.close()
         if self._watchdog is not None:
@@ -340,6 +354,9 @@ class WorkerConnection(asyncio.BufferedProtocol):
             self._receive_call(self.calls, message)
             return
         number: int = getattr(message, "number", _LOAD)
+        if number < 0:
+            self._receive_of_probe(message)
+            return
         exchange = self._exchanges.get(number)
         is_last = kind not in _NOT_LAST
         if exchange is None and not is_last and 0 < number <= self._sent:
@@ -360,6 +377,10 @@ class WorkerConnection(asyncio.BufferedProtocol):
         if isinstance(message, Reply) and message.rows:
             message.predictions = for_each_row(message.predictions, message.rows)
         exchange.on_answer(message)
+
+    def _receive_of_probe(self, message: Message) -> None:
+        if isinstance(message, Reply) and (on_reply := self._probes.pop(message.number, None)):
+            on_reply(message)
 
     def _receive_call(self, calls: WorkerCalls, message: Message) -> None:
         if isinstance(message, CancelCall):

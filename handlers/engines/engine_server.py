@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import logging
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -33,8 +34,11 @@ _WORKDIR = "MARSERVE_WORKDIR"
 _POLL_SECONDS = 0.1
 # The time for it to end after SIGTERM; the frontend kills the worker's group after 2 s.
 _STOP_SECONDS = 1.5
+# The time for the end of standard error, and for the end behind a broken connection to be known.
+_LAST_SECONDS = 1.0
 _USAGE_ERROR = 2  # the exit status of argparse for an option that does not exist
 _LAST_BYTES = 2000
+_SECRET = re.compile(r"(--(?:api-key|hf-token)[= ])\S+")
 _PIECE_BYTES = 4096
 # The last event of a stream. It ends the answer, instead of an empty piece.
 _DONE = b"data: [DONE]"
@@ -71,12 +75,14 @@ class EngineServer:
 
     def start(self, environment: Mapping[str, str]) -> None:
         """Start the process, which ends with this one; OSError if the program cannot be started."""
-        logger.info("Starting the engine: %s", " ".join(self._command))
+        command = _SECRET.sub(r"\1…", " ".join(self._command))
+        logger.info("Starting the engine: %s", command)
         self._process = subprocess.Popen(  # noqa: S603 - the model's author chose it
             self._command, env=environment, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE
         )
         atexit.register(self._stop)
-        threading.Thread(target=self._copy_errors, daemon=True).start()
+        self._copying = threading.Thread(target=self._copy_errors, daemon=True)
+        self._copying.start()
 
     async def wait_until_ready(self) -> None:
         """Wait until it can serve; the deadline is ``startupTimeout``.
@@ -89,14 +95,18 @@ class EngineServer:
         """
         loop = asyncio.get_running_loop()
         self._session = aiohttp.ClientSession(
-            connector=self._connector(limit=0),
+            # Engines keep idle connections for 5 s; a request on one that ends would fail.
+            connector=self._connector(limit=0, keepalive_timeout=2),
+            cookie_jar=aiohttp.DummyCookieJar(),
             timeout=aiohttp.ClientTimeout(None),  # the frontend has deadlines
             auto_decompress=False,
         )
         ended: asyncio.Future[int] = loop.create_future()
+        self._ended = ended
 
         def wait() -> None:
             status = self._process.wait()
+            self._copying.join(_LAST_SECONDS)  # its children may still have standard error
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(ended.set_result, status)
 
@@ -114,14 +124,30 @@ class EngineServer:
         The context gets status and media type. Pieces of a ``text/event-stream`` are sent as they
         arrive, except the last.
         """
-        received = {
-            name.lower(): value for name, value in context.get_all_request_header(0).items()
+        headers = {"content-type": "application/json", "accept-encoding": "identity"}
+        headers["x-request-id"] = (context.get_request_id(0) or "").strip()
+        headers |= {
+            name: value
+            for name, value in context.get_all_request_header(0).items()
+            # The entry of a form's part is a dict.
+            if name.lower() in _HEADERS and isinstance(value, str) and value.isascii()
         }
-        headers = {name: received[name] for name in _HEADERS if name in received}
-        headers["content-type"] = "application/json"
-        headers["x-request-id"] = context.get_request_id(0) or ""
+        try:
+            return await self._relay(method, path, body, headers, context)
+        except aiohttp.ClientError:
+            # If the engine has ended, this process ends first, and the request is repeated.
+            await asyncio.wait({self._ended}, timeout=_LAST_SECONDS)
+            raise
+
+    async def _relay(
+        self, method: str, path: str, body: Buffer, headers: Mapping[str, str], context: Context
+    ) -> bytes:
         async with self._session.request(
-            method, f"{self._address}/{path}", data=body or None, headers=headers
+            method,
+            f"{self._address}/{path}",
+            data=body or None,
+            headers=headers,
+            allow_redirects=False,
         ) as answer:
             kind = answer.headers.get("content-type", "")
             context.set_response_status(answer.status, "", 0)

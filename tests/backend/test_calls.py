@@ -18,6 +18,7 @@ from marserve.backend.protocol import (
     Call,
     CallReply,
     CancelCall,
+    CancelPredict,
     Input,
     Message,
     Part,
@@ -39,7 +40,10 @@ class Frontend:
         self._received: list[Message] = []
 
     def send(self, message: Message) -> None:
-        self._sock.sendall(b"".join(encode(message)))
+        self.send_at_once(message)
+
+    def send_at_once(self, *messages: Message) -> None:
+        self._sock.sendall(b"".join(chunk for message in messages for chunk in encode(message)))
 
     def predict(self, number: int) -> None:
         self.send(Predict([Input(f"id-{number}", {}, [Part("body", "", b"x")])], number))
@@ -349,3 +353,18 @@ def test_named_parts_are_sent_each_with_its_type() -> None:
     )
     with pytest.raises(TypeError, match="either data or parts"):
         headers_and_parts(b"", parts, {})
+
+
+def test_a_request_cancelled_before_it_begins_has_a_reply(serving: Callable[..., Frontend]) -> None:
+    async def handle(_data: Any, _context: Context) -> Any:
+        await asyncio.sleep(PATIENCE)
+
+    frontend = serving(handle)
+    request = Predict([Input("id", {}, [])], 3)
+    # In one read of the worker.
+    frontend.send_at_once(request, CancelPredict(3))
+    reply = frontend.receive(Reply)
+    assert (reply.number, reply.predictions) == (3, [])
+    frontend.predict(4)
+    frontend.send(CancelPredict(4))
+    assert frontend.receive(Reply).number == 4

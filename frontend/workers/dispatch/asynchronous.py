@@ -99,8 +99,10 @@ class Async(DispatchStrategy):
                 self.batcher.isolation.contents.discard(job)
         else:
             self.metrics.reported(reply.metrics)
+            is_cancelled = self.connection.is_cancellable and not job.is_open
             batch.fail(failure_of(reply))
-            self.metrics.failed_batches.update(1)
+            if not is_cancelled:
+                self.metrics.failed_batches.update(1)
         del self._in_flight[job]  # last: after an exception the job is still in flight
         self._end_quarantine(job)
         self._ask_for_more()

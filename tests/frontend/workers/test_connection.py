@@ -308,3 +308,32 @@ def test_an_answer_to_another_batch_never_reaches_this_one(
             assert answers == []
 
     run(scenario())
+
+
+def test_a_probe_is_answered_and_counts_for_nothing(
+    run: Callable[..., Any], fakes: ModuleType, connected: Callable[..., Any]
+) -> None:
+    async def scenario() -> None:
+        async with connected() as (connection, _):
+            await connection.load(LOAD, 5.0, 5.0)
+            answered: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+            connection.probe(Predict([fakes.make_input(b"a")]), answered.set_result)
+            assert (await answered).predictions
+            assert not connection.has_answered
+            await ask(connection, fakes, b"b")
+            assert connection.has_answered
+
+    run(scenario())
+
+
+def test_a_probe_without_an_answer_is_no_hang(
+    run: Callable[..., Any], fakes: ModuleType, connected: Callable[..., Any]
+) -> None:
+    async def scenario() -> None:
+        async with connected(predict=["hang"]) as (connection, _):
+            await connection.load(LOAD, 1.0, 1.0)
+            connection.probe(Predict([fakes.make_input(b"a")]), lambda _reply: None)
+            await asyncio.sleep(60)  # of virtual time
+            assert not connection.lost.done()
+
+    run(scenario())
