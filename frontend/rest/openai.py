@@ -51,6 +51,8 @@ def with_openai(v1: Route, registry: ModelRegistry, max_request_bytes: int) -> R
     route = Route(api.serve, "inference", _refusal, accept=api.accept_request)
 
     def choose(request: HttpRequest | PlainRequest) -> Route:
+        if request.segments == _MODELS and request.method != "GET":  # TorchServe's 404
+            return v1
         return route if is_openai(request.segments) else v1
 
     return Route(v1.serve, "inference", choose=choose)
@@ -63,13 +65,12 @@ def is_openai(path: Sequence[str]) -> bool:
 
 class _OpenAI(Predictor):
     async def serve(self, request: HttpRequest) -> HttpResponse:
-        is_list = request.segments == _MODELS
+        if request.segments == _MODELS:
+            return json_response(list_models(self.registry))
         if request.method == "OPTIONS":  # of a browser, before it sends a request
             return HttpResponse(200)
-        if request.method != ("GET" if is_list else "POST"):
+        if request.method != "POST":
             raise MethodNotAllowed
-        if is_list:
-            return json_response(list_models(self.registry))
         connection = request.connection
         options, extra = read_request_options(request.headers), _extra(request)
         input_ = await read_input(request, self.max_request_bytes, extra)
@@ -78,7 +79,7 @@ class _OpenAI(Predictor):
         return prediction_response(await self._answer(predict_request, connection.long_work))
 
     def accept_request(self, request: PlainRequest) -> Submit | None:
-        if request.method != "POST" or request.segments == _MODELS:
+        if request.method != "POST":
             return None
         connection = request.connection
 
