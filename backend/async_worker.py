@@ -155,7 +155,7 @@ class _Connection(asyncio.BufferedProtocol):
                     self._calls.replied(message)
                 elif isinstance(message, CancelPredict):
                     if task := self._tasks.get(message.number):
-                        # Not at once: a task that has not begun would end without a reply.
+                        # Not at once: a task that has not run yet would end without a reply.
                         self._loop.call_soon(task.cancel)
                 else:
                     self._begin(message)

@@ -48,7 +48,7 @@ class _Address:
     url: str
 
     async def ask(self, tokens: int, *, stream: bool) -> float:
-        """Return the seconds to the first bytes of an answer with so many tokens."""
+        """Return the seconds to the first bytes of an answer of this number of tokens."""
         body = {
             "model": "llm",
             "messages": [{"role": "user", "content": "How long does it take?"}],
@@ -67,7 +67,7 @@ class _Address:
         return seconds
 
     async def rate(self, clients: int, tokens: int, *, stream: bool) -> float:
-        """Return the tokens per second of so many clients, each with one request."""
+        """Return the tokens per second of this number of clients, each with one request."""
         started = time.perf_counter()
         await asyncio.gather(*(self.ask(tokens, stream=stream) for _ in range(clients)))
         return clients * tokens / (time.perf_counter() - started)

@@ -24,8 +24,6 @@ import asyncio
 import json
 import os
 import shlex
-import shutil
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -37,6 +35,7 @@ from marserve.backend.openai_names import served_names
 from marserve.backend.protocol import ENGINE_METRICS
 from marserve.handlers.engines.engine_server import EngineServer
 from marserve.handlers.engines.llm_handler import LLMHandler, only_value
+from marserve.handlers.engines.optional import find_program
 
 # Other routes of engines load adapters or put the engine to sleep.
 _METHODS = {
@@ -149,9 +148,7 @@ def vllm_command(model: str, names: list[str], settings: Mapping[str, Any]) -> l
         names: The values of ``model`` in requests; answers contain the first.
         settings: The section ``handler`` of model-config.yaml.
     """
-    # The program beside this interpreter is found even if its environment is not activated.
-    places = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    program = shutil.which("vllm", path=places)
+    program = find_program("vllm")
     if program is None:
         raise ImportError(
             "vllm_handler needs the program vllm, which is not installed: pip install vllm"
@@ -184,12 +181,10 @@ def _as_words(options: Mapping[str, Any]) -> Iterator[str]:
             case False:
                 if key not in _FLAGS:
                     yield f"--no-{name[2:]}"
-            case dict():
-                yield f"{name}={json.dumps(value)}"
             case list() | tuple():
                 yield from (name, *(_as_text(item) for item in value))
             case _:
-                yield f"{name}={value}"
+                yield f"{name}={_as_text(value)}"
 
 
 def _option(key: str) -> str:

@@ -9,7 +9,6 @@ the engine receives the Hugging Face model, and the library builds it at the loa
 """
 
 import argparse
-import os
 import shutil
 import signal
 import subprocess
@@ -23,7 +22,7 @@ from typing import Any
 import yaml
 
 from marserve.handlers.engines.hugging_face import download_model
-from marserve.handlers.engines.optional import need
+from marserve.handlers.engines.optional import find_program, need
 from marserve.tools.archiver.archiver import (
     generate_model_archive,
 )
@@ -154,9 +153,7 @@ def _model_directory(options: argparse.Namespace, settings: dict[str, Any]) -> I
 
 
 def _command(options: argparse.Namespace) -> list[str]:
-    # The script beside this interpreter is found even if the environment is not activated.
-    places = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    words = [shutil.which("torchserve", path=places) or "torchserve", "--foreground", "--ncs"]
+    words = [find_program("torchserve") or "torchserve", "--foreground", "--ncs"]
     words += ["--model-store", options.model_store, "--models", options.model_name]
     return words + ["--disable-token-auth"] * options.disable_token_auth
 

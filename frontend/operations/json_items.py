@@ -109,11 +109,11 @@ def items_at(body: bytes, at: int, max_items: int = sys.maxsize) -> Steps[tuple[
 def object_members(body: bytes, names: Collection[str]) -> Steps[dict[str, bytes]]:
     """Return those members of an object that have these names, each as JSON.
 
-    Raises one of `UNREADABLE` for what is no object; values are not checked inside.
+    Raises one of `UNREADABLE` for what is not an object; values are not checked inside.
     """
     at = _skip_blanks(body, 0)
     if not body.startswith(b"{", at):
-        raise ValueError("it is no object")
+        raise ValueError("it is not an object")
     found, end = yield from _find_members(body, at, names)
     if not body.startswith(b"}", end):
         raise ValueError("the object does not end")

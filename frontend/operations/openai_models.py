@@ -1,10 +1,9 @@
-"""The models of OpenAI's API: which one a request is for, and their list.
+"""The models of OpenAI's API: their list, and the model of a request.
 
 A model offers the API with ``openai`` in model-config.yaml. Clients address it by its registered
 name (the default version), by ``name:version``, or by a name of `backend.openai_names`.
 """
 
-from collections.abc import Collection, Mapping
 from typing import Any
 
 from marserve.frontend.configuration.model_schema import NO_OPENAI
@@ -14,12 +13,6 @@ from marserve.frontend.serving.registry import ModelRegistry
 
 #: The paths below /v1 for predictions.
 PATHS = ("chat/completions", "completions", "embeddings", "responses", "rerank")
-_OFFERED: Mapping[str, Collection[str]] = {
-    "server": PATHS,
-    "embeddings": ("embeddings",),
-    "rerank": ("rerank",),
-    NO_OPENAI: (),
-}
 
 
 def find_model(registry: ModelRegistry, name: str, path: str) -> ModelVersion:
@@ -31,7 +24,8 @@ def find_model(registry: ModelRegistry, name: str, path: str) -> ModelVersion:
     """
     model = registry.default(name) or _by_name(registry).get(name) or registry.find(name)
     offered = model.settings.openai
-    if path not in _OFFERED[offered]:
+    # Of the others each is named after its only path; that of none is no path.
+    if path not in (PATHS if offered == "server" else (offered,)):
         raise RouteNotFound(f"Model {name} does not offer /v1/{path}; it has openai: {offered}.")
     return model
 

@@ -27,11 +27,7 @@ from marserve.frontend.http.responses import (
     prediction_response,
 )
 from marserve.frontend.http.router import Route, Submit
-from marserve.frontend.operations.openai_models import (
-    PATHS,
-    find_model,
-    list_models,
-)
+from marserve.frontend.operations.openai_models import PATHS, find_model, list_models
 from marserve.frontend.operations.openai_rows import SPLITTERS, read_members, read_value
 from marserve.frontend.operations.predictions import predict, predict_rows
 from marserve.frontend.operations.request_options import read_request_options

@@ -1,6 +1,10 @@
-"""Imports of optional packages."""
+"""Imports of optional packages, and their programs."""
 
 import importlib
+import os
+import shutil
+import sys
+from pathlib import Path
 from types import ModuleType
 
 
@@ -26,3 +30,9 @@ def need(module: str, package: str, user: str, *other_names: str) -> ModuleType:
         f"{user} needs the package {package}, which is not installed: pip install {package}",
         name=module,
     )
+
+
+def find_program(name: str) -> str | None:
+    """Return the path of a program, also of this environment if that is not activated; or None."""
+    places = [str(Path(sys.executable).parent), os.environ.get("PATH", "")]
+    return shutil.which(name, path=os.pathsep.join(places))

@@ -1,10 +1,10 @@
 """The command line of vLLM's server for a section ``handler`` of model-config.yaml."""
 
 import asyncio
+import sys
 
 import pytest
 
-from marserve.handlers import vllm_handler
 from marserve.handlers.vllm_handler import VLLMHandler, vllm_command
 
 
@@ -15,7 +15,7 @@ def program(tmp_path, monkeypatch):
     path.write_text("#!/bin/sh\n")
     path.chmod(0o755)
     monkeypatch.setenv("PATH", str(path.parent))
-    monkeypatch.setattr(vllm_handler.sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     return path
 
 
