@@ -35,7 +35,13 @@ from marserve.frontend.security.guard import Guard
 from marserve.frontend.security.usage import Usage
 from marserve.frontend.serving.engine_metrics import engine_metrics
 from marserve.frontend.serving.registry import ModelRegistry
-from marserve.frontend.telemetry.exposition import CONTENT_TYPE, render
+from marserve.frontend.telemetry.exposition import (
+    CONTENT_TYPE,
+    OPENMETRICS_TYPE,
+    prefers_openmetrics,
+    render,
+    render_openmetrics,
+)
 from marserve.frontend.telemetry.metrics import REQUEST_COUNTERS, Metrics
 from marserve.frontend.telemetry.series import WatchedGauge
 
@@ -185,6 +191,9 @@ def metrics_routes(
     async def show(request: HttpRequest) -> HttpResponse:
         names = parse_qs(request.target.partition("?")[2]).get("name[]", ())
         of_engines = await engine_metrics(registry, names)
+        if prefers_openmetrics(request.headers.get("accept", "")):
+            page = render_openmetrics(metrics.registry, names, is_on_page, of_engines)
+            return text_response(page, OPENMETRICS_TYPE)
         page = render(metrics.registry, names, is_on_page) + of_engines
         return text_response(page, CONTENT_TYPE)
 

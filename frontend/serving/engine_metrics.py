@@ -20,7 +20,7 @@ _SECONDS = 1.0
 _LABELS = ("registered_model", "model_version", "worker_id")
 # A line with a sample: the name, the labels and the value. A moment that may follow is left out.
 _SAMPLE = re.compile(
-    r'(\w*:[\w:]*)(?:\{((?:\w+="(?:[^"\\\n]|\\.)*",?)*)\})? (\S+)(?: -?\d+)?', re.ASCII
+    r'(\w*:[\w:]*)(?:\{((?:\w+="(?:[^"\\\n]|\\.)*",?)*)\})? ([-+.\da-zA-Z]+)(?: -?\d+)?', re.ASCII
 )
 
 
@@ -72,4 +72,4 @@ def _relabelled(line: str, labels: str, only: Collection[str]) -> str:
         return ""
     if any(f"{label}=" in inside for label in _LABELS):
         return ""
-    return f"{name}{{{','.join(filter(None, (labels, inside)))}}} {value}\n"
+    return f"{name}{{{','.join(filter(None, (labels, inside.rstrip(','))))}}} {value}\n"

@@ -2,15 +2,43 @@
 
 Scripts compare the text: a comma follows the last label, numbers have Java's format, and a counter
 has the suffix ``_total`` only if its name has. prometheus_client writes neither.
+
+A client that prefers OpenMetrics 1.0, as Prometheus does, gets the same samples in that format,
+with the exemplars of histograms. What OpenMetrics does not allow as a counter or histogram, such
+as a counter without the suffix ``_total``, has the type unknown there, which keeps its names.
 """
 
 import math
-from collections.abc import Callable, Collection
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator
 from decimal import Decimal
+from typing import TypeVar
 
-from marserve.frontend.telemetry.series import Registry
+from marserve.frontend.telemetry.series import Family, Labels, Registry, WatchedGauge
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+OPENMETRICS_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+# The names that a family of OpenMetrics occupies besides those of its samples.
+_OCCUPIED = {"counter": ("", "_created"), "histogram": ("_created",)}
+
+# The name of a sample, its labels and its value.
+_Row = tuple[str, Labels, float]
+_R = TypeVar("_R", _Row, tuple[str, str])
+
+
+def prefers_openmetrics(accept: str) -> bool:
+    """Return whether a header ``Accept`` names OpenMetrics, and no less than ``text/plain``."""
+    weights = {"application/openmetrics-text": 0.0, "text/plain": 0.0}
+    for item in accept.lower().split(","):
+        media, *parameters = (part.strip() for part in item.split(";"))
+        given = dict(parameter.partition("=")[::2] for parameter in parameters)
+        if media in weights:
+            try:
+                weights[media] = max(weights[media], float(given.get("q", 1)))
+            except ValueError:
+                continue
+    openmetrics, text = weights.values()
+    return openmetrics > 0 and openmetrics >= text
 
 
 def render(
@@ -22,22 +50,44 @@ def render(
 
     If ``only`` contains names, return only the samples with these names.
     """
-    names, lines = frozenset(only), list[str]()
-    for metric in registry:
-        if not includes(metric.name):
-            continue
-        samples = [
-            (metric.name + suffix, labels, value) for suffix, labels, value in metric.samples()
-        ]
-        if names:
-            samples = [sample for sample in samples if sample[0] in names]
-            if not samples:
-                continue
+    lines = list[str]()
+    for metric, samples in _shown(registry, only, includes):
         lines.append(f"# HELP {metric.name} {_escape(metric.help)}\n")
         lines.append(f"# TYPE {metric.name} {metric.kind}\n")
         for name, labels, value in samples:
             lines.append(f"{name}{_braced(labels)} {_number(value)}\n")
     return "".join(lines)
+
+
+def render_openmetrics(
+    registry: Registry,
+    only: Collection[str] = (),
+    includes: Callable[[str], bool] = lambda _name: True,
+    relayed: str = "",
+) -> str:
+    """Return what `render` does in OpenMetrics 1.0; ``relayed`` are lines of further samples."""
+    taken, lines = set(registry.sample_names), list[str]()
+    for metric, samples in _shown(registry, only, includes):
+        family = metric.name.removesuffix("_total") if metric.kind == "counter" else metric.name
+        occupied = {family + suffix for suffix in _OCCUPIED.get(metric.kind, ())}
+        exemplars = dict[Labels, str]()
+        if not only and taken.isdisjoint(occupied) and _has_valid_type(metric, samples):
+            taken |= occupied
+            blocks = [(family, metric.kind, samples)]
+            if isinstance(metric, Family):
+                exemplars = dict(_exemplars(metric))
+        else:
+            blocks = [(name, "unknown", rows) for name, rows in _by_name(samples)]
+        for name, kind, block in blocks:
+            lines.append(f"# HELP {name} {quote(metric.help)}\n# TYPE {name} {kind}\n")
+            for sample, labels, value in block:
+                end = exemplars.get(labels, "")
+                lines.append(f"{sample}{_braced(labels, _bound, '')} {_number(value)}{end}\n")
+    for name, of_name in _by_name((line.partition("{")[0], line) for line in relayed.split("\n")):
+        if name:
+            lines.append(f"# TYPE {name} unknown\n")
+            lines += (f"{line}\n" for _, line in of_name)
+    return "".join((*lines, "# EOF\n"))
 
 
 def java_number(value: float) -> str:
@@ -51,20 +101,78 @@ def java_number(value: float) -> str:
     return f"{'-' if sign else ''}{first}.{''.join(others) or '0'}E{power}"
 
 
-def _braced(labels: Collection[tuple[str, str | float]]) -> str:
-    if not labels:
-        return ""
-    pairs = (
-        f'{key}="{quote(value) if isinstance(value, str) else _number(value)}",'
-        for key, value in labels
+def _shown(
+    registry: Registry, only: Collection[str], includes: Callable[[str], bool]
+) -> Iterator[tuple[Family | WatchedGauge, list[_Row]]]:
+    names = frozenset(only)
+    for metric in registry:
+        if not includes(metric.name):
+            continue
+        samples = [
+            (metric.name + suffix, labels, value) for suffix, labels, value in metric.samples()
+        ]
+        if names:
+            samples = [sample for sample in samples if sample[0] in names]
+            if not samples:
+                continue
+        yield metric, samples
+
+
+def _by_name(rows: Iterable[_R]) -> list[tuple[str, list[_R]]]:
+    """Return the rows grouped by their first item."""
+    groups = dict[str, list[_R]]()
+    for row in rows:
+        groups.setdefault(row[0], []).append(row)
+    return list(groups.items())
+
+
+def _has_valid_type(metric: Family | WatchedGauge, samples: list[_Row]) -> bool:
+    """Return whether OpenMetrics allows these samples for a metric of this type."""
+    if metric.kind == "gauge":
+        return True
+    if metric.kind == "counter" and not metric.name.endswith("_total"):
+        return False
+    # A handler's histogram may count negative values, and any of its metrics NaN.
+    bounds = metric.declared.buckets if isinstance(metric, Family) else ()
+    return all(value >= 0 for _, _, value in samples) and (
+        metric.kind == "counter" or bounds[0] >= 0
     )
-    return f"{{{''.join(pairs)}}}"
+
+
+def _exemplars(metric: Family) -> Iterator[tuple[Labels, str]]:
+    """Iterate over the labels of buckets and the text of their exemplars."""
+    epoch = time.time() - time.monotonic()
+    for labels, exemplar, value in metric.exemplars():
+        ids: Labels = (("request_id", str(exemplar[0])),)
+        if trace_id := getattr(exemplar, "trace_id", None):
+            ids = (*ids, ("trace_id", str(trace_id)))
+        answered = getattr(exemplar, "answered", None)
+        moment = "" if answered is None else f" {epoch + answered:.3f}"
+        yield labels, f" # {_braced(ids, end='')} {_number(value)}{moment}"
 
 
 def _number(value: float) -> str:
     if math.isfinite(value):
         return java_number(value)
     return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"
+
+
+def _bound(value: float) -> str:
+    """Format a bucket's bound in OpenMetrics' canonical way, as Go does."""
+    if math.isinf(value):
+        return "+Inf"
+    if value < 1e6:
+        return repr(float(value))
+    digits = Decimal(repr(value)).normalize().as_tuple().digits
+    return f"{value:.{len(digits) - 1}e}"
+
+
+def _braced(labels: Labels, number: Callable[[float], str] = _number, end: str = ",") -> str:
+    pairs = (
+        f'{key}="{quote(value) if isinstance(value, str) else number(value)}"'
+        for key, value in labels
+    )
+    return f"{{{','.join(pairs)}{end}}}" if labels else ""
 
 
 def _escape(text: str) -> str:

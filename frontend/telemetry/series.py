@@ -12,12 +12,17 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from marserve.frontend.telemetry.metrics_config import Declared, unfit_name
 
+#: A request that a histogram counted. The first item is its id; the attributes ``trace_id`` and
+#: ``answered`` (monotonic seconds) are on the page where it has them.
+Exemplar = tuple[Any, ...]
+#: The last label of a bucket is a number.
+Labels = tuple[tuple[str, str | float], ...]
 #: The suffix of a sample's name, its labels and its value.
-Sample = tuple[str, tuple[tuple[str, str | float], ...], float]
+Sample = tuple[str, Labels, float]
 
 _SUFFIXES = {"histogram": ("", "_bucket", "_count", "_sum")}
 
@@ -26,7 +31,8 @@ class Series:
     """One series; made by `Family.join`.
 
     ``update`` takes a counter's increment, or the next value of a gauge or histogram. It raises
-    ValueError for a negative increment. ``total`` is the value, or a histogram's sum.
+    ValueError for a negative increment. ``update_with`` takes a histogram's value and the request
+    it is of. ``total`` is the value, or a histogram's sum.
     """
 
     __slots__ = (
@@ -35,9 +41,12 @@ class Series:
         "_new_total",
         "_users",
         "counts",
+        "exemplar_values",
+        "exemplars",
         "family",
         "total",
         "update",
+        "update_with",
         "values",
     )
 
@@ -48,7 +57,11 @@ class Series:
         is_histogram = family.kind == "histogram"
         # Of a histogram's buckets; the last is for values above all bounds.
         self.counts = [0] * (len(family.declared.buckets) + 1) if is_histogram else []
+        # The latest of each bucket, and its value.
+        self.exemplars: list[Exemplar | None] = [None] * len(self.counts)
+        self.exemplar_values = [0.0] * len(self.counts)
         self.update: Callable[[float], None] = self._update_first
+        self.update_with: Callable[[float, Exemplar], None] = self._update_first
         self._users = 0
         # Since the last `take`: the number of updates, and the sum of their values.
         self._new = 0
@@ -63,7 +76,7 @@ class Series:
         """Remove a user."""
         self._users -= 1
         if self._users == 0:
-            self.update = _ignore
+            self.update = self.update_with = _ignore
             self.family.remove(self)
 
     def show(self) -> None:
@@ -77,11 +90,15 @@ class Series:
         self._new, self._new_total = 0, 0.0
         return value
 
-    def _update_first(self, value: float) -> None:
-        update = {"counter": self._add, "gauge": self._set, "histogram": self._observe}
+    def _update_first(self, value: float, exemplar: Exemplar | None = None) -> None:
         self._changed = self.family.changed
-        update[self.family.kind](value)
-        self.update = update[self.family.kind]
+        if self.family.kind == "histogram":
+            self._observe(value, exemplar)
+            self.update = self.update_with = self._observe
+        else:
+            update = self._add if self.family.kind == "counter" else self._set
+            update(value)
+            self.update = update
         self.show()
 
     # Three times the same lines for the log: a call would cost as much as the rest.
@@ -101,10 +118,14 @@ class Series:
             self._changed.append(self)
             self._new = 1
 
-    def _observe(self, value: float) -> None:
+    def _observe(self, value: float, exemplar: Exemplar | None = None) -> None:
         self.total += value
         if value == value:  # NaN is in no bucket
-            self.counts[bisect_left(self.family.declared.buckets, value)] += 1
+            bucket = bisect_left(self.family.declared.buckets, value)
+            self.counts[bucket] += 1
+            if exemplar is not None:
+                self.exemplars[bucket] = exemplar
+                self.exemplar_values[bucket] = value
         if not self._new:
             self._changed.append(self)
         self._new += 1
@@ -154,6 +175,16 @@ class Family:
             yield "_count", labels, counts[-1]
             yield "_sum", labels, series.total
 
+    def exemplars(self) -> Iterator[tuple[Labels, Exemplar, float]]:
+        """Iterate over the labels of the buckets with an exemplar, the exemplar and its value."""
+        names, bounds = self.declared.dimensions, (*self.declared.buckets, float("inf"))
+        for values, series in self.on_page.items():
+            labels = tuple(zip(names, values, strict=True))
+            for bucket, exemplar in enumerate(series.exemplars):
+                if exemplar is not None:
+                    le = ("le", bounds[bucket])
+                    yield (*labels, le), exemplar, series.exemplar_values[bucket]
+
 
 @dataclass(frozen=True)
 class WatchedGauge:
@@ -176,7 +207,8 @@ class Registry:
 
     def __init__(self) -> None:
         self._metrics: dict[str, Family | WatchedGauge] = {}
-        self._sample_names: set[str] = set()
+        #: Of all metrics, with or without samples.
+        self.sample_names: set[str] = set()
 
     def __iter__(self) -> Iterator[Family | WatchedGauge]:
         return iter(list(self._metrics.values()))
@@ -184,28 +216,28 @@ class Registry:
     def add(self, declared: Declared) -> Family:
         """Add a metric; raises ValueError if a name is invalid in Prometheus, or taken."""
         names = _sample_names(declared)
-        is_taken = names & self._sample_names
+        is_taken = names & self.sample_names
         if why := f"{declared.name} exists already" if is_taken else unfit_name(declared):
             raise ValueError(why)
-        self._sample_names |= names
+        self.sample_names |= names
         family = self._metrics[declared.name] = Family(declared)
         return family
 
     def watch(self, gauge: WatchedGauge) -> None:
         """Add a gauge that is read when the page is."""
-        self._sample_names.add(gauge.name)
+        self.sample_names.add(gauge.name)
         self._metrics[gauge.name] = gauge
 
     def discard(self, family: Family) -> None:
         """Remove a metric, if it is there."""
         if self._metrics.get(family.name) is family:
             del self._metrics[family.name]
-            self._sample_names -= _sample_names(family.declared)
+            self.sample_names -= _sample_names(family.declared)
 
 
 def _sample_names(metric: Declared) -> set[str]:
     return {metric.name + suffix for suffix in _SUFFIXES.get(metric.kind, ("",))}
 
 
-def _ignore(_value: float) -> None:
+def _ignore(_value: float, _exemplar: Exemplar | None = None) -> None:
     """The update of a series that is removed."""

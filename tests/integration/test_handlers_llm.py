@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from servers import make_archive
 
 pytestmark = pytest.mark.integration
@@ -169,6 +170,12 @@ def test_the_metrics_of_the_engine_are_on_the_page(server):
     assert found[f"stand_in:running{{{label}}}"] == 0
     assert not [series for series in found if series.startswith("process_cpu")]
     assert list(server.metrics("stand_in:running")) == [f"stand_in:running{{{label}}}"]
+    accept = {"headers": {"Accept": "application/openmetrics-text"}}
+    page = server._request("metrics", "GET", "/metrics", accept).text
+    families = {family.name: family for family in text_string_to_metric_families(page)}
+    assert families["stand_in:tokens_total"].type == "unknown"
+    (sample,) = families["stand_in:tokens_total"].samples
+    assert sample.labels["registered_model"] == "llm"
 
 
 def test_the_output_of_the_engine_is_in_the_log_of_the_model(server):

@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 pytestmark = pytest.mark.integration
 
@@ -77,6 +78,19 @@ def test_the_page(server):
     assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
     for line in answer.text.splitlines():
         assert re.fullmatch(r"# (HELP|TYPE) \w+ .+|\w+\{.*\} (-?[\d.e+-]+|\+Inf)", line), line
+
+
+def test_a_client_that_prefers_openmetrics_gets_the_same_samples(server):
+    assert server.ask("lab").status_code == 200
+    preferred = "application/openmetrics-text;version=1.0.0;q=0.6,text/plain;q=0.5,*/*;q=0.1"
+    answer = server._request("metrics", "GET", "/metrics", {"headers": {"Accept": preferred}})
+    expected = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+    assert answer.headers["content-type"] == expected
+    families = {each.name: each for each in text_string_to_metric_families(answer.text)}
+    assert families["Requests2XX"].type == "unknown"
+    assert families["ts_inference_requests"].type == "counter"
+    names = {sample.name for family in families.values() for sample in family.samples}
+    assert names == set(re.findall(r"^(\w+)\{", page(server).text, re.MULTILINE))
 
 
 def test_the_names_and_types_of_torchserve(server, wait_for):

@@ -1,7 +1,20 @@
+import contextlib
+import math
+import time
+from typing import NamedTuple
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import Metric
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
-from marserve.frontend.telemetry.exposition import render
+from marserve.frontend.telemetry.exposition import (
+    prefers_openmetrics,
+    render,
+    render_openmetrics,
+)
 from marserve.frontend.telemetry.metrics_config import Declared
 from marserve.frontend.telemetry.series import Family, Registry
 
@@ -128,3 +141,158 @@ def test_a_parser_of_prometheus_reads_the_text(registry: Registry) -> None:
         ("counter", {"m": "a"}, 1.0),
         ("gauge", {"Level": "Host"}, 0.5),
     ]
+
+
+# OpenMetrics
+
+
+class TimeLine(NamedTuple):
+    request_id: str
+    answered: float
+    trace_id: str | None = None
+
+
+def parsed(text: str) -> dict[str, Metric]:
+    return {each.name: each for each in openmetrics(text)}
+
+
+@pytest.mark.parametrize(
+    ("accept", "is_openmetrics"),
+    [
+        ("", False),
+        ("*/*", False),
+        ("text/plain", False),
+        ("text/plain;version=0.0.4;q=1,*/*;q=0.1", False),
+        ("text/html, application/json, */*", False),
+        ("application/openmetrics-text", True),
+        ("Application/OpenMetrics-Text; version=1.0.0; charset=utf-8", True),
+        # Prometheus 2.42 and 3.1
+        (
+            "application/openmetrics-text;version=1.0.0,application/openmetrics-text;"
+            "version=0.0.1;q=0.75,text/plain;version=0.0.4;q=0.5,*/*;q=0.1",
+            True,
+        ),
+        (
+            "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,"
+            "application/openmetrics-text;version=0.0.1;q=0.5,text/plain;version=1.0.0;"
+            "escaping=allow-utf-8;q=0.4,text/plain;version=0.0.4;q=0.3,*/*;q=0.2",
+            True,
+        ),
+        ("text/plain, application/openmetrics-text;q=0.5", False),
+        ("text/plain;q=0.5, application/openmetrics-text;q=0.5", True),
+        ("application/openmetrics-text;q=0", False),
+        ("application/openmetrics-text;q=high", False),
+        ("application/openmetrics-text;q=nan", False),
+        (";,;q;=,application/openmetrics-text;;q", False),
+    ],
+)
+def test_the_format_is_the_one_that_the_client_prefers(accept: str, is_openmetrics: bool) -> None:
+    assert prefers_openmetrics(accept) == is_openmetrics
+
+
+def test_names_are_the_same_in_openmetrics(registry: Registry) -> None:
+    add(registry, "histogram", "h", "H", "m", buckets=(0.5, 2)).join("a").update(1.5)
+    assert render_openmetrics(registry).splitlines() == [
+        "# HELP Requests2XX How many",
+        "# TYPE Requests2XX unknown",
+        'Requests2XX{Level="Host"} 2.0',
+        "# HELP ts_requests How many",
+        "# TYPE ts_requests counter",
+        'ts_requests_total{m="a"} 1.0',
+        "# HELP Load Now",
+        "# TYPE Load gauge",
+        'Load{Level="Host"} 0.5',
+        "# HELP h H",
+        "# TYPE h histogram",
+        'h_bucket{m="a",le="0.5"} 0.0',
+        'h_bucket{m="a",le="2.0"} 1.0',
+        'h_bucket{m="a",le="+Inf"} 1.0',
+        'h_count{m="a"} 1.0',
+        'h_sum{m="a"} 1.5',
+        "# EOF",
+    ]
+
+
+def test_each_bucket_has_its_latest_exemplar() -> None:
+    registry = Registry()
+    series = add(registry, "histogram", "h", "H", "m", buckets=(1, 2)).join("a")
+    series.update_with(0.2, TimeLine("first", time.monotonic()))
+    moment = time.time()
+    series.update_with(0.3, TimeLine('"second"', time.monotonic(), "5" * 32))
+    series.update(0.4)
+    series.update_with(9.0, ("third",))
+    (family,) = openmetrics(render_openmetrics(registry))
+    buckets = [sample for sample in family.samples if sample.name == "h_bucket"]
+    assert [sample.value for sample in buckets] == [3, 3, 4]
+    second, none, third = (sample.exemplar for sample in buckets)
+    assert none is None
+    assert second.labels == {"request_id": '"second"', "trace_id": "5" * 32}
+    assert second.value == 0.3
+    assert float(second.timestamp) == pytest.approx(moment, abs=1)
+    assert (third.labels, third.value, third.timestamp) == ({"request_id": "third"}, 9, None)
+    assert "second" not in render(registry)
+    series.leave()
+    series.update_with(0.1, ("late",))
+    assert "late" not in render_openmetrics(registry)
+
+
+def test_a_metric_that_openmetrics_does_not_allow_keeps_its_samples() -> None:
+    registry = Registry()
+    add(registry, "counter", "jobs_total", "Clashes with the next", "m").join("a").update(1)
+    add(registry, "gauge", "jobs", "Clashes with the last", "m").join("a").update(2)
+    add(registry, "histogram", "h", "Not a number", "m").join("a").update(math.nan)
+    add(registry, "histogram", "n", "Negative", "m", buckets=(-1, 1)).join("a").update(-3)
+    add(registry, "gauge", "n_created", "An own one", "m").join("a").update(1)
+    for who in "ab":
+        registry.add(Declared("histogram", f"of_{who}", "", ("m",), (-0.5,))).join(who).update(1)
+    families = parsed(render_openmetrics(registry))
+    assert {family.type for family in families.values()} == {"unknown", "gauge"}
+    shown = {sample.name for family in families.values() for sample in family.samples}
+    plain = {line.partition("{")[0] for line in lines(registry) if line[0] != "#"}
+    assert shown == plain
+
+
+def test_of_asked_names_and_relayed_samples_the_type_is_unknown(registry: Registry) -> None:
+    histogram = add(registry, "histogram", "h", "H", "m", buckets=(1,))
+    for who in "ab":
+        histogram.join(who).update(0.5)
+    relayed = 'e:x{w="1"} 1.0\ne:y{w="1"} 2\ne:x{w="2"} NaN\n'
+    text = render_openmetrics(registry, ["h_sum", "h_count", "Load"], relayed=relayed)
+    families = parsed(text)
+    assert {name: (family.type, len(family.samples)) for name, family in families.items()} == {
+        "Load": ("unknown", 1),
+        "h_count": ("unknown", 2),
+        "h_sum": ("unknown", 2),
+        "e:x": ("unknown", 2),
+        "e:y": ("unknown", 1),
+    }
+    assert render_openmetrics(registry, ["none"]) == "# EOF\n"
+
+
+@given(
+    kind=st.sampled_from(["counter", "gauge", "histogram"]),
+    name=st.sampled_from(["a", "a_total", "a_created", "a_count", "a_created_total"]),
+    other=st.sampled_from(["a", "a_total", "a_created", "b"]),
+    text=st.text(),
+    values=st.lists(st.floats(min_value=0) | st.sampled_from([math.nan, math.inf]), max_size=3),
+    buckets=st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=3),
+)
+def test_the_parser_of_openmetrics_reads_what_the_other_page_has(
+    kind: str, name: str, other: str, text: str, values: list[float], buckets: list[float]
+) -> None:
+    registry = Registry()
+    bounds = tuple(sorted(set(buckets)))
+    series = add(registry, kind, name, text, "m", buckets=bounds).join(text)
+    with contextlib.suppress(ValueError):  # the name is taken
+        add(registry, "counter", other, text, "m").join(text).update(1)
+    for value in values:
+        series.update(value)
+    plain = [line for line in render(registry).split("\n") if line and line[0] != "#"]
+    families = openmetrics(render_openmetrics(registry))
+    assert sorted(
+        (sample.name, str(float(sample.value)), sample.labels["m"])
+        for family in families
+        for sample in family.samples
+    ) == sorted(
+        (line.partition("{")[0], str(float(line.rpartition(" ")[2])), text) for line in plain
+    )
