@@ -13,6 +13,7 @@ To copy, describe and answer each row by itself would cost far more than to run 
 
 import logging
 import os
+import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -112,11 +113,16 @@ class BatchRun:
         """The ids of its requests, which may have several rows."""
         return dict.fromkeys(self._ids[row].partition(".")[0] for row in range(self.count))
 
-    def finished(self, results: Any, seconds: float) -> Reply:
-        """Return the reply to the batch with the handler's results."""
+    def finished(self, results: Any, started: float, seconds: float | None = None) -> Reply:
+        """Return the reply to the batch with the handler's results.
+
+        The handler was called at ``started``, in seconds on the monotonic clock; it took
+        ``seconds``, by default the time since then.
+        """
+        seconds = time.monotonic() - started if seconds is None else seconds
         reply = self._reply(results)
         reply.metrics = drained(self.context)
-        reply.handler_ms = round(seconds * 1000, 3)
+        reply.handler_started, reply.handler_ms = started, round(seconds * 1000, 3)
         return reply
 
     def _reply(self, results: Any) -> Reply:

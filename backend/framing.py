@@ -53,7 +53,7 @@ from marserve.backend.protocol import (
     ThreadsSet,
 )
 
-VERSION = 6
+VERSION = 7
 
 _HEAD = struct.Struct("!IBBII")
 LENGTH_BYTES = 4
@@ -116,7 +116,8 @@ _USUAL = (200, "", "", -1, "", (), (), 0.0)
 
 def _encode_reply(reply: Reply) -> Encoded:
     predictions = [(len(p.body), p.status, p.reason, p.headers) for p in reply.predictions]
-    meta: tuple[Any, ...] = reply.number, reply.handler_ms, reply.metrics, predictions
+    times = reply.handler_started, reply.handler_ms
+    meta: tuple[Any, ...] = reply.number, *times, reply.metrics, predictions
     rare = (
         reply.code,
         reply.message,
@@ -200,13 +201,14 @@ def _decode_predict(meta: Any, bodies: _Bodies) -> Predict:
 
 
 def _decode_reply(meta: Any, bodies: _Bodies) -> Reply:
-    number, handler_ms, metrics, predictions, *rare = meta
+    number, started, handler_ms, metrics, predictions, *rare = meta
     reply = Reply(
         200,
         "",
         _predictions(predictions, bodies),
         list(metrics),
         float(handler_ms),
+        float(started),
         int(number),
     )
     if rare:

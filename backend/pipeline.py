@@ -66,6 +66,7 @@ class _Batch:
         self._error: Exception | None = None
         self._run: BatchRun | None = None
         self._steps: Iterator[float] | None = None
+        self._started = time.monotonic()
         self._seconds = 0.0
         try:
             self._run = run = service.begin(self._context, message, send)
@@ -107,7 +108,8 @@ class _Batch:
     def _finished(self) -> Reply:
         assert self._run is not None
         try:
-            return self._run.finished(self._stages.leave_stages(self._steps), self._seconds)
+            results = self._stages.leave_stages(self._steps)
+            return self._run.finished(results, self._started, self._seconds)
         except Exception as error:  # noqa: BLE001 - foreign code
             return self._failed(error)
 

@@ -185,6 +185,11 @@ class Input:
     headers: dict[str, str]
     parts: list[Part]
 
+    @property
+    def size(self) -> int:
+        """The bytes of all parts."""
+        return sum([len(part.body) for part in self.parts])
+
 
 @dataclass(slots=True)
 class Predict:
@@ -275,6 +280,8 @@ class Reply:
     Attributes:
         code: A code other than 200 holds for the whole batch; there are then no predictions, and
             ``message`` is the error for the clients.
+        handler_started: When the handler was called, in seconds on the monotonic clock, which is
+            that of the frontend, too; 0 if it has not finished.
         metrics: Rows of `backend.metrics`, reported since the last reply.
         poisoned: Why the process, though alive, cannot serve any more (`backend.errors`). Such a
             reply is the last one: the process is replaced.
@@ -291,6 +298,7 @@ class Reply:
     predictions: list[Prediction] = field(default_factory=list)
     metrics: list[list[Any]] = field(default_factory=list)
     handler_ms: float = 0.0
+    handler_started: float = 0.0
     number: int = 0
     poisoned: str = ""
     suspect: int = -1

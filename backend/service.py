@@ -130,11 +130,11 @@ class Service:
         run = None
         try:
             run = BatchRun(self._conversion, context, batch, send, stack)
-            began = time.perf_counter()
+            began = time.monotonic()
             lengths = self._input_lengths.of(run.rows[: run.count])
-            started = time.perf_counter()
+            started = time.monotonic()
             results = self._entry_point(run.data, context)
-            reply = run.finished(results, time.perf_counter() - started)
+            reply = run.finished(results, started)
             if lengths:
                 reply.lengths, reply.length_seconds = tuple(lengths), started - began
             return reply
@@ -180,6 +180,7 @@ class Service:
             )
             reply = self._predict(part, partial(_send_at, send, places), stack)
             whole.metrics += reply.metrics
+            whole.handler_started = whole.handler_started or reply.handler_started
             whole.handler_ms += reply.handler_ms
             if reply.code != 200:
                 reply.metrics, reply.handler_ms = whole.metrics, whole.handler_ms
@@ -204,11 +205,11 @@ class Service:
             context = context.for_request()
             context.caller = caller
             run = BatchRun(self._conversion, context, request, send)
-            started = time.perf_counter()
+            started = time.monotonic()
             results = self._entry_point(run.data, context)
             if inspect.isawaitable(results):
                 results = await results
-            return run.finished(results, time.perf_counter() - started)
+            return run.finished(results, started)
         except RefusedInputs as error:
             return Reply(predictions=[error.answers[0]])
         except Exception as error:  # noqa: BLE001 - foreign code

@@ -253,7 +253,7 @@ class Server:
             changes, self._registry, gpus, config.model_api, catalog.describe if catalog else None
         )
         registrar = WorkflowRegistrar(
-            self._workflows, manager, self._registry, config, self._metrics
+            self._workflows, manager, self._registry, config, self._metrics, host.time_lines
         )
         workflows = WorkflowManagement(self._workflows, registrar, config.model_api)
         tokens = _make_tokens(config)

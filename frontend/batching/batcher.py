@@ -147,7 +147,8 @@ class Batcher:
         if group is Group.DESCRIBE or queue.first_sharing.group is not group:
             return ()
         jobs = queue.pop_sharing(free)
-        _mark_dispatched(jobs, now)
+        for job in jobs:
+            job.dispatched = now
         return jobs
 
     # -- workers -----------------------------------------------------------------------------------
@@ -300,19 +301,20 @@ class Batcher:
         jobs = self.deadline_admission.without_late(popped, now)
         if not jobs:
             return
-        _mark_dispatched(jobs, now)
         # By the jobs really taken, which may be fewer than planned: some were cancelled, or the
         # next one belongs to another group.
         is_described = jobs[0].group is Group.DESCRIBE
         run_as = len(jobs) if is_described else self.batching.run_as(len(jobs))
         predicted = self._costs.mean(run_as)
-        batch = Batch(jobs, now, plan.reason, run_as, predicted, held)
-        if self._lengths is not None:
-            batch.lengths = Lengths.of(jobs)
         # The worker with the fewest outstanding batches; among equals the one idle for longest.
         workers = self.workers
         waiting = workers.waiting
         runner = waiting[0] if workers.idle == 1 else min(waiting, key=_outstanding)
+        batch = Batch(jobs, now, plan.reason, run_as, predicted, held)
+        for job in jobs:
+            job.dispatched, job.batch = now, batch
+        if self._lengths is not None:
+            batch.lengths = Lengths.of(jobs)
         waiting.remove(runner)
         workers.idle -= 1
         workers.busy[batch] = now + predicted, len(jobs)
@@ -348,8 +350,3 @@ class _Window:
         self.timer.cancel()
         self.timer = None
         return now - self._opened
-
-
-def _mark_dispatched(jobs: Sequence[Job], now: float) -> None:
-    for job in jobs:
-        job.dispatched = now

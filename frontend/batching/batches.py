@@ -12,10 +12,8 @@ from marserve.backend.protocol import Input, Piece, Prediction, Reply
 from marserve.frontend.batching.jobs import Job
 from marserve.frontend.errors import PredictionFailed, ServeError
 
-_MAX_RECORDS = 512
+_MAX_BATCHES = 512
 
-#: The values of a document in the order of `History.as_documents`; a tuple is the fastest to make.
-_Record = tuple[float, int, int, "Reason", float, float, float, float, bool, "Lengths | None"]
 _arrival_of: Callable[[Job], float] = attrgetter("arrived")
 
 
@@ -57,7 +55,11 @@ class Lengths(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """Jobs that a worker runs together, in order; at least one."""
+    """Jobs that a worker runs together, in order; at least one, until all are answered.
+
+    After that it is the record of the batch. Moments are seconds on the monotonic clock; those of
+    the handler are 0 if it did not finish.
+    """
 
     jobs: Sequence[Job]
     closed: float
@@ -65,14 +67,22 @@ class Batch:
     run_as: int = 0  # rows that the worker runs; those beyond the jobs are padding
     predicted: float = 0.0  # expected seconds in the worker; 0 if unknown
     held: float = 0.0  # seconds for which it was held although a worker was idle
+    worker_id: int = 0  # set by the worker that runs it
+    size: int = field(init=False)
     lengths: "Lengths | None" = field(default=None, init=False)  # if it was formed by them
+    handler_started: float = field(default=0.0, init=False)
+    handler_seconds: float = field(default=0.0, init=False)
+    took: float = field(default=0.0, init=False)  # seconds until the answer; 0 while it runs
+    succeeded: bool = field(default=False, init=False)
+    _bytes: Sequence[int] = field(default=(), init=False)
     _waited: float | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        self.run_as = self.run_as or len(self.jobs)
+        self.size = len(self.jobs)
+        self.run_as = self.run_as or self.size
 
     def __len__(self) -> int:
-        return len(self.jobs)
+        return self.size
 
     @property
     def waited(self) -> float:
@@ -80,6 +90,27 @@ class Batch:
         if self._waited is None:
             self._waited = self.closed - min(map(_arrival_of, self.jobs))
         return self._waited
+
+    @property
+    def request_bytes(self) -> Sequence[int]:
+        """The bytes of each input; empty if they were not read before the jobs were released."""
+        if not self._bytes:
+            self._bytes = [job.input.size for job in self.jobs]
+        return self._bytes
+
+    def ran(self, reply: Reply) -> None:
+        """Note when the handler ran."""
+        self.handler_started = reply.handler_started
+        self.handler_seconds = reply.handler_ms / 1000
+
+    def release(self) -> None:
+        """Drop the jobs, which hold what clients sent: all are answered, or are in other batches.
+
+        Safe to call twice.
+        """
+        if self.jobs:
+            self.waited  # noqa: B018 - it is read later
+            self.jobs = ()
 
     @property
     def ids(self) -> Iterator[str]:
@@ -120,65 +151,51 @@ class History:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        #: Not the batches, which hold what clients sent.
-        self._records: deque[_Record] = deque(maxlen=_MAX_RECORDS)
+        self._batches: deque[Batch] = deque(maxlen=_MAX_BATCHES)
 
     def __len__(self) -> int:
-        return len(self._records)
+        return len(self._batches)
+
+    def __iter__(self) -> Iterator[Batch]:
+        return iter(self._batches)
 
     def add(self, batch: Batch, seconds: float, *, succeeded: bool) -> None:
-        """Record a finished batch."""
-        self._records.append(
-            (
-                batch.closed,
-                len(batch.jobs),
-                batch.run_as,
-                batch.reason,
-                batch.waited,
-                batch.held,
-                batch.predicted,
-                seconds,
-                succeeded,
-                batch.lengths,
-            )
-        )
+        """Record a finished batch, whose jobs are released soon."""
+        batch.took, batch.succeeded = seconds, succeeded
+        self._batches.append(batch)
 
     @property
     def last_closed_ms(self) -> int:
         """When the last batch was closed, in milliseconds since the epoch; 0 for none."""
-        if not self._records:
+        if not self._batches:
             return 0
-        closed, *_ = self._records[-1]
-        return round((time.time() - self._clock() + closed) * 1000)
+        return round((time.time() - self._clock() + self._batches[-1].closed) * 1000)
 
-    def as_documents(self) -> list[dict[str, Any]]:
-        """Return the batches as JSON objects, the newest last; times in milliseconds."""
+    def as_documents(self, after: Batch | None = None) -> list[dict[str, Any]]:
+        """Return the batches as JSON objects, the newest last; times in milliseconds.
+
+        With ``after``, return only those that were recorded after this batch.
+        """
         epoch = time.time() - self._clock()
+        batches = list(self._batches)
+        if after in batches:
+            del batches[: batches.index(after) + 1]
         return [
             {
-                "closedAt": round((epoch + closed) * 1000),
-                "size": size,
-                "ranAs": rows,
-                "reason": reason.value,
-                "oldestWaitedMs": _ms(waited),
-                "heldMs": _ms(held),
-                "predictedMs": _ms(predicted) if predicted else None,
-                "tookMs": _ms(seconds),
-                "succeeded": good,
-                **(lengths.as_members() if lengths else {}),
+                "closedAt": round((epoch + batch.closed) * 1000),
+                "size": batch.size,
+                "ranAs": batch.run_as,
+                "reason": batch.reason.value,
+                "oldestWaitedMs": _ms(batch.waited),
+                "heldMs": _ms(batch.held),
+                "predictedMs": _ms(batch.predicted) if batch.predicted else None,
+                "handlerMs": _ms(batch.handler_seconds),
+                "tookMs": _ms(batch.took),
+                "workerId": batch.worker_id,
+                "succeeded": batch.succeeded,
+                **(batch.lengths.as_members() if batch.lengths else {}),
             }
-            for (
-                closed,
-                size,
-                rows,
-                reason,
-                waited,
-                held,
-                predicted,
-                seconds,
-                good,
-                lengths,
-            ) in self._records
+            for batch in batches
         ]
 
 

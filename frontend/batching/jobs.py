@@ -10,10 +10,13 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from marserve.backend.protocol import Buffer, Input, Prediction
 from marserve.frontend.errors import ServeError
+
+if TYPE_CHECKING:
+    from marserve.frontend.batching.batches import Batch
 
 
 class StreamBroken(Exception):
@@ -35,8 +38,9 @@ class Stream:
         self.on_behind: Callable[[], object] = lambda: None
         #: Called with each change of the number of buffered bytes.
         self.on_waiting: Callable[[int], object] = lambda _count: None
-        #: Called once at the end, with whether the reader has taken the last piece.
-        self.on_close: Callable[[bool], object] = lambda _complete: None
+        #: Called once at the end, with whether the reader has taken the last piece, and why the
+        #: answer was broken off, if it was.
+        self.on_close: Callable[[bool, str], object] = lambda _complete, _broken: None
         self.on_end: Callable[[], object] | None = None
         self._pieces: deque[Buffer] = deque([first.body])
         self.waiting_bytes = len(first.body)
@@ -105,7 +109,7 @@ class Stream:
         """Mark the stream as no longer read. Safe to call twice."""
         if not self._closed:
             self._closed = True
-            self.on_close(self.is_complete)
+            self.on_close(self.is_complete, self._broken)
             self._add_waiting(-self.waiting_bytes)
             if self.on_end is not None:
                 self.on_end()
@@ -157,7 +161,10 @@ class Job:
     priority: Priority = field(default=Priority.NORMAL, kw_only=True)
     order: float = field(default=0.0, init=False)  # by which the queue is sorted, smallest first
     dispatched: float | None = field(default=None, init=False)  # None while it is queued
+    batch: "Batch | None" = field(default=None, init=False)  # the latest that it was sent in
     stream: Stream | None = field(default=None, init=False)
+    #: The time lines of the calls that its handler has made; None without any.
+    nested: "list[Any] | None" = field(default=None, init=False)
     on_end: Callable[[], object] | None = field(default=None, init=False)
     crashes: int = field(default=0, init=False)  # workers that died while they had it
     #: Whether the same content has failed alone; then it must not share a batch.

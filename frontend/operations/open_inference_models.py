@@ -201,7 +201,7 @@ def _is_cut_at_first(model: ModelVersion) -> bool:
 def _statistics(model: ModelVersion) -> Json:
     totals = model.metrics.totals()
     ran, batches = totals.requests, totals.batches
-    per_batch = (totals.waited + totals.took) / batches if batches else 0.0
+    per_request = totals.took / batches if batches else 0.0
     return {
         "name": model.name,
         "version": model.version,
@@ -209,9 +209,9 @@ def _statistics(model: ModelVersion) -> Json:
         "inference_count": ran,
         "execution_count": batches,
         "inference_stats": {
-            "success": _duration(ran, per_batch * ran),
+            "success": _duration(ran, totals.waited + per_request * ran),
             "fail": _duration(totals.failed, 0.0),
-            "queue": _duration(batches, totals.waited),
+            "queue": _duration(ran, totals.waited),
             "compute_input": _duration(0, 0.0),
             "compute_infer": _duration(batches, totals.took),
             "compute_output": _duration(0, 0.0),

@@ -126,6 +126,7 @@ class Autoscaler:
             why = late if step > 0 else "one was idle"
             count = demand.workers + step
             logger.info("Model %s %s: %d workers: %s.", model.name, model.version, count, why)
+            workers.history.scaled(count, why)
             self._changing.add(model)
             change = changes.start(self._change(model, count, decision))
             change.add_done_callback(lambda _: self._changing.discard(model))

@@ -72,8 +72,9 @@ class Admission:
             pending=self._pending,
             request_arrived=request.arrived,
             counters=self._pending.counters_of(request),
+            nested_in=request.nested_in,
         )
-        self._put((job,))
+        self._put((job,), request)
         self._take_in(job, (job,), request, timeout)
         return job
 
@@ -82,7 +83,7 @@ class Admission:
         first = requests[0]
         queued, timeout = self._check(first, len(requests))
         rows = PendingRows(self._pending, requests, queued, first.arrived + timeout, on_answer)
-        self._put(rows.jobs)
+        self._put(rows.jobs, first)
         self._take_in(rows, rows.jobs, first, timeout)
         return rows
 
@@ -138,21 +139,30 @@ class Admission:
             if is_open and jobs <= self._queue.capacity:
                 expected = self._batcher.deadline_admission.expected_seconds()
                 refusal.retry_after = retry_after(expected)
+            self._note_refused(request, refusal)
             raise refusal
         # `arrived` is the first byte's time; the queue time starts now, after the upload.
         queued = time.monotonic()
         timeout = min(request.options.timeout, self.settings.client_timeout or math.inf)
         if request.arrived + timeout <= queued:  # expired during the upload
             self._metrics.rejected("expired")
-            raise self._expired(request, timeout)
+            expired = self._expired(request, timeout)
+            self._note_refused(request, expired)
+            raise expired
         return queued, timeout
 
-    def _put(self, jobs: Sequence[Job]) -> None:
+    def _put(self, jobs: Sequence[Job], request: PredictRequest) -> None:
         try:
             self._batcher.put(*jobs)
-        except Overloaded:
+        except Overloaded as error:
             self._metrics.rejected("overloaded")
+            self._note_refused(request, error)
             raise
+
+    def _note_refused(self, request: PredictRequest, error: ServeError) -> None:
+        now = time.monotonic()
+        lines = self._pending.lines
+        lines.refused(request.input.id, request.arrived, now, error.status, error.message)
 
     def _take_in(
         self,

@@ -4,11 +4,12 @@ import itertools
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from marserve.frontend.configuration.config import Config
 from marserve.frontend.lifecycle import workdir
+from marserve.frontend.tracing.time_lines import TimeLines
 from marserve.frontend.workers.calls import CallModel, no_calls
 from marserve.frontend.workers.cores import usable_cores
 from marserve.frontend.workers.devices import DeviceAllocator
@@ -17,7 +18,7 @@ from marserve.frontend.workers.launchers.local import LocalLauncher
 
 @dataclass(eq=False)
 class WorkerHost:
-    """The resources that the workers of all models share."""
+    """The resources that the workers of all models share, and the time lines of their requests."""
 
     config: Config
     launcher: LocalLauncher
@@ -25,6 +26,7 @@ class WorkerHost:
     cpu_launcher: bool = False  # whether torch's launcher for CPUs is configured, and usable
     #: Returns the function that calls models on behalf of the handler of a name and version.
     calls_by: Callable[[str, str], CallModel] = lambda _name, _version: no_calls
+    time_lines: TimeLines = field(default_factory=TimeLines)
 
     def __post_init__(self) -> None:
         self.cores = usable_cores()

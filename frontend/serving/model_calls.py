@@ -79,6 +79,8 @@ class ModelCalls:
         size = sum(len(part.body) for part in call.parts)
         if size > self._max_request_bytes:
             raise PayloadTooLarge(self._max_request_bytes)
+        if caller.nested is None:
+            caller.nested = []
         request = self._request(caller, call)
         deadline = request.arrived + request.options.timeout
         made = _ModelCall(on_answer, deadline, self._max_answer_bytes, Holding(self._usage))
@@ -116,6 +118,7 @@ class ModelCalls:
             bool(call.version),
             RequestOptions(timeout, caller.priority),
             continues=True,
+            nested_in=caller.nested,
         )
 
     def _check(self, callers: tuple[_Key, ...], model: ModelVersion, called: _Key) -> None:

@@ -85,7 +85,10 @@ class ModelVersion:
         self.workers = self._pool_type(
             served, host, batcher, self.metrics, lambda: self.admission.fail_queued()
         )
-        self._pending = PendingRequests(batcher, self.metrics, host.config.max_stream_backlog)
+        self.lines = host.time_lines.of_model(self.name, self.version)
+        self._pending = PendingRequests(
+            batcher, self.metrics, self.lines, host.config.max_stream_backlog
+        )
         self.admission = self._admission_type(settings, self.workers, self._pending)
         #: Its own admission, until a successor takes over.
         self._entrance: Admission | _HandedOver = self.admission
@@ -239,6 +242,7 @@ class ModelVersion:
         await self.workers.close(self._stop_seconds)
         self.admission.fail_queued()
         self.metrics.close()
+        self.lines.close()
 
 
 @dataclass(frozen=True)

@@ -27,9 +27,19 @@ from marserve.frontend.errors import (
     RequestExpired,
     SequenceOver,
     ServeError,
+    WorkerDied,
 )
 from marserve.frontend.security.usage import Holding
 from marserve.frontend.telemetry.model_metrics import ModelMetrics, RequestCounters
+from marserve.frontend.tracing.time_lines import (
+    ANSWERED,
+    CANCELLED,
+    EXPIRED,
+    FAILED,
+    MAX_NESTED,
+    ModelLines,
+    TimeLine,
+)
 
 
 @dataclass(frozen=True)
@@ -57,6 +67,8 @@ class PredictRequest:
     continues: bool = False
     #: Makes a counter of its memory, beside the input and the answer.
     holding: Callable[[], Holding] = Holding
+    #: The nested time lines of the request that waits for this one.
+    nested_in: list[TimeLine] | None = None
 
 
 #: The answer to requests submitted together: their predictions in order, up to the first with a
@@ -70,6 +82,14 @@ _REASONS_UNSERVED: Mapping[type, str] = {
     Overloaded: "overloaded",
     RequestExpired: "expired",
     SequenceOver: "sequence_over",
+}
+_REASONS_FAILED: Mapping[type, str] = {
+    NoneType: "client_gone",
+    Prediction: "handler",
+    PredictionFailed: "handler",
+    RequestExpired: "expired",
+    SequenceOver: "sequence_over",
+    WorkerDied: "worker_died",
 }
 
 
@@ -90,6 +110,7 @@ class PendingRequests:
 
     batcher: Batcher
     metrics: ModelMetrics
+    lines: ModelLines
     max_stream_backlog: int
     jobs: int = field(default=0, init=False)
     _drained: asyncio.Event = field(default_factory=asyncio.Event, init=False)
@@ -114,13 +135,49 @@ class PendingRequests:
         """Count a request that was not sent to a worker; ``answer`` is None if its client left."""
         self.metrics.rejected(_REASONS_UNSERVED.get(type(answer), "no_worker"))
 
-    def count_stream(
-        self, counters: RequestCounters, arrived: float, queued: float, complete: bool
+    def count_failed(self, answer: Answer | JointAnswer | None) -> None:
+        """Count a request that a worker had, and that has no answer of the handler."""
+        answer = answer[-1] if isinstance(answer, list) else answer
+        self.metrics.request_failed(_REASONS_FAILED.get(type(answer), "other"))
+
+    def add_line(self, line: TimeLine, nested_in: list[TimeLine] | None) -> None:
+        """Add the time line of a request, and nest it in that of the request that waits for it."""
+        self.lines.add(line)
+        if nested_in is not None and len(nested_in) < MAX_NESTED:
+            nested_in.append(line)
+
+    def end_stream(
+        self,
+        counters: RequestCounters,
+        begun: TimeLine,
+        nested_in: list[TimeLine] | None,
+        complete: bool,
+        broken: str,
     ) -> None:
-        """Count a streamed answer when it ends."""
+        """Count a streamed answer when it ends; ``begun`` is its time line so far."""
         self.remove(1)
+        now = time.monotonic()
+        line = begun._replace(answered=now)
         if complete:
-            counters.answered(queued, time.monotonic() - arrived)
+            assert line.batch is not None
+            counters.answered(line.batch.closed - line.queued, line.took, line)
+        elif broken:
+            line = line._replace(outcome=FAILED, status=500, error=broken)
+        else:
+            line = line._replace(outcome=CANCELLED, status=499)
+        self.add_line(line, nested_in)
+
+
+def outcome_of(answer: Answer | JointAnswer | None) -> tuple[str, int, str]:
+    """Return the outcome, the status and the error of an answer; None if the client has left."""
+    if isinstance(answer, ServeError):
+        outcome = EXPIRED if isinstance(answer, RequestExpired) else FAILED
+        return outcome, answer.status, answer.message
+    if isinstance(answer, list):
+        answer = answer[-1]
+    if answer is None or isinstance(answer, Stream):
+        return CANCELLED, 499, ""
+    return FAILED if answer.status >= 500 else ANSWERED, answer.status, ""
 
 
 class _RequestJob(Job):
@@ -148,6 +205,7 @@ class PendingJob(_RequestJob):
     pending: PendingRequests
     request_arrived: float
     counters: RequestCounters
+    nested_in: list[TimeLine] | None
     timer: asyncio.TimerHandle | None = field(default=None, init=False)
 
     def answer(self, answer: Answer) -> None:
@@ -182,24 +240,52 @@ class PendingJob(_RequestJob):
         if self.timer is not None:
             self.timer.cancel()
         assert self.dispatched is not None
-        pending, waited = self.pending, self.dispatched - self.arrived
+        pending = self.pending
         stream.max_waiting_bytes = pending.max_stream_backlog
+        line = self._line(ANSWERED, 200, "", 0.0)._replace(first_piece=time.monotonic())
         # Not a bound method of this job, which refers to the stream: that would be a cycle.
-        stream.on_close = partial(pending.count_stream, self.counters, self.request_arrived, waited)
+        stream.on_close = partial(pending.end_stream, self.counters, line, self.nested_in)
 
     def _end(self, answer: Answer | None) -> None:
         pending = self.pending
         if self.timer is not None:
             self.timer.cancel()
         pending.remove(1)
+        now = time.monotonic()
+        if type(answer) is Prediction and answer.status < 500:
+            line = self._line(ANSWERED, answer.status, "", now)
+        else:
+            line = self._line(*outcome_of(answer), now)
+        if self.group is not Group.DESCRIBE:
+            pending.add_line(line, self.nested_in)
         if self.dispatched is None:
             self.discard()
             pending.count_unserved(answer)
-        elif type(answer) is Prediction and self.group is not Group.DESCRIBE:
-            now = time.monotonic()
-            self.counters.answered(self.dispatched - self.arrived, now - self.request_arrived)
+        elif self.group is Group.DESCRIBE:
+            return
+        elif type(answer) is Prediction:
+            self.counters.answered(self.dispatched - self.arrived, line.took, line)
             if self.deadline < math.inf:
                 pending.batcher.deadline_admission.answer_sent(now)
+        if self.dispatched is not None and line.outcome != ANSWERED:
+            pending.count_failed(answer)
+
+    def _line(self, outcome: str, status: int, error: str, now: float) -> TimeLine:
+        parts = self.input.parts
+        return TimeLine(
+            self.input.id,
+            self.pending.lines,
+            self.request_arrived,
+            self.arrived,
+            self.batch,
+            now,
+            outcome,
+            status,
+            error,
+            len(parts[0].body) if len(parts) == 1 else self.input.size,
+            self.crashes + 1,
+            self.nested or (),
+        )
 
 
 class _RowJob(_RequestJob):
@@ -226,6 +312,7 @@ class PendingRows:
         #: Answers out of order, by index.
         self._early: dict[int, Prediction | ServeError] = {}
         self._holding = first.holding()
+        self._nested_in = first.nested_in
         self.timer: asyncio.TimerHandle | None = None
         self.counters = pending.counters_of(first)
         make = _RowJob if len(requests) > 1 else _RequestJob
@@ -287,11 +374,27 @@ class PendingRows:
             job.cancel()
             pending.batcher.queue.discard(job)
         pending.remove(len(jobs))
+        last = max(jobs, key=lambda job: job.dispatched or 0.0)
+        line = TimeLine(
+            jobs[0].input.id.rpartition(".")[0] or jobs[0].input.id,
+            pending.lines,
+            self._arrived,
+            self._queued,
+            last.batch,
+            time.monotonic(),
+            *outcome_of(answer),
+            sum([job.input.size for job in jobs]),
+            last.crashes + 1,
+        )
+        pending.add_line(line, self._nested_in)
         if jobs[0].dispatched is None:
             pending.count_unserved(answer)
         elif isinstance(answer, list):
-            waited = max(job.dispatched or self._queued for job in jobs) - self._queued
-            self.counters.answered(waited, time.monotonic() - self._arrived)
+            self.counters.answered(
+                (last.dispatched or self._queued) - self._queued, line.took, line
+            )
+        if jobs[0].dispatched is not None and line.outcome != ANSWERED:
+            pending.count_failed(answer)
         if answer is not None:
             on_answer(answer)
 

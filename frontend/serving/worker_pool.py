@@ -27,6 +27,7 @@ from marserve.frontend.serving.worker_spec import (
 )
 from marserve.frontend.settings.model_settings import ModelSettings
 from marserve.frontend.telemetry.model_metrics import ModelMetrics
+from marserve.frontend.tracing.worker_history import WorkerHistory
 from marserve.frontend.workers.dispatch.asynchronous import Async
 from marserve.frontend.workers.dispatch.batched import Batched, DispatchStrategy
 from marserve.frontend.workers.dispatch.continuous_batching import ContinuousBatching
@@ -81,6 +82,7 @@ class WorkerPool:
         self.idle_profiling = IdleProfiling(name, batcher)
         #: The `profiling.validation.Validation` of a worker's load; empty if there was none.
         self.validation: dict[str, Any] = {}
+        self.history = WorkerHistory()
         self.order = WorkerOrder(0, 0)
         self.min_workers = 0
         self.max_workers = 0
@@ -276,6 +278,7 @@ class WorkerPool:
             launcher=host.launcher,
             metrics=self._metrics,
             threads=WorkerThreads(spec.torch, tried, self._threads_found(spec.torch)),
+            history=self.history,
         )
         worker.gpu_id = gpu
         self._gpus[worker] = gpus

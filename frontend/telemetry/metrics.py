@@ -39,24 +39,23 @@ _COUNTED = (
     "WorkerLoadTime",
 )
 _MAX_SYSTEM_SERIES = 1_000
-# From a tenth of a millisecond, the least that batching costs.
-_WAITS = (
-    0.0001,
-    0.00025,
-    0.0005,
+#: Bounds of histograms of seconds, three in each power of ten.
+SECONDS = (
     0.001,
-    0.0025,
+    0.002,
     0.005,
     0.01,
-    0.025,
+    0.02,
     0.05,
     0.1,
-    0.25,
+    0.2,
     0.5,
     1.0,
-    2.5,
+    2.0,
     5.0,
     10.0,
+    20.0,
+    60.0,
 )
 _MODEL = ("model_name", "model_version", "hostname")
 _HOSTNAME = ("hostname",)
@@ -68,8 +67,17 @@ _SUSPECTED = "Requests run alone because the same content had failed alone"
 _ADDED = (
     histogram("marserve_batch_size", "Requests of a batch", _MODEL, _SIZES),
     histogram("marserve_batch_seconds", "Seconds from closing a batch to its answer", _MODEL),
-    histogram("marserve_queue_seconds", "Seconds that the oldest request waited", _MODEL, _WAITS),
-    histogram("marserve_batch_window_seconds", _HELD, _MODEL, _WAITS),
+    histogram(
+        "marserve_request_seconds",
+        "Seconds from the arrival of a request to its answer",
+        _MODEL,
+        SECONDS,
+    ),
+    histogram(
+        "marserve_queue_seconds", "Seconds that a request waited in the queue", _MODEL, SECONDS
+    ),
+    histogram("marserve_handler_seconds", "Seconds of a batch in the handler", _MODEL, SECONDS),
+    histogram("marserve_batch_window_seconds", _HELD, _MODEL, SECONDS),
     counter("marserve_failed_batches_total", "Batches that got an error as a whole", _MODEL),
     counter("marserve_isolated_batches_total", _ISOLATED, _MODEL),
     counter("marserve_suspected_requests_total", _SUSPECTED, _MODEL),
@@ -80,6 +88,11 @@ _ADDED = (
     counter(
         "marserve_rejected_requests_total",
         "Requests that were answered without a worker",
+        (*_MODEL, "reason"),
+    ),
+    counter(
+        "marserve_failed_requests_total",
+        "Requests that a worker had, and that were not answered by the handler, or with a failure",
         (*_MODEL, "reason"),
     ),
     counter("marserve_sequences_ended_total", "Ended sequences, by reason", (*_MODEL, "reason")),

@@ -8,30 +8,38 @@ from typing import Any
 from marserve.backend.protocol import Reply
 from marserve.frontend.telemetry.handler_metrics import ModelRows, parse_metric_line
 from marserve.frontend.telemetry.metrics import HOST, MILLISECONDS, REQUEST_COUNTERS, Metrics
-from marserve.frontend.telemetry.series import Series
+from marserve.frontend.telemetry.series import Exemplar, Series
 
 logger = logging.getLogger(__name__)
 
 _MICROSECONDS = 1_000_000
 _REJECTED = "marserve_rejected_requests_total"
+_FAILED = "marserve_failed_requests_total"
 
 
 @dataclass(frozen=True, slots=True)
 class RequestCounters:
-    """The counters of requests to one model under one version text."""
+    """The counters of requests to one model under one version text, and the model's histograms."""
 
     _requests: Series
     _latency: Series
     _queue: Series
+    _request_seconds: Series
+    _queue_seconds: Series
 
     def accepted(self) -> None:
         """Count a request before it is queued."""
         self._requests.update(1)
 
-    def answered(self, queued: float, total: float) -> None:
-        """Count a prediction by its seconds in the queue and since arrival."""
+    def answered(self, queued: float, total: float, line: Exemplar) -> None:
+        """Count a prediction by its seconds in the queue and since arrival.
+
+        Its time line is the exemplar of both histograms.
+        """
         self._queue.update(queued * _MICROSECONDS)
         self._latency.update(total * _MICROSECONDS)
+        self._queue_seconds.update_with(queued, line)
+        self._request_seconds.update_with(total, line)
 
 
 @dataclass(frozen=True)
@@ -41,7 +49,7 @@ class Totals:
     requests: int  # answered
     batches: int
     failed: int  # batches that failed, and requests that did not reach a worker
-    waited: float  # seconds of the oldest request of each batch, in the queue
+    waited: float  # seconds of each request, in the queue
     took: float  # seconds of each batch, in a worker
 
 
@@ -62,7 +70,9 @@ class ModelMetrics:
         self._own: list[Series] = []
         self._batch_size = self._join("batch_size")
         self._batch_seconds = self._join("batch_seconds")
+        self._request_seconds = self._join("request_seconds")
         self._queue_seconds = self._join("queue_seconds")
+        self._handler_seconds = self._join("handler_seconds")
         self._window_seconds = self._join("batch_window_seconds")
         self.failed_batches = self._join("failed_batches_total")
         self.isolated_batches = self._join("isolated_batches_total")
@@ -84,19 +94,16 @@ class ModelMetrics:
         seconds: float,
         reply: Reply,
         *,
-        waited: float | None = None,
         held: float = 0.0,
     ) -> None:
         """Count a batch of ``size`` jobs that was answered ``seconds`` after it was closed.
 
-        Its last job was queued for ``queued`` seconds, its oldest for ``waited`` (None in
-        continuous batching), ``held`` of them although a worker was idle. The requests' ids are
-        iterated only where there is a log.
+        Its last job was queued for ``queued`` seconds, ``held`` of them although a worker was idle.
+        The requests' ids are iterated only where there is a log.
         """
         self._batch_size.update(size)
         self._batch_seconds.update(seconds)
-        if waited is not None:
-            self._queue_seconds.update(waited)
+        self._handler_seconds.update(reply.handler_ms / MILLISECONDS)
         if held:
             self._window_seconds.update(held)
         self._queue_time.update(queued * MILLISECONDS)
@@ -121,6 +128,10 @@ class ModelMetrics:
     def rejected(self, reason: str) -> None:
         """Count a request that was answered without having reached a worker."""
         self._count(_REJECTED, reason)
+
+    def request_failed(self, reason: str) -> None:
+        """Count a request that a worker had, and that failed."""
+        self._count(_FAILED, reason)
 
     def sequence_ended(self, reason: str) -> None:
         """Count a sequence of a stateful model that has ended."""
@@ -151,7 +162,7 @@ class ModelMetrics:
 
     def totals(self) -> Totals:
         """Return what was counted so far."""
-        rejected = sum(series.total for key, series in self._rare.items() if key[0] == _REJECTED)
+        rejected = sum(count for (name, _), count in self.errors().items() if name == _REJECTED)
         return Totals(
             requests=round(self._batch_size.total),
             batches=sum(self._batch_seconds.counts),
@@ -159,6 +170,18 @@ class ModelMetrics:
             waited=self._queue_seconds.total,
             took=self._batch_seconds.total,
         )
+
+    def errors(self) -> dict[tuple[str, str], float]:
+        """Return the requests without a prediction, by metric and reason."""
+        return {
+            (key[0], key[1]): series.total
+            for key, series in self._rare.items()
+            if key[0] in (_REJECTED, _FAILED)
+        }
+
+    def latencies(self) -> list[int]:
+        """Return how many requests took how long, by the bounds `metrics.SECONDS`."""
+        return list(self._request_seconds.counts)
 
     def close(self) -> None:
         """Remove the series from the page. Safe to call twice."""
@@ -187,4 +210,6 @@ class ModelMetrics:
     def _request_counters(self, version_text: str) -> RequestCounters:
         series = [self._metrics.series(name, self.name, version_text) for name in REQUEST_COUNTERS]
         self._own += series
-        return RequestCounters(*series)
+        requests, latency, queue = series
+        histograms = self._request_seconds, self._queue_seconds
+        return RequestCounters(requests, latency, queue, *histograms)

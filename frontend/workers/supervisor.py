@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 from marserve.backend.protocol import Load, LoadFailure
 from marserve.frontend.batching.batcher import Batcher
 from marserve.frontend.telemetry.model_metrics import ModelMetrics
+from marserve.frontend.tracing.worker_history import WorkerHistory
 from marserve.frontend.workers.connection import WorkerConnection
 from marserve.frontend.workers.dispatch.batched import DispatchStrategy
 from marserve.frontend.workers.failures import (
@@ -86,6 +87,7 @@ class WorkerSupervisor:
         launcher: LocalLauncher,
         metrics: ModelMetrics,
         threads: WorkerThreads | None = None,
+        history: WorkerHistory | None = None,
     ) -> None:
         self.worker_id = worker_id
         self.gpu_id = load.gpu_id
@@ -107,6 +109,7 @@ class WorkerSupervisor:
         self._log_name = LOG_NAMES[self.state]
         self.results = LoadResults(spec.name, load.trials, batcher, validation, self._log)
         self._backoff = Backoff(retry_window)
+        self._changes = history or WorkerHistory()
         self._history = FailureHistory(spec.name, self._log)
         self._diagnostics = Diagnostics()
         #: Seconds for the process to end by itself after a stop; 0 if it was busy.
@@ -128,6 +131,7 @@ class WorkerSupervisor:
         and when the worker has failed.
         """
         self._on_load = on_load
+        self._changes.changed(self.worker_id, self.state.value)
         self._task = asyncio.create_task(self._run(), name=self._spec.name)
         # A callback, not the task's last lines: a task that is cancelled early does not run them.
         self._task.add_done_callback(partial(self._on_stopped, on_stopped))
@@ -300,6 +304,7 @@ class WorkerSupervisor:
     async def _serve(self, connection: WorkerConnection, process: LocalProcess) -> NoReturn:
         """Let it serve until it is lost; raises ConnectionLost."""
         dispatch = self.dispatch = self._make_dispatch(connection, self.batcher, self._metrics)
+        dispatch.worker_id = self.worker_id
         # At once, not when this task wakes: a batch sent in between would be lost too.
         connection.on_lost = dispatch.stop_accepting
         dispatch.start()
@@ -338,6 +343,8 @@ class WorkerSupervisor:
         if isinstance(error, LoadFailed):
             self._log_change(LOAD_FAILED)
         self._set_state(WorkerState.FAILED)
+        if (failure := self._history.last) is not None:
+            self._changes.changed(self.worker_id, self.state.value, failure.reason)
         self._metrics.worker_failures.update(1)
         self._history.recovering()
         loss = error if isinstance(error, ConnectionLost) else None
@@ -365,6 +372,7 @@ class WorkerSupervisor:
         assert state in TRANSITIONS[self.state], (self.state, state)
         self._log_change(LOG_NAMES[state])
         self.state = state
+        self._changes.changed(self.worker_id, state.value)
 
     def _log_change(self, name: str) -> None:
         if name != self._log_name:

@@ -43,6 +43,7 @@ from marserve.frontend.serving.predict_request import (
 from marserve.frontend.serving.registry import ModelRegistry
 from marserve.frontend.serving.whole_answers import whole_answer
 from marserve.frontend.telemetry.metrics import WorkflowMetrics
+from marserve.frontend.tracing.time_lines import TimeLine
 from marserve.frontend.workflows.specification import Node, Specification
 from marserve.frontend.workflows.timeline import NodeTimes, RunTimes
 
@@ -95,6 +96,7 @@ class Run:
         #: How many children of a node have answered.
         self._answered: Counter[str] = Counter()
         self.times = RunTimes(request.input.id, time.monotonic())
+        self.nested: list[TimeLine] = []  # of the nodes
 
     async def outputs(self) -> Mapping[str, Prediction]:
         """Run all nodes; return the outputs of the leaves, or the one with an error status."""
@@ -216,7 +218,14 @@ class Run:
             options = self._graph.options[node.name]
         elif timeout < options.timeout:
             options = replace(options, timeout=timeout)
-        return PredictRequest(input_, start, by_version=False, options=options, continues=True)
+        return PredictRequest(
+            input_,
+            start,
+            by_version=False,
+            options=options,
+            continues=True,
+            nested_in=self.nested,
+        )
 
     def _expired(self) -> RequestExpired:
         milliseconds = round(self._request.options.timeout * 1000)

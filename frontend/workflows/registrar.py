@@ -34,6 +34,7 @@ from marserve.frontend.registration.model_changes import Registration
 from marserve.frontend.serving.model_version import ModelVersion
 from marserve.frontend.serving.registry import ModelRegistry
 from marserve.frontend.telemetry.metrics import Metrics, WorkflowMetrics
+from marserve.frontend.tracing.time_lines import TimeLines
 from marserve.frontend.workflows.execution import Graph, model_name
 from marserve.frontend.workflows.specification import Node, Specification, read_specification
 from marserve.frontend.workflows.workflow import Workflow, WorkflowRegistry
@@ -65,6 +66,7 @@ class WorkflowRegistrar:
     models: ModelRegistry
     config: Config
     metrics: Metrics
+    time_lines: TimeLines
 
     def __post_init__(self) -> None:
         self._long_work = LongWork()
@@ -117,7 +119,8 @@ class WorkflowRegistrar:
                 graph = Graph(name, specification, self.models, metrics, longest)
                 queues = (model.settings.batching.queue_size for model in models)
                 max_runs = self.config.max_workflow_runs or min(queues)
-                workflow = Workflow(archive, graph, max_runs, self._long_work)
+                lines = self.time_lines.of_model(name, "")
+                workflow = Workflow(archive, graph, max_runs, self._long_work, lines)
                 self.workflows.add(workflow)
         logger.info("Workflow %s registered: %s", name, specification.dag_text)
         return workflow
@@ -168,6 +171,7 @@ class WorkflowRegistrar:
                     await workflow.drained()
             failures = await self._unregister_nodes(workflow.graph.model_names.values())
             workflow.graph.metrics.close()
+            workflow.lines.close()
             await self.manager.archives.remove(workflow.archive)
         finally:
             del self._leaving[name]

@@ -13,14 +13,10 @@ from marserve.backend.protocol import Buffer, Prediction
 from marserve.frontend.aio.long_work import LongWork, Steps
 from marserve.frontend.archives.archive import Archive
 from marserve.frontend.batching.jobs import OnAnswer
-from marserve.frontend.errors import (
-    RequestExpired,
-    ServeError,
-    ServerBusy,
-    WorkflowNotFound,
-)
+from marserve.frontend.errors import ServeError, ServerBusy, WorkflowNotFound
 from marserve.frontend.serving.answer_tasks import AnswerTask
-from marserve.frontend.serving.predict_request import PredictRequest, Ticket
+from marserve.frontend.serving.predict_request import PredictRequest, Ticket, outcome_of
+from marserve.frontend.tracing.time_lines import ModelLines, TimeLine
 from marserve.frontend.workflows.execution import Graph, Run
 from marserve.frontend.workflows.timeline import RunTimes
 
@@ -37,6 +33,7 @@ class Workflow:
     graph: Graph
     max_runs: int  # at the same time
     long_work: LongWork
+    lines: ModelLines
 
     def __post_init__(self) -> None:
         self.name = self.graph.name
@@ -66,16 +63,15 @@ class Workflow:
         self.check()
         self.runs += 1
         run = Run(self.graph, request)
-        outcome = "cancelled"
+        answer: Prediction | ServeError | None = None  # None if the client leaves
         try:
             with run.holding:
                 answer = await self.long_work.run(answer_of(await run.outputs()))
-            outcome = "answered"
         except ServeError as error:
-            outcome = "expired" if isinstance(error, RequestExpired) else "failed"
+            answer = error
             raise
         finally:
-            self._end(run, request.arrived, outcome)
+            self._end(run, request, answer)
         return answer
 
     def submit(self, request: PredictRequest, on_answer: OnAnswer) -> Ticket:
@@ -89,16 +85,35 @@ class Workflow:
             self._drained.clear()
             await self._drained.wait()
 
-    def _end(self, run: Run, arrived: float, outcome: str) -> None:
+    def _end(
+        self, run: Run, request: PredictRequest, answer: Prediction | ServeError | None
+    ) -> None:
         self.runs -= 1
         if not self.runs:
             self._drained.set()
         metrics, times = self.graph.metrics, run.times
-        times.ended, times.outcome = time.monotonic(), outcome
+        outcome, status, error = outcome_of(answer)
+        times.ended = now = time.monotonic()
+        times.outcome = "answered" if isinstance(answer, Prediction) else outcome
         self.timeline.append(times)
-        metrics.runs[outcome].update(1)
-        if outcome == "answered":
-            metrics.seconds.update(times.ended - arrived)
+        self.lines.add(
+            TimeLine(
+                request.input.id,
+                self.lines,
+                request.arrived,
+                times.started,
+                None,
+                now,
+                outcome,
+                status,
+                error,
+                request.input.size,
+                nested=run.nested,
+            )
+        )
+        metrics.runs[times.outcome].update(1)
+        if isinstance(answer, Prediction):
+            metrics.seconds.update(now - request.arrived)
 
 
 class WorkflowRegistry:

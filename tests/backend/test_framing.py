@@ -107,6 +107,7 @@ messages: st.SearchStrategy[Message] = st.one_of(
         st.lists(predictions, max_size=4),
         rows_of_metrics,
         st.floats(0, 9),
+        st.floats(0, 9),
         st.integers(),
         texts,
         st.integers(),
@@ -237,22 +238,22 @@ def test_a_number_that_is_none_is_refused(number: float) -> None:
 @pytest.mark.parametrize(
     ("data", "complaint"),
     [
-        (frame([0, 0, [], []], version=1), "version 1, expected 6"),
-        (frame([0, 0, [], []], kind=99), "unknown kind of message: 99"),
+        (frame([0, 0, 0, [], []], version=1), "version 1, expected 7"),
+        (frame([0, 0, 0, [], []], kind=99), "unknown kind of message: 99"),
         (
-            frame([0, 0, [], []], b"left"),
+            frame([0, 0, 0, [], []], b"left"),
             "4 bytes of the frame belong to no body",
         ),
         (
-            frame([0, 0, [], [[5, 200, "", {}]]], b"four"),
+            frame([0, 0, 0, [], [[5, 200, "", {}]]], b"four"),
             "5 bytes does not fit",
         ),
         (
-            frame([0, 0, [], [[-1, 200, "", {}]]], b"four"),
+            frame([0, 0, 0, [], [[-1, 200, "", {}]]], b"four"),
             "-1 bytes does not fit",
         ),
-        (frame([0, 0, [], [], 200, "", "", -1, "", [], [[1, 2, 3]], 0.0]), "unreadable message"),
-        (frame([0, 0, [], [], []]), "unreadable message of kind 2"),
+        (frame([0, 0, 0, [], [], 200, "", "", -1, "", [], [[1, 2, 3]], 0.0]), "unreadable message"),
+        (frame([0, 0, 0, [], [], []]), "unreadable message of kind 2"),
         (frame(b"{"), "unreadable message of kind 2"),
         (frame(b"\xff"), "unreadable message of kind 2"),
         (frame(b"[" * 100_000), "unreadable message of kind 2"),
@@ -260,8 +261,11 @@ def test_a_number_that_is_none_is_refused(number: float) -> None:
         (struct.pack("!IBBII", 10, VERSION, REPLY, 0, 1), "1 bytes of meta do not fit"),
         (struct.pack("!IBBII", 10, VERSION, REPLY, 9, 0), "9 lengths do not fit"),
         (struct.pack("!I", 9), "a frame of 9 bytes, allowed are 10"),
-        (frame([0, 0, [], []], b"", b"x" * 16_384), "a large body of 16384 bytes"),
-        (frame([0, 0, [], []], b"", b"x" * 16_385), "16385 bytes of the frame belong to no body"),
+        (frame([0, 0, 0, [], []], b"", b"x" * 16_384), "a large body of 16384 bytes"),
+        (
+            frame([0, 0, 0, [], []], b"", b"x" * 16_385),
+            "16385 bytes of the frame belong to no body",
+        ),
     ],
 )
 def test_what_breaks_the_rules_is_refused_with_its_reason(data: bytes, complaint: str) -> None:

@@ -58,6 +58,7 @@ class StatefulAdmission(Admission):
             pending=self._pending,
             request_arrived=request.arrived,
             counters=self._pending.counters_of(request),
+            nested_in=request.nested_in,
             sequences=sequences,
             sequence_id=sequence_id,
             starts=starts,
@@ -69,9 +70,11 @@ class StatefulAdmission(Admission):
             self._metrics.rejected("queue_full")
             refusal = self._full(self.no_worker(by_version=request.by_version), str(error))
             refusal.retry_after = retry_after(0)  # it is not known when a sequence ends
+            self._note_refused(request, refusal)
             raise refusal from None
-        except SequenceOver:
+        except SequenceOver as error:
             self._metrics.rejected("sequence_over")
+            self._note_refused(request, error)
             raise
         self._take_in(job, (job,), request, timeout)
         return job
@@ -85,8 +88,9 @@ class StatefulAdmission(Admission):
         """Fail all queued requests, because no worker is left to serve them."""
         self._workers.sequences.table.fail_queued(self.refusal or self.no_worker())
 
-    def _put(self, jobs: Sequence[Job]) -> None:
+    def _put(self, jobs: Sequence[Job], request: PredictRequest) -> None:
         """Send a describe request, which has no sequence, to the worker with the fewest."""
+        del request
         accepting = [each for each in self._workers.sequences.table.workers if each.is_accepting]
         if not accepting:
             raise self.no_worker()

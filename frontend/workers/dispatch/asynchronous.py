@@ -58,7 +58,8 @@ class Async(DispatchStrategy):
         self._count_suspected(batch)
         for job in batch.jobs:
             self._in_flight[job] = None
-            on_reply = partial(self._on_reply, Batch([job], batch.closed))
+            single = job.batch = Batch([job], batch.closed, batch.reason, worker_id=self.worker_id)
+            on_reply = partial(self._on_reply, single)
             number = self._send([job.input], on_reply, caller=job)
             if self.connection.is_cancellable:
                 job.notify_end(partial(self._on_job_end, number))
@@ -90,6 +91,7 @@ class Async(DispatchStrategy):
         if not isinstance(reply, Reply):
             return
         (job,) = batch.jobs
+        batch.ran(reply)
         self._calls.end(reply.number)  # the handler does not wait for them any more
         if reply.code == 200:
             queued, took = batch.closed - job.arrived, time.monotonic() - batch.closed
@@ -103,6 +105,7 @@ class Async(DispatchStrategy):
             batch.fail(failure_of(reply))
             if not is_cancelled:
                 self.metrics.failed_batches.update(1)
+        batch.release()
         del self._in_flight[job]  # last: after an exception the job is still in flight
         self._end_quarantine(job)
         self._ask_for_more()

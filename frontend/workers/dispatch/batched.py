@@ -58,6 +58,7 @@ class DispatchStrategy(ABC):
     has_workers_left: Callable[[], bool]
     #: The maximum number of batches, or of single requests, that are in flight.
     limit: int = field(default=1, kw_only=True)
+    worker_id: int = field(default=0, kw_only=True)
     #: Done when no more batches are accepted and all jobs are answered.
     drained: "asyncio.Future[None]" = field(init=False)
     _is_stopping: bool = field(default=False, init=False)
@@ -233,6 +234,7 @@ class Batched(DispatchStrategy):
 
     def _run(self, batch: Batch, splitting: BatchSplitting | None) -> None:
         self._in_flight[batch] = splitting
+        batch.worker_id = self.worker_id
         inputs: list[Input] = batch.inputs
         rows: Sequence[int] = ()
         if self.batcher.has_rows:
@@ -245,6 +247,7 @@ class Batched(DispatchStrategy):
         if not isinstance(reply, Reply):  # `NextBatch` is ignored: one batch is sent at a time
             return
         splitting = self._in_flight.pop(batch)
+        batch.ran(reply)
         took = time.monotonic() - batch.closed - reply.length_seconds
         try:
             self._finish(batch, splitting, took, reply)
@@ -267,16 +270,13 @@ class Batched(DispatchStrategy):
             batch.deliver(reply.predictions)
         else:
             self.metrics.failed_batches.update(1)
+        batch.release()
 
     def _count(self, batch: Batch, took: float, reply: Reply) -> None:
-        # Parts of a failed batch did not wait in the queue.
-        waited = batch.waited if batch.reason not in _PARTS else None
         if reply.lengths and self.batcher.learn_lengths(batch, reply.lengths):
             self.metrics.input_length_failed()
         queued = batch.closed - batch.jobs[-1].arrived
-        self.metrics.batch_done(
-            batch.ids, len(batch), queued, took, reply, waited=waited, held=batch.held
-        )
+        self.metrics.batch_done(batch.ids, len(batch), queued, took, reply, held=batch.held)
 
     def _split(self, batch: Batch, splitting: BatchSplitting | None, reply: Reply) -> None:
         """Run the next part of a failed batch; request a new batch when all parts are answered."""
@@ -308,6 +308,8 @@ class Batched(DispatchStrategy):
         run_as = self.batcher.batching.run_as(len(part.jobs))
         predicted = self.batcher.costs.mean(run_as)
         half = Batch(part.jobs, time.monotonic(), part.reason, run_as, predicted)
+        for job in half.jobs:
+            job.batch = half
         self.batcher.workers.replace(batch, half)
         self._run(half, splitting)
 
@@ -323,6 +325,7 @@ class Batched(DispatchStrategy):
             self.batcher.record(batch, time.monotonic() - batch.closed, succeeded=False)
             (suspected if batch in blamed else others).extend(batch.jobs)
             others.extend(splitting.waiting if splitting is not None else ())
+            batch.release()
         return suspected, others
 
     def _blamed(self, batches: Sequence[Batch]) -> Sequence[Batch]:

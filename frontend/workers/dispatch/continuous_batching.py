@@ -30,6 +30,7 @@ class ContinuousBatching(DispatchStrategy):
     def run(self, batch: Batch) -> None:
         """Send the first step of a batch."""
         self._first = batch
+        batch.worker_id = self.worker_id
         self._count_suspected(batch)
         self._step([], batch.jobs, batch.closed)
 

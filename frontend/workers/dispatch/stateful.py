@@ -119,6 +119,7 @@ class StatefulBatched(Batched, StatefulDispatch):
             batch.fail(failure_of(reply))
             if reply.code == OUT_OF_MEMORY and len(batch) > 1:
                 self.batcher.out_of_memory(batch.run_as)
+        batch.release()
         self._ask(batch)
 
 

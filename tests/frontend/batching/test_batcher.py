@@ -535,7 +535,9 @@ def test_a_batch_is_recorded_with_what_it_was_to_cost_and_did(make_setup: MakeSe
         "oldestWaitedMs": 1000.0,
         "heldMs": 600.0,
         "predictedMs": 20.0,
+        "handlerMs": 0.0,
         "tookMs": 30.0,
+        "workerId": 0,
         "succeeded": True,
     }
 

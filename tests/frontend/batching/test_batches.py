@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from marserve.backend.protocol import Piece, Prediction
+from marserve.backend.protocol import Piece, Prediction, Reply
 from marserve.frontend.batching.batches import Batch, History, Reason
 from marserve.frontend.batching.jobs import Job
 from marserve.frontend.errors import WorkerDied
@@ -54,7 +54,10 @@ def test_a_record_becomes_a_document(
     history = History(clock=lambda: 1001.0)
     jobs = [make_job(1000.4876544), make_job(1000.49)]
     batch = Batch(jobs, 1000.5, Reason.WORK_CONSERVING, run_as=4, predicted=0.02, held=0.001)
+    batch.worker_id = 9001
+    batch.ran(Reply(handler_started=1000.502, handler_ms=20.5))
     history.add(batch, 0.025, succeeded=True)
+    batch.release()
     [document] = history.as_documents()
     assert document == {
         "closedAt": 1_700_000_000_500,
@@ -64,10 +67,33 @@ def test_a_record_becomes_a_document(
         "oldestWaitedMs": 12.346,
         "heldMs": 1.0,
         "predictedMs": 20.0,
+        "handlerMs": 20.5,
         "tookMs": 25.0,
+        "workerId": 9001,
         "succeeded": True,
     }
     json.dumps(document)
+
+
+def test_a_document_has_only_the_batches_after_one(make_job: Callable[..., Job]) -> None:
+    history = History()
+    batches = [Batch([make_job()], 0.0, run_as=rows) for rows in (1, 2, 3)]
+    for batch in batches:
+        history.add(batch, 1.0, succeeded=True)
+    assert [each["ranAs"] for each in history.as_documents(after=batches[0])] == [2, 3]
+    assert [each["ranAs"] for each in history.as_documents(after=Batch([], 0.0))] == [1, 2, 3]
+
+
+def test_a_batch_keeps_its_size_and_the_bytes_that_were_read_but_no_jobs(
+    make_job: Callable[..., Job],
+) -> None:
+    read, unread = (Batch([make_job(), make_job()], 0.0) for _ in range(2))
+    expected = list(read.request_bytes)
+    for batch in (read, unread):
+        batch.release()
+        batch.release()
+    assert (len(read), read.jobs, list(read.request_bytes)) == (2, (), expected)
+    assert (len(unread), list(unread.request_bytes)) == (2, [])
 
 
 def test_what_was_not_predicted_is_null(make_job: Callable[..., Job]) -> None:

@@ -139,25 +139,29 @@ def test_any_amount_may_wait_where_there_is_no_limit(
 
 
 @pytest.mark.parametrize(
-    ("end", "complete"), [(Stream.end, True), (lambda stream: stream.break_off("no"), False)]
+    ("end", "told"),
+    [(Stream.end, (True, "")), (lambda stream: stream.break_off("no"), (False, "no"))],
 )
 def test_the_end_is_reported_once_with_whether_it_was_complete(
-    end: Callable[[Stream], None], complete: bool, run: Callable[..., Any], stream: Stream
+    end: Callable[[Stream], None],
+    told: tuple[bool, str],
+    run: Callable[..., Any],
+    stream: Stream,
 ) -> None:
-    calls: list[bool] = []
-    stream.on_close = calls.append
+    calls: list[tuple[bool, str]] = []
+    stream.on_close = lambda *call: calls.append(call)
     end(stream)
     run(read(stream))
     stream.close()
-    assert calls == [complete]
+    assert calls == [told]
 
 
 def test_a_reader_that_leaves_early_leaves_an_incomplete_answer(stream: Stream) -> None:
-    calls: list[bool] = []
-    stream.on_close = calls.append
+    calls: list[tuple[bool, str]] = []
+    stream.on_close = lambda *call: calls.append(call)
     stream.close()
     stream.push(b"into the void")
-    assert (stream.is_open, calls) == (False, [False])
+    assert (stream.is_open, calls) == (False, [(False, "")])
 
 
 def test_what_waits_for_the_reader_is_told_until_nothing_does(

@@ -56,7 +56,7 @@ def test_requests_are_counted_under_the_version_their_url_names(
     model = ModelMetrics(metrics, "m", "1.0")
     model.versioned.accepted()
     model.unversioned.accepted()
-    model.unversioned.answered(0.5, 2.0)
+    model.unversioned.answered(0.5, 2.0, ("id",))
     default = {**MODEL, "model_version": "default"}
     assert value(metrics, "ts_inference_requests_total", MODEL) == 1
     assert value(metrics, "ts_inference_requests_total", default) == 1
@@ -77,17 +77,29 @@ def test_a_batch_is_counted_with_its_size_and_its_times(metrics: Metrics, value:
     assert 'Cats{ModelName="m"' in render(metrics.registry)
 
 
-def test_the_wait_of_a_batch_and_its_window_are_counted_where_there_are_any(
-    metrics: Metrics,
-    value: Value,
+def test_the_window_of_a_batch_is_counted_where_there_is_one(
+    metrics: Metrics, value: Value
 ) -> None:
     model = ModelMetrics(metrics, "m", "1.0")
-    model.batch_done((), 3, 0.25, 0.5, Reply(), waited=0.3, held=0.1)
+    model.batch_done((), 3, 0.25, 0.5, Reply(), held=0.1)
     model.batch_done((), 3, 0.25, 0.5, Reply())  # a step of continuous batching
-    assert value(metrics, "marserve_queue_seconds_sum", MODEL) == 0.3
-    assert value(metrics, "marserve_queue_seconds_count", MODEL) == 1
     assert value(metrics, "marserve_batch_window_seconds_sum", MODEL) == 0.1
     assert value(metrics, "marserve_batch_window_seconds_count", MODEL) == 1
+
+
+def test_histograms_have_the_times_of_a_request_and_of_the_handler(
+    metrics: Metrics, value: Value
+) -> None:
+    model = ModelMetrics(metrics, "m", "1.0")
+    model.versioned.answered(0.5, 2.0, ("id",))
+    model.unversioned.answered(0.25, 1.0, ("id",))
+    model.batch_done((), 2, 0.5, 1.5, Reply(handler_ms=300.0))
+    sums = {
+        name: value(metrics, f"marserve_{name}_seconds_sum", MODEL)
+        for name in ("queue", "request", "handler")
+    }
+    assert sums == {"queue": 0.75, "request": 3.0, "handler": 0.3}
+    assert value(metrics, "marserve_request_seconds_bucket", {**MODEL, "le": "1.0"}) == 1
 
 
 def test_what_became_of_failed_batches_is_counted(metrics: Metrics, value: Value) -> None:
@@ -164,7 +176,7 @@ def test_what_the_file_leaves_out_is_not_reported(chosen: Metrics) -> None:
     chosen.count_response(200)
     model = ModelMetrics(chosen, "m", "1.0")
     model.versioned.accepted()
-    model.versioned.answered(1.0, 2.0)
+    model.versioned.answered(1.0, 2.0, ("id",))
     model.worker_loaded("W-1", 1.0)
     model.batch_done((), 1, 0.25, 0.5, Reply(handler_ms=300.0))
     chosen.report_system("CPUUtilization", 1.0, "Host")
@@ -231,10 +243,8 @@ def use(model: ModelMetrics) -> None:
     cats = ["counter", "Cats", "Count", 2, [["ModelName", model.name]], []]
     model.versioned.accepted()
     model.unversioned.accepted()
-    model.unversioned.answered(1.0, 2.0)
-    model.batch_done(
-        (), 1, 0.25, 0.5, Reply(metrics=[cats], handler_ms=300.0), waited=0.25, held=0.1
-    )
+    model.unversioned.answered(1.0, 2.0, ("id",))
+    model.batch_done((), 1, 0.25, 0.5, Reply(metrics=[cats], handler_ms=300.0), held=0.1)
     model.failed_batches.update(1)
     model.isolated_batches.update(1)
     model.suspected_requests.update(1)

@@ -1,0 +1,1 @@
+"""What happened to each request and each worker, and when."""
