@@ -20,7 +20,14 @@ from typing import Any
 
 from marserve.backend.context import Context, RequestProcessor
 from marserve.backend.conversion import Conversion, headers_of, tensor_error
-from marserve.backend.errors import FAILED, HANDLER_LOG, batch_status, failure_of, poison_of
+from marserve.backend.errors import (
+    FAILED,
+    HANDLER_LOG,
+    batch_status,
+    failure_of,
+    poison_of,
+    sentence_of,
+)
 from marserve.backend.metrics import MetricsStore
 from marserve.backend.protocol import STREAM_NEXT, Input, Part, Piece, Predict, Prediction, Reply
 from marserve.backend.suspects import suspect_of
@@ -42,6 +49,7 @@ class RefusedInputs(Exception):
         self.answers = answers
 
 
+_MAX_CAUSE = 500
 _PADDING = f"padding-{os.urandom(8).hex()}-"
 
 Send = Callable[[Piece], None]
@@ -271,6 +279,7 @@ def failure_reply(
         logger.warning("Invoking custom service failed.%s", which, exc_info=error)
     code, message = failure_of(error)
     reply = Reply(code, message, metrics=drained(context), poisoned=poison_of(error))
+    reply.cause = " ".join(sentence_of(error)[:_MAX_CAUSE].split())
     if run is not None:
         reply.suspect, reply.raised_at = suspect_of(error, run.rows, run.count)
     return reply

@@ -111,7 +111,7 @@ def _encode_predict(predict: Predict) -> Encoded:
 
 
 #: The fields of a reply that are sent only if one of them differs from its default.
-_USUAL = (200, "", "", -1, "", (), (), 0.0)
+_USUAL = (200, "", "", -1, "", (), (), 0.0, "")
 
 
 def _encode_reply(reply: Reply) -> Encoded:
@@ -127,6 +127,7 @@ def _encode_reply(reply: Reply) -> Encoded:
         reply.rows,
         reply.lengths,
         reply.length_seconds,
+        reply.cause,
     )
     if rare != _USUAL:
         meta += rare
@@ -212,12 +213,12 @@ def _decode_reply(meta: Any, bodies: _Bodies) -> Reply:
         int(number),
     )
     if rare:
-        code, message, poisoned, suspect, raised_at, rows, lengths, length_seconds = rare
+        code, message, poisoned, suspect, raised_at, rows, lengths, length_seconds, cause = rare
         reply.code, reply.message, reply.poisoned = int(code), str(message), str(poisoned)
         reply.suspect, reply.raised_at = int(suspect), str(raised_at)
         reply.rows = tuple(map(int, rows))
         reply.lengths = tuple((int(place), float(length)) for place, length in lengths)
-        reply.length_seconds = float(length_seconds)
+        reply.length_seconds, reply.cause = float(length_seconds), str(cause)
     return reply
 
 

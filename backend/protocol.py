@@ -291,6 +291,7 @@ class Reply:
             block has one prediction for all its rows, or one for each.
         lengths: Pairs of place and length of some rows (`backend.input_lengths`).
         length_seconds: How long that took, which is not a cost of the batch.
+        cause: The exception of a handler that failed, for operators.
     """
 
     code: int = 200
@@ -306,6 +307,7 @@ class Reply:
     rows: tuple[int, ...] = ()
     lengths: tuple[tuple[int, float], ...] = ()
     length_seconds: float = 0.0
+    cause: str = ""
 
 
 @dataclass(slots=True)

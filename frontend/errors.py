@@ -221,13 +221,21 @@ class WorkerDied(ServeError, status=500):
 
 
 class PredictionFailed(ServeError):
-    """The error that a worker reported for a batch; ``status`` is the worker's."""
+    """The error that a worker reported for a batch; ``status`` is the worker's.
+
+    ``cause`` is the exception of the handler, for operators; it may be empty.
+    """
+
+    def __init__(self, message: str, *, status: int | None = None, cause: str = "") -> None:
+        super().__init__(message, status=status)
+        self.cause = cause
 
     def of(self, request_id: str) -> "PredictionFailed":
         """Return the error of one request of the batch, which names the log with the traceback."""
         if self.message != FAILED:
             return self
-        return PredictionFailed(failed_request(request_id), status=self.status)
+        message = failed_request(request_id)
+        return PredictionFailed(message, status=self.status, cause=self.cause)
 
 
 class WorkflowFailed(ServeError, status=500, wire_type="WorkflowException"):

@@ -46,7 +46,9 @@ from marserve.frontend.logs.setup import (
     log_directories,
     reopen_log_files,
 )
+from marserve.frontend.operations.dashboard import Dashboard
 from marserve.frontend.operations.management import ModelManagement
+from marserve.frontend.operations.requests import RequestLines
 from marserve.frontend.operations.services import Services
 from marserve.frontend.operations.workflows import WorkflowManagement
 from marserve.frontend.registration.autoscaler import Autoscaler
@@ -257,10 +259,22 @@ class Server:
         )
         workflows = WorkflowManagement(self._workflows, registrar, config.model_api)
         tokens = _make_tokens(config)
+        dashboard = Dashboard(self._registry, self._workflows, gpus)
+        background.keep_running("The samples of traffic", dashboard.traffic.run)
+        background.keep_running("The dashboard", dashboard.run)
         services = Services(
-            config, self._registry, management, workflows, self._metrics, access_log, tokens
+            config,
+            self._registry,
+            management,
+            workflows,
+            self._metrics,
+            access_log,
+            tokens,
+            RequestLines(host.time_lines, self._registry),
+            dashboard,
         )
         listeners = await self._bind(opened, services)
+        opened.callback(dashboard.close)  # before the connections are closed
         if isinstance(tokens, TokenStore):  # not before: the file may be that of a running server
             _write_keys(tokens, config, opened)
         await opened.enter_async_context(

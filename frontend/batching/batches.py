@@ -143,7 +143,8 @@ class Batch:
 
 def failure_of(reply: Reply | Piece) -> ServeError:
     """Return the error that clients get for a failure."""
-    return PredictionFailed(reply.message, status=reply.code)
+    cause = reply.cause if isinstance(reply, Reply) else ""
+    return PredictionFailed(reply.message, status=reply.code, cause=cause)
 
 
 class History:
@@ -158,6 +159,9 @@ class History:
 
     def __iter__(self) -> Iterator[Batch]:
         return iter(self._batches)
+
+    def __reversed__(self) -> Iterator[Batch]:
+        return reversed(self._batches)
 
     def add(self, batch: Batch, seconds: float, *, succeeded: bool) -> None:
         """Record a finished batch, whose jobs are released soon."""

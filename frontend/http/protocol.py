@@ -413,7 +413,7 @@ class Connection(ClientConnection):
             self.transport.abort()
 
     def _answer(self, request: PlainRequest, answer: HttpResponse | Prediction) -> None:
-        self._router.log(request, answer.status)
+        self._router.log(request, answer)
         keep_alive = answer.status not in CLOSING and not self._connections.is_stopping
         self.write(answer, request.id, keep_alive=keep_alive)
         self._finish(keep_alive=keep_alive)
@@ -424,7 +424,7 @@ class Connection(ClientConnection):
     async def _stream(self, request: PlainRequest, stream: Stream) -> None:
         try:
             answer = prediction_response(stream)
-            self._router.log(request, answer.status)
+            self._router.log(request, answer)
             self._finish(keep_alive=await self.send(answer, request.id, keep_alive=True))
         except ServeError as error:
             self._refuse(request, error)

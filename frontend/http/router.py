@@ -7,9 +7,9 @@ application per request costs as much as everything here.
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 
-from marserve.backend.protocol import Buffer
+from marserve.backend.protocol import Buffer, Prediction
 from marserve.frontend.batching.jobs import OnAnswer
 from marserve.frontend.errors import InvalidToken, RouteNotFound, ServeError, unexpected
 from marserve.frontend.http.requests import HttpRequest, PlainRequest
@@ -18,12 +18,17 @@ from marserve.frontend.security.guard import Guard
 from marserve.frontend.security.tokens import Kind
 from marserve.frontend.serving.predict_request import Ticket
 from marserve.frontend.telemetry.access_log import CLIENT_ID_HEADER, AccessLog
+from marserve.frontend.tracing.explanations import server_timing
+from marserve.frontend.tracing.time_lines import TimeLines
 
 logger = logging.getLogger(__name__)
 
 #: The entry of a table of routes for all first segments that have none.
 ANY_OTHER = "*"
 
+
+# The value of the header does not matter.
+_TIMING_HEADER = "x-server-timing"
 
 #: Submits a plain request, given its body, or raises the `ServeError` that refuses it.
 Submit = Callable[[Buffer, OnAnswer], Ticket]
@@ -65,6 +70,7 @@ class Router:
     _: KW_ONLY
     guard: Guard
     access_log: AccessLog
+    time_lines: TimeLines = field(default_factory=TimeLines)
     common_headers: str  # header lines of every answer
 
     async def answer(self, request: HttpRequest) -> HttpResponse:
@@ -85,7 +91,7 @@ class Router:
         except Exception as error:  # the last resort
             logger.exception("Cannot answer %s %s", request.method, request.target)
             answer = route.refuse(unexpected(error))
-        self.log(request, answer.status)
+        self.log(request, answer)
         return answer
 
     def _is_preflight(self, request: HttpRequest) -> bool:
@@ -96,17 +102,22 @@ class Router:
             and "access-control-allow-origin" in self.common_headers
         )
 
-    def log(self, request: HttpRequest | PlainRequest, status: int) -> None:
-        """Count and log the response to a request, before it is sent."""
+    def log(self, request: HttpRequest | PlainRequest, answer: HttpResponse | Prediction) -> None:
+        """Count and log the response to a request, before it is sent.
+
+        Add the header Server-Timing, if the request asks for it; a stream has none yet.
+        """
         self.access_log.add(
             request.connection.peer,
             request.method,
             request.target,
-            status,
+            answer.status,
             time.monotonic() - request.arrived,
             request.id,
             request.headers.get(CLIENT_ID_HEADER),
         )
+        if _TIMING_HEADER in request.headers and (line := self.time_lines.find(request.id)):
+            answer.headers = {**(answer.headers or {}), "server-timing": server_timing(line)}
 
     def accept(self, request: PlainRequest) -> Submit | None:
         """Return the function that submits a plain request; None leaves the request to `answer`.

@@ -78,7 +78,7 @@ def describe(model: ModelVersion, gpus: Sequence[Gpu], customized: Any = None) -
         "customizedMetadata": customized,
         **values,
         **({"warnings": model.warnings} if model.warnings else {}),
-        "batching": _describe_batching(model),
+        "batching": describe_batching(model),
         **_describe_sequences(model),
     }
 
@@ -127,7 +127,8 @@ def _describe_sequences(model: ModelVersion) -> dict[str, Any]:
     }
 
 
-def _describe_batching(model: ModelVersion) -> dict[str, Any]:
+def describe_batching(model: ModelVersion) -> dict[str, Any]:
+    """Return what is set and learnt about the batches of a model, as JSON values."""
     batching, batcher, workers = model.settings.batching, model.batcher, model.workers
     lengths = batcher.learning.lengths
     return {

@@ -4,8 +4,10 @@ from dataclasses import dataclass
 
 from marserve.frontend.configuration.config import Config
 from marserve.frontend.configuration.memory import bytes_in_flight
+from marserve.frontend.operations.dashboard import Dashboard
 from marserve.frontend.operations.management import ModelManagement
 from marserve.frontend.operations.open_inference_models import OpenInferenceModels
+from marserve.frontend.operations.requests import RequestLines
 from marserve.frontend.operations.workflows import WorkflowManagement
 from marserve.frontend.security.given_tokens import Tokens
 from marserve.frontend.serving.registry import ModelRegistry
@@ -24,6 +26,8 @@ class Services:
     metrics: Metrics
     access_log: AccessLog
     tokens: Tokens | None  # None: no keys
+    requests: RequestLines
+    dashboard: Dashboard
 
     def repository(self) -> OpenInferenceModels:
         """Return the models, with what loads and unloads them."""

@@ -35,7 +35,11 @@ _TITLE = "marserve APIs"
 _ABOUT = "A model server for the archives and clients of TorchServe."
 _LINKS = {
     "Inference": {"/ping": "whether it is healthy", "/ready": "whether every model can answer now"},
-    "Management": {"/models": "the models", "/loggers": "the loggers and their levels"},
+    "Management": {
+        "/dashboard": "the dashboard",
+        "/models": "the models",
+        "/loggers": "the loggers and their levels",
+    },
     "Metrics": {"/metrics": "the metrics, for Prometheus"},
 }
 # Further files while the Open Inference Protocol is enabled.

@@ -23,6 +23,7 @@ from marserve.frontend.http.responses import HttpResponse, common_headers, text_
 from marserve.frontend.http.router import ANY_OTHER, Route, Router
 from marserve.frontend.operations.services import Services
 from marserve.frontend.rest.api_description import description_routes
+from marserve.frontend.rest.dashboard import dashboard_routes
 from marserve.frontend.rest.inference import inference_routes
 from marserve.frontend.rest.kserve import kserve_platform_routes, kserve_routes
 from marserve.frontend.rest.loggers import logger_routes
@@ -86,6 +87,7 @@ class HttpEndpoints:
             **workflow_management_routes(services.workflows, limit),
             **(repository_routes(services.repository()) if open_inference else {}),
             **logger_routes(),
+            **dashboard_routes(services.dashboard, services.requests, registry, limit),
         }
         listeners = [
             Listener("Inference", config.inference_address, inference, setup.when_ready),
@@ -143,6 +145,7 @@ class HttpEndpoints:
             listener.routes,
             guard=Guard.of(config, services.tokens, browsers=on_network),
             access_log=services.access_log,
+            time_lines=services.requests.lines,
             common_headers=common_headers(
                 {
                     "access-control-allow-origin": config.cors_allowed_origin,

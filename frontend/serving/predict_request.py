@@ -172,7 +172,8 @@ def outcome_of(answer: Answer | JointAnswer | None) -> tuple[str, int, str]:
     """Return the outcome, the status and the error of an answer; None if the client has left."""
     if isinstance(answer, ServeError):
         outcome = EXPIRED if isinstance(answer, RequestExpired) else FAILED
-        return outcome, answer.status, answer.message
+        cause = answer.cause if isinstance(answer, PredictionFailed) else ""
+        return outcome, answer.status, cause or answer.message
     if isinstance(answer, list):
         answer = answer[-1]
     if answer is None or isinstance(answer, Stream):

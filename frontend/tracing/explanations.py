@@ -80,16 +80,16 @@ def explain(line: TimeLine, facts: Facts) -> str:
     if line.outcome == ANSWERED:
         return sentence
     if line.outcome == CANCELLED:
-        return f"The client left after {ms(line.took)}. {sentence}"
+        return f"The client left after {time_text(line.took)}. {sentence}"
     if line.outcome == EXPIRED:
-        return f"It expired after {ms(line.took)}. {sentence}"
-    return f"It failed after {ms(line.took)}: {line.error or f'status {line.status}'}"
+        return f"It expired after {time_text(line.took)}. {sentence}"
+    return f"It failed after {time_text(line.took)}: {line.error or f'status {line.status}'}"
 
 
 def _largest_share(line: TimeLine, facts: Facts) -> str:
     shares = Shares.of(line)
     name, seconds = max(zip(Shares._fields, shares, strict=True), key=lambda item: item[1])
-    of = f"{ms(seconds)} of {ms(line.took)}"
+    of = f"{time_text(seconds)} of {time_text(line.took)}"
     match name:
         case "receiving":
             return f"Its {size_text(line.size)} took {of} to arrive: the client or network is slow."
@@ -118,7 +118,8 @@ def _why_waited(line: TimeLine, workers: WorkerHistory) -> str:
     if not total:
         return "there was none"
     if ready < total:
-        return f"{total - ready} of {total} {_were(total - ready)} restarting"
+        others = ", ".join(f"{n} {state}" for state, n in sorted(states.items()) if state != READY)
+        return f"{total - ready} of {total} {_were(total - ready)} not ready ({others})"
     reason = line.batch.reason if line.batch is not None else None
     if reason is Reason.SUSPECTED:
         return "it ran alone, because the same content had failed before"
@@ -130,8 +131,8 @@ def _why_slow(line: TimeLine, facts: Facts) -> str:
     if nested is not None:
         inside = sum(each.took for each in line.nested)
         return (
-            f"; {ms(inside)} in {len(line.nested)} requests to other models, the longest "
-            f"{ms(nested.took)} to {nested.model.name}"
+            f"; {time_text(inside)} in {len(line.nested)} requests to other models, the longest "
+            f"{time_text(nested.took)} to {nested.model.name}"
         )
     batch = line.batch
     if batch is None:
@@ -145,7 +146,7 @@ def _why_slow(line: TimeLine, facts: Facts) -> str:
     usual = median([each.handler_seconds for each in others]) if others else 0.0
     if not usual or batch.handler_seconds < _SLOW * usual:
         return of_batch
-    of_batch += f", usually {ms(usual)}"
+    of_batch += f", usually {time_text(usual)}"
     largest, usual_bytes = max(batch.request_bytes, default=0), _median(facts.request_bytes)
     if largest > _LARGE * usual_bytes and largest > usual_bytes + _SMALL_BYTES:
         whose = "its" if largest == line.size else "another request's"
@@ -163,6 +164,13 @@ def _why_slow(line: TimeLine, facts: Facts) -> str:
     )
 
 
+def server_timing(line: TimeLine) -> str:
+    """Return the value of the header Server-Timing (W3C), in milliseconds."""
+    shares = zip(Shares._fields, Shares.of(line), strict=True)
+    found = (*shares, ("total", line.took))
+    return ", ".join(f"{name};dur={seconds * 1000:.3f}" for name, seconds in found)
+
+
 def _median(values: Sequence[int]) -> int:
     return round(median(values)) if values else 0
 
@@ -171,9 +179,11 @@ def _were(count: int) -> str:
     return "was" if count == 1 else "were"
 
 
-def ms(seconds: float) -> str:
-    """Format a duration, as ``412 ms`` or ``0.4 ms``."""
+def time_text(seconds: float) -> str:
+    """Format a duration, as ``12.5 s``, ``412 ms`` or ``0.4 ms``."""
     milliseconds = seconds * 1000
+    if seconds >= 10:
+        return f"{seconds:.1f} s"
     return f"{milliseconds:.0f} ms" if milliseconds >= 10 else f"{milliseconds:.1f} ms"
 
 

@@ -115,6 +115,7 @@ messages: st.SearchStrategy[Message] = st.one_of(
         st.lists(st.integers(), max_size=3).map(tuple),
         st.lists(st.tuples(st.integers(), st.floats(0, 9)), max_size=3).map(tuple),
         st.floats(0, 9),
+        texts,
     ),
     st.builds(
         Piece,
@@ -252,7 +253,10 @@ def test_a_number_that_is_none_is_refused(number: float) -> None:
             frame([0, 0, 0, [], [[-1, 200, "", {}]]], b"four"),
             "-1 bytes does not fit",
         ),
-        (frame([0, 0, 0, [], [], 200, "", "", -1, "", [], [[1, 2, 3]], 0.0]), "unreadable message"),
+        (
+            frame([0, 0, 0, [], [], 200, "", "", -1, "", [], [[1, 2, 3]], 0.0, ""]),
+            "unreadable message",
+        ),
         (frame([0, 0, 0, [], [], []]), "unreadable message of kind 2"),
         (frame(b"{"), "unreadable message of kind 2"),
         (frame(b"\xff"), "unreadable message of kind 2"),

@@ -462,7 +462,7 @@ def test_the_last_batches_are_reported(server, install, background, gate):
     assert {each["succeeded"] for each in answer["batches"]} == {True}
     assert "predictedMs" not in first
     samples = server.metrics("marserve_queue_seconds_count", "marserve_batch_window_seconds_count")
-    assert [count for series, count in samples.items() if f'"{name}"' in series] == [3, 0]
+    assert [count for series, count in samples.items() if f'"{name}"' in series] == [5, 0]
 
 
 @pytest.mark.parametrize("path", ["/models/{model_name}", "/models/{model_name}/batches"])

@@ -13,8 +13,10 @@ from marserve.frontend.configuration.model_schema import BATCH_POLICIES
 from marserve.frontend.errors import ModelNotFound
 from marserve.frontend.http.router import ANY_OTHER, Route
 from marserve.frontend.logs.levels import LEVELS
+from marserve.frontend.operations.dashboard import Dashboard
 from marserve.frontend.operations.management import ModelManagement
 from marserve.frontend.operations.open_inference_models import OpenInferenceModels
+from marserve.frontend.operations.requests import RequestLines
 from marserve.frontend.operations.workflows import WorkflowManagement
 from marserve.frontend.rest.api_description import (
     describe_listener,
@@ -24,6 +26,7 @@ from marserve.frontend.rest.api_description import (
     describe_workflow_management,
     description_routes,
 )
+from marserve.frontend.rest.dashboard import dashboard_routes
 from marserve.frontend.rest.endpoints import metrics_routes
 from marserve.frontend.rest.inference import inference_routes
 from marserve.frontend.rest.kserve import kserve_routes
@@ -38,6 +41,7 @@ from marserve.frontend.security.tokens import TokenStore
 from marserve.frontend.serving.registry import ModelRegistry
 from marserve.frontend.telemetry.gpu import GpuReader
 from marserve.frontend.telemetry.metrics import Metrics
+from marserve.frontend.tracing.time_lines import TimeLines
 from marserve.frontend.version import __version__
 from marserve.frontend.workflows.workflow import WorkflowRegistry
 
@@ -132,6 +136,10 @@ def routes_of(listener: str, tokens: TokenStore) -> Mapping[str, Route]:
         operations = ModelManagement(manager, registry, GpuReader(), model_api=True)
         routes |= management_routes(operations, tokens=tokens, max_request_bytes=100)
         routes |= logger_routes()
+        dashboard = Dashboard(registry, WorkflowRegistry(), GpuReader())
+        dashboard.close()  # a stream of events ends then
+        lines = RequestLines(TimeLines(), registry)
+        routes |= dashboard_routes(dashboard, lines, registry, 100)
         workflows = WorkflowManagement(WorkflowRegistry(), manager, model_api=True)
         routes |= workflow_management_routes(workflows, 100)
         if listener == "open management":
