@@ -1,0 +1,162 @@
+/** The page of a model version: batches, latency, costs, queue, workers, and what else it has. */
+
+import { html } from "./vendor/htm-preact.js";
+import { ModelActions } from "./actions.js";
+import { Area, Costs, Latency } from "./charts.js";
+import { findModel } from "./connection.js";
+import { bytes, clock, duration, modelLink, ms, number, plural, requestLink, short, words }
+  from "./format.js";
+import { Errors, Meter, Percentiles, Problems, stateOf, workersText } from "./overview.js";
+import { BatchStrip, Lane } from "./strip.js";
+import { TryIt } from "./try.js";
+
+const LANE_MS = 600_000;
+const HISTORY_STEP = 5000; // milliseconds between the values of `history`
+
+export function Section({ title, note, wide, children }) {
+  return html`<section class=${`panel ${wide ? "wide" : ""}`}>
+    <h2>${title}${note && html` <small>${note}</small>`}</h2>${children}</section>`;
+}
+
+function Facts({ model }) {
+  const queue = html`<div><dt>Queue</dt>
+    <dd>${number(model.queued)} <small>of ${number(model.queueBound)}</small>
+    <${Meter} share=${model.queued / model.queueBound} label="Queue" /></dd></div>`;
+  return html`<dl class="facts">
+    <div><dt>Requests</dt><dd>${short(model.requestsPerSecond)} <small>/s</small></dd></div>
+    <div class="broad"><dt>Latency of the last minute</dt>
+      <dd><${Percentiles} latency=${model.latencyMs} goal=${model.goalMs} /></dd></div>
+    ${queue}
+    <div><dt>Open</dt><dd>${number(model.open)}</dd></div>
+    <div><dt>Batch size</dt><dd>${number(model.batchSize)}</dd></div>
+    <div class="broad"><dt>Workers</dt><dd><small>${workersText(model.workers)}</small></dd></div>
+    <div class="broad"><dt>Errors of the last minute</dt><dd><${Errors} errors=${model.errors} /></dd></div>
+  </dl>`;
+}
+
+function CostSection({ batching, goal }) {
+  const { costs, size, why, exploring, windowMs, optimalNumberOfRequests: optimal, failures } = batching;
+  return html`<${Section} title="Cost by batch size">
+    <p class="why">Batch size <b>${size}</b>${batching.isAutomatic ? " (automatic)" : ""}${why ? ": " : "."}
+      ${why}</p>
+    ${costs?.points.length ? html`<${Costs} points=${costs.points} size=${size} goal=${goal} />
+      <p class="quiet">A batch costs ${ms(costs.perBatchMs)} and ${ms(costs.perRequestMs)} for each request,
+        by ${number(costs.batches)} batches.</p>`
+    : html`<p class="quiet">No costs are learnt yet.</p>`}
+    <p class="quiet">${[
+      `Longest wait for a batch: ${ms(windowMs)}`,
+      exploring && `exploring size ${exploring}`,
+      optimal != null && `optimal number of requests in flight: ${optimal}`,
+      failures?.share > 0 && `failed requests: ${number(failures.share * 100, 1)} %`,
+    ].filter(Boolean).join("; ")}.</p></${Section}>`;
+}
+
+function Worker({ worker, from, to }) {
+  const gone = worker.pid == null || worker.pid < 0;
+  return html`<li class="worker">
+    <div class="bar"><b>${worker.id}</b><span class=${`tag w-${worker.state}`}>${worker.state}</span>
+      <small>${[
+        !gone && `pid ${worker.pid}`, worker.gpuId != null && `GPU ${worker.gpuId}`,
+        worker.cpuPercent != null && `CPU ${number(worker.cpuPercent)} %`,
+        worker.memoryBytes > 0 && bytes(worker.memoryBytes), worker.processStatus,
+        worker.startedAt && `started ${clock(worker.startedAt)}`,
+      ].filter(Boolean).join(" · ")}</small></div>
+    <${Lane} events=${worker.events} from=${from} to=${to} />
+    ${worker.lastError && html`<pre class="error">${worker.lastError}</pre>`}
+    ${worker.events.length > 0 && html`<details><summary>${plural(worker.events.length, "change")} of state
+      </summary><ol class="events">${worker.events.map((each, i) => html`<li key=${i}>
+        <time>${clock(each.at)}</time> ${each.state}
+        ${each.error && html`<span class="error"> ${each.error}</span>`}</li>`)}</ol></details>`}</li>`;
+}
+
+function Workers({ workers, at }) {
+  const first = Math.min(at - 60_000, ...workers.flatMap((each) => each.events.map((event) => event.at)));
+  const from = Math.max(first, at - LANE_MS);
+  return html`<${Section} title="Workers" note=${`the last ${duration(at - from)}`} wide>
+    ${workers.length ? html`<ul class="workers">${workers.map((worker) => html`<${Worker}
+      key=${worker.id} worker=${worker} from=${from} to=${at} />`)}</ul>`
+    : html`<p class="quiet">There is no worker.</p>`}
+    <ul class="legend">${["starting", "loading", "ready", "failed", "stopped"].map((state) => html`
+      <li key=${state}><i class=${`key w-${state}`}></i>${state}</li>`)}</ul></${Section}>`;
+}
+
+function Run({ run }) {
+  const share = (value) => (value / (run.tookMs || 1)) * 1000;
+  const end = (node) => node.endedMs ?? run.tookMs;
+  const said = run.nodes.map((node) => `${node.node} ${words(node.outcome)} after ${ms(end(node))}`);
+  return html`<li class="run"><a href=${requestLink(run.id)}>${clock(run.startedAt)}</a>
+    <b>${ms(run.tookMs)}</b> <span class=${run.outcome === "succeeded" ? "" : "error"}>${words(run.outcome)}</span>
+    <svg viewBox=${`0 0 1000 ${run.nodes.length * 8 || 8}`} preserveAspectRatio="none" role="img"
+        aria-label=${said.join(", ")}>${run.nodes.map((node, i) => html`<g key=${node.node}>
+      <title>${said[i]}</title>
+      <rect class="s-waitingMs" x=${share(node.queuedMs)} y=${i * 8 + 1} height="6"
+        width=${share((node.startedMs ?? end(node)) - node.queuedMs)} />
+      ${node.startedMs != null && html`<rect height="6" x=${share(node.startedMs)} y=${i * 8 + 1}
+        class=${node.outcome === "failed" ? "w-failed" : "s-handlerMs"}
+        width=${Math.max(3, share(end(node) - node.startedMs))} />`}</g>`)}</svg>
+    <small>${run.nodes.map((node) => node.node).join(" · ")}</small></li>`;
+}
+
+function More({ detail: { sequences, scaling, workflow } }) {
+  return html`
+    ${sequences && html`<${Section} title="Sequences"><dl class="facts">${Object.entries(sequences)
+      .filter(([, value]) => typeof value !== "object").map(([name, value]) => html`<div key=${name}>
+        <dt>${name}</dt><dd>${number(value)}</dd></div>`)}</dl></${Section}>`}
+    ${scaling?.length > 0 && html`<${Section} title="Scaling decisions"><ol class="events">
+      ${[...scaling].reverse().slice(0, 20).map((each, i) => html`<li key=${i}><time>${clock(each.at)}</time>
+        <b>${plural(each.workers, "worker")}</b> ${each.why}</li>`)}</ol></${Section}>`}
+    ${workflow?.runs.length > 0 && html`<${Section} title="Workflow runs" note=${workflow.name} wide>
+      <ul class="runs">${workflow.runs.slice(-12).reverse().map((run) => html`<${Run} key=${run.id}
+        run=${run} />`)}</ul>
+      <ul class="legend"><li><i class="key s-waitingMs"></i>waiting</li>
+        <li><i class="key s-handlerMs"></i>running</li></ul></${Section}>`}`;
+}
+
+function Live({ model, detail, batches, moments, at }) {
+  const history = model.history.map((rate, i, all) => [at - (all.length - 1 - i) * HISTORY_STEP, rate]);
+  return html`<div class="panels">
+    <${Section} title="Batches" wide note="width: time in the worker, height: requests, colour: why it left">
+      <${BatchStrip} batches=${batches} /></${Section}>
+    <${Section} title="Latency" note="mean of the oldest requests of batches"><${Latency} batches=${batches} /></${Section}>
+    ${detail.batching && html`<${CostSection} batching=${detail.batching} goal=${model.goalMs} />`}
+    <${Section} title="Requests per second"><${Area} points=${history}
+      label=${`Requests per second, now ${short(model.requestsPerSecond)}`} /></${Section}>
+    <${Section} title="Queue and refusals" note="since this page was opened">
+      <${Area} points=${moments.map((each) => [each.at, each.queued])} bound=${model.queueBound} unit=${number}
+        label=${`Requests that wait, now ${model.queued} of ${model.queueBound}`} />
+      <p>Refused and failed in the last minute: <${Errors} errors=${model.errors} /></p></${Section}>
+    <${Workers} workers=${detail.workers} at=${at} />
+    <${More} detail=${detail} /></div>`;
+}
+
+const TABS = [["", "Live"], ["try", "Try it"], ["actions", "Actions"]];
+
+export function ModelPage({ name, version, tab, data: { overview, model: detail, missing, batches, moments } }) {
+  const model = findModel(overview, name, version);
+  if (!model) {
+    return html`<h1 tabindex="-1">${name} <span class="version">${version}</span></h1>
+      <p class="panel">${missing || "This version of the model is not registered."}
+        <a href="#/"> Back to the overview</a></p>`;
+  }
+  const others = overview.models.filter((each) => each.modelName === name && each.modelVersion !== version);
+  const problems = overview.problems.filter((each) => each.modelName === name
+    && (each.modelVersion ?? version) === version);
+  const state = stateOf(model);
+  return html`
+    <div class="bar title"><h1 tabindex="-1"><i class=${`dot ${state}`}></i>${name}
+        <span class="version"> ${version}</span></h1>
+      ${model.isDefault && html`<span class="tag">default</span>`}<span class="state">${state}</span>
+      ${others.length > 0 && html`<span class="quiet">other versions: ${others.map((each) => html`
+        <a key=${each.modelVersion} href=${modelLink(name, each.modelVersion)}>${each.modelVersion}</a> `)}</span>`}
+      <a class="end" href=${`#/requests?model=${encodeURIComponent(name)}`}>Slow requests</a></div>
+    <${Problems} problems=${problems} />
+    <${Facts} model=${model} />
+    <nav class="tabs" aria-label="Parts of the page">${TABS.map(([path, title]) => html`<a key=${path}
+      href=${modelLink(name, version, ...(path ? [path] : []))}
+      aria-current=${tab === path ? "page" : null}>${title}</a>`)}</nav>
+    ${tab === "try" ? html`<${TryIt} name=${name} version=${version} />`
+    : tab === "actions" ? html`<${ModelActions} model=${model} batching=${detail?.batching} />`
+    : detail ? html`<${Live} model=${model} detail=${detail} batches=${batches} moments=${moments}
+        at=${overview.at} />`
+    : html`<p class="quiet">${missing || "Waiting for data."}</p>`}`;
+}
