@@ -1,6 +1,8 @@
 """The page about licences names what is installed with the server."""
 
 import configparser
+import gzip
+import hashlib
 import re
 from collections.abc import Iterable
 from importlib import metadata
@@ -13,9 +15,10 @@ ROOT = Path(__file__).parents[1]
 SETUP = configparser.ConfigParser(interpolation=None)
 SETUP.read(ROOT / "setup.cfg")
 EXTRAS = SETUP["options.extras_require"]
-SERVER, TOOLS = re.split(
-    r"^## Models", (ROOT / "docs" / "licences.md").read_text(), flags=re.MULTILINE
+DASHBOARD, SERVER, TOOLS = re.split(
+    r"^## The server|^## Models", (ROOT / "docs" / "licences.md").read_text(), flags=re.MULTILINE
 )
+VENDORED = ROOT / "frontend" / "dashboard" / "vendor"
 
 
 def rows(text: str) -> dict[str, str]:
@@ -66,3 +69,17 @@ def test_no_package_of_the_server_has_a_licence_that_spreads(name: str) -> None:
     licences = [text for text in said if "::" not in text or text.startswith("License ::")]
     assert licences
     assert not re.search(r"\bA?GPL|GNU (Affero )?General", "\n".join(licences))
+
+
+def test_every_vendored_file_is_listed_with_its_hash_and_no_other() -> None:
+    listed = dict(re.findall(r"^SHA-256 of `(.+)`: `(.+)`\.$", DASHBOARD, re.MULTILINE))
+    files = {path.name: path.read_bytes() for path in VENDORED.glob("*.js")}
+    assert listed == {name: hashlib.sha256(text).hexdigest() for name, text in files.items()}
+    assert sum(len(gzip.compress(text)) for text in files.values()) <= 30_000
+
+
+def test_the_licences_of_vendored_files_come_with_them() -> None:
+    texts = {path.name: path.read_text() for path in VENDORED.glob("*.LICENSE.txt")}
+    assert texts.keys() == {"htm.LICENSE.txt", "preact.LICENSE.txt"}
+    assert "Apache License" in texts["htm.LICENSE.txt"]
+    assert "MIT License" in texts["preact.LICENSE.txt"]
