@@ -141,7 +141,8 @@ def _has_valid_type(metric: Family | WatchedGauge, samples: list[_Row]) -> bool:
 
 def _exemplars(metric: Family) -> Iterator[tuple[Labels, str]]:
     """Iterate over the labels of buckets and the text of their exemplars."""
-    epoch = time.time() - time.monotonic()
+    # Rounded, so that an exemplar has the same time at each reading: else it would be a new one.
+    epoch = round(time.time() - time.monotonic(), 1)
     for labels, exemplar, value in metric.exemplars():
         ids: Labels = (("request_id", str(exemplar[0])),)
         if trace_id := getattr(exemplar, "trace_id", None):
