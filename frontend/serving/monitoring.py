@@ -71,6 +71,12 @@ def watch_models(metrics: Metrics, registry: ModelRegistry) -> None:
     watch(
         each, "marserve_ready_workers", "Workers that can take a batch", lambda m: m.workers.ready
     )
+    watch(
+        each,
+        "marserve_given_up_workers",
+        "Workers that failed and are not started again",
+        lambda m: len(m.workers) - m.workers.alive,
+    )
     watch(each, "marserve_open_requests", "Requests not answered yet", lambda m: m.pending)
     watch(each, "marserve_max_batch_size", "The largest batch now", lambda m: m.batcher.size)
     watch(

@@ -23,6 +23,8 @@ def test_a_mistake_in_the_handler_is_not_tried_again(
     server.wait_logged("ts_log.log", "is given up: another try would not help.")
     assert f"{name}_1.0: {reason}" in server.log("ts_log.log")
     assert server.worker(name)["state"] == "FAILED"
+    (given_up,) = server.metrics("marserve_given_up_workers").values()
+    assert given_up == 1
     answer = server.predict(name)
     assert answer.status_code == 503
     assert f". Its worker has failed: {reason}" in answer.json()["message"]
