@@ -95,7 +95,7 @@ CASES: dict[str, dict[str, Any]] = {
             "managementFrom": [{"podSelector": {"matchLabels": {"app": "operator"}}}],
         },
         "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
-        "prometheusRule": {"enabled": True},
+        "prometheusRule": {"enabled": True, "runbooks": "https://docs.test/monitoring.html"},
         "grafanaDashboards": {"enabled": True},
         "serviceAccount": {"create": True, "annotations": {"role": "reader"}},
         "sharedMemory": "1Gi",
@@ -459,7 +459,8 @@ def test_management_is_for_few(find: Find) -> None:
 
 def test_monitoring_is_that_of_deploy_monitoring(find: Find, report: dict[str, Any]) -> None:
     (rule,) = find("everything", "PrometheusRule")
-    assert rule["spec"] == yaml.safe_load(RULES.read_text())
+    rules = RULES.read_text().replace("docs/monitoring.md#", "https://docs.test/monitoring.html#")
+    assert rule["spec"] == yaml.safe_load(rules)
     maps = {name: text for m in find("everything", "ConfigMap") for name, text in m["data"].items()}
     for board in DASHBOARDS:
         assert json.loads(maps[board.name]) == json.loads(board.read_text())

@@ -29,6 +29,8 @@ from programs import program
 from servers import PATIENCE, Server, StartServer, free_ports, wait_for
 
 PROMETHEUS = MONITORING / "prometheus"
+#: Of panels without seconds.
+UNITS = {"bytes", "ms", "ops", "percent", "percentunit", "reqps", "short"}
 #: Of Prometheus itself.
 OTHERS = {"up"}
 
@@ -67,6 +69,44 @@ def test_variables_of_a_dashboard_are_defined(board: Path) -> None:
     for panel in panels(board):
         sources = [panel["datasource"], *(target["datasource"] for target in panel["targets"])]
         assert {source["uid"] for source in sources} == {"${datasource}"}
+
+
+@pytest.mark.parametrize("board", DASHBOARDS, ids=lambda path: path.stem)
+def test_panels_say_what_they_show_and_in_which_unit(board: Path) -> None:
+    for panel in panels(board):
+        assert panel["title"]
+        defaults = panel.get("fieldConfig", {}).get("defaults", panel["options"].get("yAxis"))
+        seconds = any("_seconds" in target["expr"] for target in panel["targets"])
+        assert defaults["unit"] in ({"s", "percentunit"} if seconds else UNITS), panel["title"]
+        references = [target["refId"] for target in panel["targets"]]
+        assert references == sorted(set(references))
+
+
+def test_dots_of_panels_are_of_histograms_with_exemplars_and_lead_to_the_request() -> None:
+    with_dots = [
+        target["expr"]
+        for board in DASHBOARDS
+        for panel in panels(board)
+        for target in panel["targets"]
+        if target.get("exemplar")
+    ]
+    named = [name for text in with_dots for name in metric_names(text)]
+    assert set(named) == {"marserve_request_seconds_bucket", "marserve_queue_seconds_bucket"}
+    sources = MONITORING / "grafana" / "provisioning" / "datasources" / "prometheus.yml"
+    (source,) = yaml.safe_load(sources.read_text())["datasources"]
+    (link,) = source["jsonData"]["exemplarTraceIdDestinations"]
+    assert link["name"] == "request_id"
+    # Grafana replaces $NAME by an environment variable, and $$ by $.
+    assert link["url"].endswith(":8081/dashboard#/requests/$${__value.raw}")
+
+
+def test_each_alert_leads_to_its_paragraph() -> None:
+    page = (DEPLOY.parent / "docs" / "monitoring.md").read_text()
+    paragraphs = set(re.findall(r"^### `(\w+)`$", page, re.MULTILINE))
+    alerts = {rule["alert"]: rule["annotations"] for rule in rules() if "alert" in rule}
+    assert paragraphs == alerts.keys()
+    for name, annotations in alerts.items():
+        assert annotations["runbook_url"] == f"docs/monitoring.md#{name.lower()}"
 
 
 def test_dashboards_have_titles_and_names_of_their_own() -> None:
@@ -113,12 +153,20 @@ class Prometheus:
 
     def ask(self, expression: str) -> list[Any]:
         """The samples that an expression gives now."""
-        answer = requests.get(
-            f"{self._url}/api/v1/query", params={"query": expression}, timeout=PATIENCE
-        ).json()
-        assert answer["status"] == "success", (expression, answer)
-        samples: list[Any] = answer["data"]["result"]
+        samples: list[Any] = self._get("query", query=expression)["result"]
         return samples
+
+    def exemplars(self, expression: str) -> list[Any]:
+        """The exemplars of the last minute, of the series that an expression is about."""
+        now = time.time()
+        found = self._get("query_exemplars", query=expression, start=now - 60, end=now + 60)
+        return [exemplar for series in found for exemplar in series["exemplars"]]
+
+    def _get(self, what: str, **parameters: Any) -> Any:
+        url = f"{self._url}/api/v1/{what}"
+        answer = requests.get(url, params=parameters, timeout=PATIENCE).json()
+        assert answer["status"] == "success", (parameters, answer)
+        return answer["data"]
 
 
 @pytest.fixture(scope="module")
@@ -155,6 +203,7 @@ def prometheus(served: Server, tmp_path_factory: pytest.TempPathFactory) -> Iter
         f"--config.file={folder / 'prometheus.yml'}",
         f"--storage.tsdb.path={folder / 'data'}",
         f"--web.listen-address=127.0.0.1:{port}",
+        "--enable-feature=exemplar-storage",
     ]
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, cwd=folder)
@@ -216,3 +265,22 @@ def test_no_panel_is_empty_whose_metrics_the_server_has(
         wait_for(lambda text=text: prometheus.ask(asked(text)), 5, what=text)
     for text in every:
         prometheus.ask(asked(text))  # it evaluates, even where there is nothing
+
+
+@pytest.mark.integration
+def test_prometheus_has_a_request_as_exemplar(served: Server, prometheus: Prometheus) -> None:
+    answer = served.ask("lab")
+    assert answer.status_code == 200
+    labels = {"request_id": answer.headers["x-request-id"]}
+    for text in {
+        target["expr"]
+        for board in DASHBOARDS
+        for panel in panels(board)
+        for target in panel["targets"]
+        if target.get("exemplar")
+    }:
+
+        def is_found(text: str = asked(text)) -> bool:
+            return labels in [each["labels"] for each in prometheus.exemplars(text)]
+
+        wait_for(is_found, what=text)
