@@ -65,11 +65,11 @@ class Dashboard:
         """Send events to the watchers until cancelled."""
         while True:
             await self._is_watched.wait()  # without a deadline: for the first watcher
+            await asyncio.sleep(_PERIOD_SECONDS)
             gpus = await self._read_gpus()
             overview = _event("overview", self._overview(gpus))
             for watcher in list(self._watchers):
                 watcher.stream.push(overview + self._details(watcher))
-            await asyncio.sleep(_PERIOD_SECONDS)
 
     async def watch(self, model: ModelVersion | None) -> Stream:
         """Return a stream of server-sent events, with details of a model if one is given."""

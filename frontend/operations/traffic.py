@@ -67,8 +67,8 @@ class TrafficHistory:
     def of(self, model: ModelVersion) -> Traffic:
         """Return the traffic of a model until now."""
         now, samples = self._now(model), list(self._samples.get(model, ()))
-        if not samples:
-            return Traffic(0, 0.0, (), (), Counter())
+        if not samples:  # it was registered since the last ones
+            samples = [_Sample(now.at - _PERIOD_SECONDS, [0] * len(now.counts), Counter())]
         start = samples[-min(len(samples), _MINUTE_SAMPLES)]
         counts = [after - before for before, after in zip(start.counts, now.counts, strict=True)]
         # Of more than five seconds, where there are two samples.

@@ -124,6 +124,15 @@ class ModelVersion:
         return self.queue.free_capacity(Priority.NORMAL)
 
     @property
+    def accepts(self) -> int:
+        """Requests that it accepts now: those that idle workers take, and those of the queue."""
+        if not self.workers.is_open:
+            return 0
+        idle = sum(each.workers.idle * each.size for each in self.workers.batchers)
+        running = max(0, max(idle, self.workers.free_capacity) - self.queued)
+        return running + (0 if self.settings.use_job_ticket else self.free_capacity)
+
+    @property
     def pending(self) -> int:
         """Accepted and unanswered jobs."""
         return self._pending.jobs

@@ -77,6 +77,7 @@ def watch_models(metrics: Metrics, registry: ModelRegistry) -> None:
         "Workers that failed and are not started again",
         lambda m: len(m.workers) - m.workers.alive,
     )
+    watch(each, "marserve_free_capacity", "Requests that are accepted now", lambda m: m.accepts)
     watch(each, "marserve_open_requests", "Requests not answered yet", lambda m: m.pending)
     watch(each, "marserve_max_batch_size", "The largest batch now", lambda m: m.batcher.size)
     watch(

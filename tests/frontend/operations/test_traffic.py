@@ -54,9 +54,17 @@ def test_percentiles_and_failures_are_of_the_last_minute() -> None:
 
 def test_a_model_without_requests_has_no_percentiles() -> None:
     play = Play()
-    assert play.history.of(play.model) == (0, 0.0, (), (), {})
+    assert play.history.of(play.model) == (0, 0.0, [], (), {})
     play.serve(10, 0)
     assert play.history.of(play.model).percentiles == ()
+
+
+def test_a_new_model_is_counted_before_its_first_sample() -> None:
+    play = Play()
+    play.model.metrics.request_failed("handler")
+    play.model.metrics.unversioned.answered(0.0, 0.015, ("id",))
+    found = play.history.of(play.model)
+    assert (found.answered, found.per_second, found.errors) == (1, 0.2, {"handler": 1})
 
 
 def test_five_minutes_are_kept() -> None:
