@@ -263,7 +263,10 @@ def test_no_panel_is_empty_whose_metrics_the_server_has(
     assert len(expected) > len(every) / 2
     for text in expected:
         wait_for(lambda text=text: prometheus.ask(asked(text)), 5, what=text)
-    for text in every:
+    for rule in rules():
+        if "record" in rule:
+            wait_for(lambda name=rule["record"]: prometheus.ask(name), what=rule["record"])
+    for text in every | {rule["expr"] for rule in rules()}:
         prometheus.ask(asked(text))  # it evaluates, even where there is nothing
 
 

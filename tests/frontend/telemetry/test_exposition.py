@@ -190,6 +190,11 @@ def test_the_format_is_the_one_that_the_client_prefers(accept: str, is_openmetri
     assert prefers_openmetrics(accept) == is_openmetrics
 
 
+@given(st.text('aoq;=,. "01e'))
+def test_any_header_may_follow(accept: str) -> None:
+    assert prefers_openmetrics(f"application/openmetrics-text, {accept}")
+
+
 def test_names_are_the_same_in_openmetrics(registry: Registry) -> None:
     add(registry, "histogram", "h", "H", "m", buckets=(0.5, 2)).join("a").update(1.5)
     assert render_openmetrics(registry).splitlines() == [
