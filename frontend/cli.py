@@ -38,6 +38,7 @@ PROGRAMS = {
     "doctor": "marserve.tools.doctor.main",
     "run": "marserve.frontend.run_model",
     "ready": "marserve.frontend.ready_command",
+    "demo": "marserve.tools.demo.main",
 }
 _COMMANDS = ("serve", *PROGRAMS)
 
@@ -74,7 +75,7 @@ def build_parser(program: str = "marserve") -> argparse.ArgumentParser:
         epilog="marserve pack [...] writes model archives, marserve run MODEL [...] runs a handler "
         "without a server, marserve bench MODEL [...] measures a model that is served, marserve "
         "ready checks the running server, marserve doctor [...] checks what a move from TorchServe "
-        "needs; each has a --help.",
+        "needs, marserve demo serves a small model to try; each has a --help.",
     )
     action = parser.add_mutually_exclusive_group()
     action.add_argument("-v", "--version", action="store_true", help="print the version")

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from email.message import Message
 from email.parser import Parser
 from pathlib import Path
+from typing import Any
 
 import pytest
 from servers import Server
@@ -216,6 +217,19 @@ def test_a_server_serves_with_the_oldest_dependencies(
     assert_serves(commands)
     folders = [ROOT / "tests" / "frontend" / name for name in NEAR_DEPENDENCIES]
     run([commands / "python", "-m", "pytest", "-q", *NO_CACHE, *WITHOUT_PROTOC, *folders], ROOT)
+
+
+def test_the_demo_runs_without_torch(install: Install, prepare_server: Callable[..., Any]) -> None:
+    commands = install(sys.executable, "scikit-learn")
+    with prepare_server() as server:
+        config = server.directory / "config.properties"
+        demo = [commands / "marserve", "demo", "--once", "--ts-config", config]
+        done = subprocess.run(
+            demo, env=server.environment, cwd=server.directory, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        server.assert_nothing_left()
+    assert done.stdout.endswith(f":{server.ports['management']}/dashboard\n")
 
 
 def test_authors_see_the_types(install: Install, tmp_path: Path) -> None:

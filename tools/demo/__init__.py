@@ -1,0 +1,1 @@
+"""``marserve demo``: a model that is trained, packed, served and called within seconds."""

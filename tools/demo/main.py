@@ -1,0 +1,175 @@
+"""``marserve demo``: trains a small network on scikit-learn's digits and serves it.
+
+The server is started by the command line, with its archive in a temporary directory.
+"""
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from marserve.frontend.configuration.addresses import Address, UnixAddress
+from marserve.frontend.configuration.config import Config
+from marserve.frontend.configuration.loading import load_config
+from marserve.frontend.configuration.properties import ConfigError
+from marserve.frontend.lifecycle.pidfile import PidFile, PidFileError
+from marserve.frontend.lifecycle.terminal import print_text
+from marserve.tools.archiver.archiver import generate_model_archive
+from marserve.tools.archiver.config import ModelArchiverConfig
+
+_MODEL_CONFIG = "batchPolicy: adaptive\nminWorkers: 2\nmaxWorkers: 2\n"
+_HELD_OUT = 360  # images that are not used for training
+_CLIENTS = 8
+_TIMEOUT_SECONDS = 120.0  # the first requests wait until the workers are ready
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+class DemoFailed(Exception):
+    """The demo cannot continue."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run ``marserve demo``; return the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="marserve demo",
+        description="Trains a small model, serves it until Ctrl-C on the addresses of the "
+        "configuration (by default ports 8080 to 8082 of this machine), sends requests and prints "
+        "what to try. It needs scikit-learn, not torch.",
+    )
+    parser.add_argument("--once", action="store_true", help="stop the server at the end")
+    parser.add_argument("--ts-config", metavar="FILE", help="configuration file of the server")
+    options = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with tempfile.TemporaryDirectory(prefix="marserve-demo-") as folder:
+            _demonstrate(Path(folder), options.ts_config, once=options.once)
+    except (DemoFailed, ConfigError, PidFileError, OSError) as error:
+        print_text(f"Failed: {error}")
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def _demonstrate(folder: Path, ts_config: str | None, *, once: bool) -> None:
+    config = load_config({"model_store": str(folder)}, ts_config)
+    if (pid := PidFile().read()) is not None:
+        raise DemoFailed(f"A server is already running (pid {pid}): marserve --stop ends it.")
+    images, digits = _pack(folder)
+    chosen = ["--ts-config", ts_config] if ts_config else []
+    models = ["--model-store", str(folder), "--models", "digits.mar"]
+    try:
+        _run(["--start", "--ncs", *models, *chosen], folder)
+        _predict(config, images, digits)
+        print_text(_what_to_try(config, folder / "digit.json"))
+        while not once:
+            time.sleep(0.2)
+            if PidFile().read() is None:
+                raise DemoFailed("The server has ended by itself.")
+    finally:
+        _run(["--stop", *chosen], folder)
+
+
+def _pack(folder: Path) -> tuple[list[Any], list[int]]:
+    """Train, and write the archive and a sample; return the held-out images and their digits."""
+    try:
+        import numpy as np
+        from sklearn.datasets import load_digits
+        from sklearn.model_selection import train_test_split
+        from sklearn.neural_network import MLPClassifier
+        from threadpoolctl import threadpool_limits
+    except ImportError as error:
+        raise DemoFailed(f"{error.name} is not installed: pip install scikit-learn") from None
+    data = load_digits()
+    known, unseen, labels, digits = train_test_split(
+        data.images, data.target, test_size=_HELD_OUT, random_state=0, stratify=data.target
+    )
+    network = MLPClassifier(64, tol=1e-3, random_state=0)
+    with threadpool_limits(1):  # on two busy cores, two threads take ten times as long
+        network.fit(known.reshape(len(known), -1) / 16, labels)
+    weights, model_config = folder / "digits.npz", folder / "model-config.yaml"
+    np.savez(weights, *network.coefs_, *network.intercepts_)
+    model_config.write_text(_MODEL_CONFIG, encoding="utf-8")
+    settings = ModelArchiverConfig(
+        model_name="digits",
+        version="1.0",
+        handler=str(Path(__file__).with_name("handler.py")),
+        serialized_file=str(weights),
+        config_file=str(model_config),
+        export_path=str(folder),
+    )
+    archive = generate_model_archive(settings)
+    print_text(f"Trained with {len(labels)} of scikit-learn's digits, and packed: {archive}")
+    rows = ",\n ".join(json.dumps(row) for row in unseen[0].tolist())
+    (folder / "digit.json").write_text(f"[{rows}]\n", encoding="utf-8")
+    return unseen.tolist(), digits.tolist()
+
+
+def _run(arguments: Sequence[str], folder: Path) -> None:
+    """Run the server's command line, with its logs and its output in ``folder``."""
+    logs = {name: str(folder / "logs") for name in ("LOG_LOCATION", "METRICS_LOCATION")}
+    command = [sys.executable, "-P", "-m", "marserve.frontend", *arguments]
+    console = folder / "console.txt"  # the server would keep a pipe open
+    with console.open("w", encoding="utf-8") as output:
+        status = subprocess.call(command, env=logs | os.environ, stdout=output, stderr=output)  # noqa: S603
+    if status:
+        raise DemoFailed(console.read_text(encoding="utf-8").strip().rpartition("\n")[2])
+
+
+def _predict(config: Config, images: Sequence[Any], digits: Sequence[int]) -> None:
+    headers = {"Content-Type": "application/json"}
+    if config.token_authorization:
+        headers["Authorization"] = f"Bearer {_inference_key(config.token_directory)}"
+    url = f"{_url(config.inference_address)}/predictions/digits"
+
+    def classify(image: Any) -> int:
+        request = urllib.request.Request(url, json.dumps(image).encode(), headers)  # noqa: S310
+        try:
+            with _DIRECT.open(request, timeout=_TIMEOUT_SECONDS) as answer:
+                return int(next(iter(json.load(answer))))
+        except urllib.error.HTTPError as error:
+            raise DemoFailed(f"{url} answered {error.code}: {error.read().decode()}") from None
+
+    with ThreadPoolExecutor(_CLIENTS) as threads:
+        served = list(threads.map(classify, images))
+    right = sum(one == other for one, other in zip(served, digits, strict=True)) / len(digits)
+    print_text(f"Served {len(served)} digits that it was not trained with: {right:.1%} are right.")
+
+
+def _inference_key(directory: Path | None) -> str:
+    if directory:
+        return (directory / "inference").read_text(encoding="utf-8").split()[0]
+    return str(json.loads(Path("key_file.json").read_bytes())["inference"]["key"])
+
+
+def _what_to_try(config: Config, sample: Path) -> str:
+    inference, management = map(_url, (config.inference_address, config.management_address))
+    lines = [
+        "\nTry in another terminal; Ctrl-C here stops the server and removes its files:\n",
+        f"curl -H 'Content-Type: application/json' -d @{sample} {inference}/predictions/digits",
+        f"curl {management}/models/digits",
+        f"marserve bench digits --input {sample} --url {inference} --management-url {management}\n",
+    ]
+    if config.token_authorization:
+        keys = config.token_directory or Path("key_file.json").absolute()
+        lines += [
+            f"The keys are in {keys}. With curl add -H 'Authorization: Bearer KEY', the inference",
+            "key for predictions, else the management key. The dashboard asks for the latter.\n",
+        ]
+    return "\n".join([*lines, f"Dashboard: {management}/dashboard"])
+
+
+def _url(address: Address | UnixAddress) -> str:
+    if isinstance(address, UnixAddress):
+        return address.url
+    return f"{address.scheme}://{address.client_host}:{address.port}"
