@@ -81,7 +81,10 @@ def _demonstrate(options: argparse.Namespace) -> None:
         _send_together(client, config, first)
         say("\nEverything printed above is true.")
         if not options.once:
-            _keep_running(server)
+            say("The server keeps running: try the commands in another terminal. Ctrl-C stops it.")
+        say(f"Dashboard: {config.management_address.url}/dashboard")
+        if not options.once:
+            _wait_for_end(server)
 
 
 def _bypass_proxies(config: Config) -> None:
@@ -180,8 +183,7 @@ def _photograph(name: str) -> Path:
     return next(path for path in map(Path, load_sample_images().filenames) if path.name == name)
 
 
-def _keep_running(server: "subprocess.Popen[bytes]") -> None:
-    say("The server keeps running: try the commands in another terminal. Ctrl-C stops it.")
+def _wait_for_end(server: "subprocess.Popen[bytes]") -> None:
     try:
         server.wait()
     except KeyboardInterrupt:

@@ -45,6 +45,8 @@ def test_everything_it_prints_is_true(prepare_server: PrepareServer, tmp_path: P
     assert programs[-1] == "torchserve"
     assert "these classes mean nothing" in done.stdout
     assert "they travelled together" in done.stdout
+    management = f"http://127.0.0.1:{server.ports['management']}"
+    assert f"\nDashboard: {management}/dashboard\n\n$ torchserve --stop" in done.stdout
 
 
 def test_a_taken_port_is_named(prepare_server: PrepareServer) -> None:
