@@ -87,6 +87,7 @@ def test_an_option_without_effect_is_refused(load, options, sentence) -> None:
         load(f"optimization: {{{options}}}", NUMBERS, NUMBERS_HANDLER)
 
 
+@pytest.mark.filterwarnings("ignore:The given buffer is not writable")  # by torch 2.11 itself
 def test_a_model_that_is_not_eager_is_refused(load, tmp_path) -> None:
     program = torch.export.export(nn.Linear(4, 3), (torch.ones(1, 4),))
     torch.export.save(program, tmp_path / "net.pt2")
