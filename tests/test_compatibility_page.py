@@ -35,6 +35,7 @@ from marserve.frontend.logs.setup import configure_logging
 from marserve.frontend.rest import endpoints as rest_endpoints
 from marserve.frontend.rest.api_description import describe_listener, description_routes
 from marserve.frontend.rest.endpoints import metrics_routes
+from marserve.frontend.rest.dashboard import dashboard_routes
 from marserve.frontend.rest.inference import inference_routes
 from marserve.frontend.rest.kserve import kserve_platform_routes, kserve_routes
 from marserve.frontend.rest.loggers import logger_routes
@@ -294,6 +295,7 @@ def routes() -> set[str]:
         workflow_management_routes(anything, 1),
         workflow_inference_routes(anything, 1, Route(anything)),
         logger_routes(),
+        dashboard_routes(anything, anything, registry, 1),
         metrics_routes(Metrics(), ModelRegistry()),
         description_routes("Inference", open_inference=True),
     ]
@@ -314,6 +316,7 @@ def test_every_table_of_routes_is_looked_at() -> None:
         workflow_inference_routes,
         workflow_management_routes,
         logger_routes,
+        dashboard_routes,
         metrics_routes,
         description_routes,
         repository_routes,  # a part of what is below /v2

@@ -95,15 +95,16 @@ class ModelMetrics:
         reply: Reply,
         *,
         held: float = 0.0,
+        example: str = "",
     ) -> None:
         """Count a batch of ``size`` jobs that was answered ``seconds`` after it was closed.
 
         Its last job was queued for ``queued`` seconds, ``held`` of them although a worker was idle.
-        The requests' ids are iterated only where there is a log.
+        The requests' ids are iterated only where there is a log; ``example`` is one of them.
         """
         self._batch_size.update(size)
         self._batch_seconds.update(seconds)
-        self._handler_seconds.update(reply.handler_ms / MILLISECONDS)
+        self._handler_seconds.update_with(reply.handler_ms / MILLISECONDS, (example,))
         if held:
             self._window_seconds.update(held)
         self._queue_time.update(queued * MILLISECONDS)

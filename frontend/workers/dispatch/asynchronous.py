@@ -95,7 +95,7 @@ class Async(DispatchStrategy):
         self._calls.end(reply.number)  # the handler does not wait for them any more
         if reply.code == 200:
             queued, took = batch.closed - job.arrived, time.monotonic() - batch.closed
-            self.metrics.batch_done(batch.ids, 1, queued, took, reply)
+            self.metrics.batch_done(batch.ids, 1, queued, took, reply, example=job.input.id)
             batch.deliver(reply.predictions)
             if job.is_suspected:
                 self.batcher.isolation.contents.discard(job)

@@ -276,7 +276,10 @@ class Batched(DispatchStrategy):
         if reply.lengths and self.batcher.learn_lengths(batch, reply.lengths):
             self.metrics.input_length_failed()
         queued = batch.closed - batch.jobs[-1].arrived
-        self.metrics.batch_done(batch.ids, len(batch), queued, took, reply, held=batch.held)
+        example = batch.jobs[0].input.id
+        self.metrics.batch_done(
+            batch.ids, len(batch), queued, took, reply, held=batch.held, example=example
+        )
 
     def _split(self, batch: Batch, splitting: BatchSplitting | None, reply: Reply) -> None:
         """Run the next part of a failed batch; request a new batch when all parts are answered."""

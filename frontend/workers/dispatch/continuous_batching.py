@@ -50,7 +50,8 @@ class ContinuousBatching(DispatchStrategy):
         if reply.code == 200:
             self._forget_answered(step.jobs)
             took = time.monotonic() - step.closed
-            self.metrics.batch_done(step.ids, len(step), queued, took, reply)
+            example = step.jobs[0].input.id
+            self.metrics.batch_done(step.ids, len(step), queued, took, reply, example=example)
             unfinished = _deliver(step.jobs, reply.predictions)
         else:
             self._remember_cause(step, reply)
