@@ -34,8 +34,8 @@ from marserve.frontend.logs.levels import logger_levels
 from marserve.frontend.logs.setup import configure_logging
 from marserve.frontend.rest import endpoints as rest_endpoints
 from marserve.frontend.rest.api_description import describe_listener, description_routes
-from marserve.frontend.rest.endpoints import metrics_routes
 from marserve.frontend.rest.dashboard import dashboard_routes
+from marserve.frontend.rest.endpoints import metrics_routes
 from marserve.frontend.rest.inference import inference_routes
 from marserve.frontend.rest.kserve import kserve_platform_routes, kserve_routes
 from marserve.frontend.rest.loggers import logger_routes
