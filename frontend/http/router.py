@@ -116,7 +116,7 @@ class Router:
             request.id,
             request.headers.get(CLIENT_ID_HEADER),
         )
-        if _TIMING_HEADER in request.headers and (line := self.time_lines.find(request.id)):
+        if _TIMING_HEADER in request.headers and (line := self.time_lines.of_answer(request.id)):
             answer.headers = {**(answer.headers or {}), "server-timing": server_timing(line)}
 
     def accept(self, request: PlainRequest) -> Submit | None:

@@ -8,7 +8,7 @@ that failed, so that many quick requests do not displace them.
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from heapq import heappush, heappushpop
-from itertools import chain, count
+from itertools import chain, count, islice
 from typing import Any, NamedTuple
 
 from marserve.frontend.batching.batches import Batch
@@ -16,6 +16,7 @@ from marserve.frontend.batching.batches import Batch
 #: The most nested time lines that one keeps.
 MAX_NESTED = 100
 _RECENT = 10_000
+_LATEST = 20  # the requests of a batch are answered one after the other
 _SLOT_SECONDS = 30.0
 _SLOTS = 10
 _SLOWEST = 20  # of a slot
@@ -92,6 +93,11 @@ class TimeLines:
         kept = chain.from_iterable(lines.kept() for lines in self._models)
         known = chain(reversed(self.recent), kept)
         return next((line for line in known if line.id == request_id), None)
+
+    def of_answer(self, request_id: str) -> TimeLine | None:
+        """Return the time line of a request that is being answered; None if it has none."""
+        latest = islice(reversed(self.recent), _LATEST)
+        return next((line for line in latest if line.id == request_id), None)
 
     def slowest(self, most: int, is_wanted: Callable[[TimeLine], bool]) -> list[TimeLine]:
         """Return the slowest time lines, the slowest first."""
