@@ -40,7 +40,7 @@ def load_torchscript(path: str, device: Any) -> Any:
     """Load a TorchScript module; RuntimeError if it is damaged or made for another torch."""
     with warnings.catch_warnings():
         # TorchScript is deprecated, which concerns the author of the archive, not the operator.
-        warnings.filterwarnings("ignore", ".*torch.jit", category=FutureWarning)
+        warnings.filterwarnings("ignore", ".*torch.jit")
         return torch.jit.load(path, map_location=device)  # type: ignore[no-untyped-call]  # torch's
 
 

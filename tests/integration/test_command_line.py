@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from marserve.frontend.telemetry.gpu import count_gpus
+
 pytestmark = pytest.mark.integration
 
 TORCHSERVE = Path(sys.executable).with_name("torchserve")
@@ -344,7 +346,7 @@ def test_all_models(stocked):
         assert stocked.predict(name).text == "fine"
         described = stocked.describe(name)
         assert described["loadedAtStartup"] is True
-        assert described["minWorkers"] == len(os.sched_getaffinity(0))
+        assert described["minWorkers"] == (count_gpus() or len(os.sched_getaffinity(0)))
     stocked.stop()
 
 

@@ -33,7 +33,7 @@ def server(request, share_server, tmp_path_factory, make_archive):
     """One model; its stages overlap, or do not: nobody should see that in the answers."""
     files = tmp_path_factory.mktemp("model")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # TorchScript is what archives hold
+        warnings.filterwarnings("ignore", ".*torch.jit")  # TorchScript is what archives hold
         torch.jit.script(Brightness()).save(str(files / "model.pt"))
     names = {"0": "dark", "1": "middling", "2": ["n02", "bright"]}
     (files / "index_to_name.json").write_text(json.dumps(names))

@@ -45,7 +45,7 @@ def handle(data, context):
 
 @pytest.fixture
 def prepared(prepare_server):
-    with prepare_server() as server:
+    with prepare_server(number_of_gpu="0") as server:  # with GPUs, a rank would need one for itself
         yield server
 
 
@@ -352,7 +352,8 @@ def test_whatever_ends_a_worker_of_several_processes_ends_what_they_had_started(
     config = "startupTimeout: 60\n"
     if runner == "torchrun":
         config += "parallelType: tp\ntorchrun: {nproc-per-node: 2}\n"
-    with prepare_server(cpu_launcher_enable=str(runner != "torchrun").lower()) as server:
+    launcher = str(runner != "torchrun").lower()
+    with prepare_server(cpu_launcher_enable=launcher, number_of_gpu="0") as server:
         server.start()
         server.install(CHILDREN, "m", config)
         children = start_children(server, "m", KINDS[:-1] if end is kill_worker else KINDS)

@@ -67,7 +67,9 @@ def config(kind: str = "tp", **handler: Any) -> str:
 def server(prepare_server: Callable[..., Any], tmp_path_factory: Any) -> Iterator[Any]:
     # torch may leave its compiler's cache behind, in the ranks that are killed.
     environment = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path_factory.mktemp("inductor"))}
-    with prepare_server(environment, initial_distribution_port="30000") as shared:
+    # With GPUs, a rank would need one for itself.
+    properties = {"initial_distribution_port": "30000", "number_of_gpu": "0"}
+    with prepare_server(environment, **properties) as shared:
         shared.start()
         yield shared
         shared.stop()
