@@ -259,7 +259,7 @@ class Server:
         )
         workflows = WorkflowManagement(self._workflows, registrar, config.model_api)
         tokens = _make_tokens(config)
-        dashboard = Dashboard(self._registry, self._workflows, gpus)
+        dashboard = Dashboard(self._registry, self._workflows, gpus, config.inference_address.url)
         background.keep_running("The samples of traffic", dashboard.traffic.run)
         background.keep_running("The dashboard", dashboard.run)
         services = Services(

@@ -7,7 +7,7 @@ const LEVELS = ["debug", "info", "warn", "error", "fatal", "off"];
 const POLICIES = ["fixed", "greedy", "adaptive", "fixed_or_single"];
 
 /** A form whose fields become parameters; the server's answer is shown below the button. */
-function Action({ title, fields = [], button, run, note, isAllowed = () => true, isDanger, children }) {
+function Action({ title, fields = [], button, run, note, isAllowed = () => true, isDanger }) {
   const [values, setValues] = useState({});
   const [result, setResult] = useState(null);
   const [isBusy, setBusy] = useState(false);
@@ -31,8 +31,7 @@ function Action({ title, fields = [], button, run, note, isAllowed = () => true,
         ? html`<select value=${values[name] ?? ""} onChange=${change(name)}><option value="">unchanged</option>
           ${options.map((option) => html`<option key=${option}>${option}</option>`)}</select>`
         : html`<input type=${type} value=${values[name] ?? ""} placeholder=${placeholder} autocomplete="off"
-          spellcheck="false" onInput=${change(name)} ...${more} />`}</label>`)}
-    ${children}
+          spellcheck=${false} onInput=${change(name)} ...${more} />`}</label>`)}
     <div class="bar"><button class=${isDanger ? "danger" : "primary"}
       disabled=${isBusy || !isAllowed(values)}>${isBusy ? "Working…" : button}</button></div>
     <p class=${result?.isError ? "error" : "result"} role="status">${result?.text}</p></form>`;

@@ -9,17 +9,17 @@ import { Overview } from "./overview.js";
 import { Requests } from "./requests.js";
 
 const PAGES = [["", "Overview"], ["requests", "Requests"], ["server", "Server"]];
-const STATES = {
-  connecting: "connecting", live: "live", retrying: "disconnected, retrying", locked: "key needed",
-  paused: "paused",
-};
+const STATES = { retrying: "disconnected, retrying", locked: "key needed" }; // else the state's name
+
+const focusTitle = () => document.querySelector("h1")?.focus();
+const skip = (event) => (event.preventDefault(), focusTitle());
 
 function useAddress() {
   const [address, setAddress] = useState(readAddress);
   useEffect(() => {
     const read = () => {
       setAddress(readAddress());
-      setTimeout(() => document.querySelector("h1")?.focus({ preventScroll: false }));
+      setTimeout(focusTitle);
       scrollTo(0, 0);
     };
     addEventListener("hashchange", read);
@@ -31,7 +31,7 @@ function useAddress() {
 function Connection({ state, reason, receivedAt }) {
   const age = receivedAt && Date.now() - receivedAt;
   return html`<div class=${`connection ${state}`} role="status" title=${reason}>
-    <i class="dot"></i><span>${STATES[state]}</span>
+    <i class="dot"></i><span>${STATES[state] || state}</span>
     ${state === "retrying" && html`<small>${age > 0 && `data is ${duration(age)} old`}</small>
       <button onClick=${retryNow}>Retry now</button>`}</div>`;
 }
@@ -50,7 +50,7 @@ function Lock({ reason }) {
       <code>key</code> of <code>management</code>.</p>
     ${reason && html`<p class="error" role="alert">${reason}</p>`}
     <label for="key">Management key</label>
-    <div class="bar"><input id="key" type="password" autocomplete="off" spellcheck="false" value=${text}
+    <div class="bar"><input id="key" type="password" autocomplete="off" spellcheck=${false} value=${text}
         onInput=${(event) => setText(event.target.value)} /><button class="primary">Connect</button></div>
     <p class="quiet">The key stays in the memory of this page. A reload of the page forgets it.</p>
   </form>`;
@@ -79,10 +79,6 @@ function App() {
   const isModel = page === "models" && version !== undefined;
   useEffect(() => watch(isModel ? name : null, version), [isModel, name, version]);
   document.title = [...segments.slice(0, 3).reverse(), "marserve"].join(" · ");
-  const skip = (event) => {
-    event.preventDefault();
-    document.querySelector("h1")?.focus();
-  };
   const isCurrent = (path) => (path === "" ? !page || page === "models" : page === path);
   return html`
     <header><a class="skip" href="#" onClick=${skip}>Skip to the content</a><a class="brand" href="#/">marserve</a>

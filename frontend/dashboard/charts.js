@@ -65,13 +65,15 @@ export function Area({ points, bound, label, unit = short }) {
   if (points.length < 2) return html`<p class="quiet">Collecting data…</p>`;
   const from = points[0][0];
   const to = points.at(-1)[0];
-  const max = Math.max(...points.map((point) => point[1]), bound || 0, 1);
+  const highest = Math.max(...points.map((point) => point[1]), 4);
+  const isNear = bound && bound < 10 * highest; // else the line of values would be flat
+  const max = isNear ? Math.max(highest, bound) : highest;
   const marks = (x, y, width) => {
     const line = points.map(([at, value]) => `${x(at)},${y(value)}`).join(" ");
     return html`
       <polygon class="area" points=${`${x(from)},${y(0)} ${line} ${x(to)},${y(0)}`} />
       <polyline class="line" points=${line} />
-      ${bound && html`<line class="bound" x1=${LEFT} x2=${width} y1=${y(bound)} y2=${y(bound)} />`}`;
+      ${isNear && html`<line class="bound" x1=${LEFT} x2=${width} y1=${y(bound)} y2=${y(bound)} />`}`;
   };
   return html`<${Plane} height=${110} top=${max} unit=${unit} label=${label}
     x=${(at) => (at - from) / (to - from || 1)} labels=${ends(from, to)} marks=${marks} />`;
@@ -127,14 +129,13 @@ export function Latency({ batches }) {
 export function Costs({ points, size, goal }) {
   const largest = Math.max(...points.map((point) => point.size), size) * 1.05;
   const top = Math.max(...points.map((point) => point.boundMs), goal || 0);
-  const weight = (point) => 2.5 + Math.min(4, Math.log10(1 + point.batches));
   const marks = (x, y) => html`
     <line class="chosen" x1=${x(size)} x2=${x(size)} y1=${y(top)} y2=${y(0)} />
     ${goal && html`<line class="bound" x1=${x(0)} x2=${x(largest)} y1=${y(goal)} y2=${y(goal)} />`}
     <polyline class="upper" points=${points.map((p) => `${x(p.size)},${y(p.boundMs)}`).join(" ")} />
     <polyline class="line" points=${points.map((p) => `${x(p.size)},${y(p.meanMs)}`).join(" ")} />
     ${points.map((p) => html`<circle key=${p.size} class="point" cx=${x(p.size)} cy=${y(p.meanMs)}
-      r=${weight(p)}><title>${`${p.size} requests: ${ms(p.meanMs)}`}</title></circle>`)}`;
+      r=${2.5 + Math.min(4, Math.log10(1 + p.batches))}><title>${`${p.size} requests: ${ms(p.meanMs)}`}</title></circle>`)}`;
   const labels = points.filter((p, i) => i % Math.ceil(points.length / 8) === 0)
     .map((p) => ({ value: p.size, text: number(p.size, 1) }));
   const said = points.map((p) => `${number(p.size, 1)} requests ${ms(p.meanMs)}`).join(", ");

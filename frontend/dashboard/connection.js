@@ -1,5 +1,6 @@
 /** The connection to the server: the key, requests, and the stream of events. */
 
+import { parse } from "./format.js";
 import { useEffect, useState } from "./vendor/htm-preact.js";
 
 const ROOT = new URL("..", import.meta.url);
@@ -54,12 +55,7 @@ export async function send(path, options = {}) {
   const response = await fetch(new URL(path, ROOT), { cache: "no-store", ...options, headers });
   if (response.ok) return response;
   const text = await response.text();
-  let error = {};
-  try {
-    error = JSON.parse(text) || {};
-  } catch {
-    error = { message: text };
-  }
+  const error = parse(text) ?? { message: text };
   if (response.status === 401 || error.type === "InvalidKeyException") {
     const reason = key ? `The server does not accept this key: ${error.message}` : "";
     key = null;
@@ -79,9 +75,12 @@ export async function call(method, path, parameters = {}) {
 export const modelPath = (name, version) =>
   `models/${encodeURIComponent(name)}${version ? `/${encodeURIComponent(version)}` : ""}`;
 
+export const hasKey = () => key !== null;
+
 /** Use a key, and connect. */
 export function unlock(text) {
   key = text;
+  change({ state: "connecting" });
   follow();
 }
 
@@ -91,7 +90,7 @@ export function watch(name, version) {
   if (stream && String(model) === String(watched)) return;
   watched = model;
   change({ model: null, missing: "", batches: [], moments: [] });
-  follow();
+  if (live.state !== "locked") follow();
 }
 
 export const retryNow = () => wake();
@@ -102,8 +101,7 @@ async function follow() {
   const mine = (stream = new AbortController());
   const isOver = () => mine !== stream || live.state === "locked";
   let pause = FIRST_PAUSE;
-  change({ state: live.overview ? live.state : "connecting" });
-  if (live.state === "locked") change({ state: "connecting" });
+  change({ state: live.state === "live" ? "live" : "connecting" });
   while (mine === stream) {
     let reason = "The server closed the connection.";
     try {
@@ -141,12 +139,11 @@ async function readEvents(mine, succeeded) {
       timer = setTimeout(stop, SILENCE);
       const events = (text + value).split("\n\n");
       text = events.pop();
-      for (const event of events) {
-        const data = event.split("\n").filter((line) => line.startsWith("data:"));
-        if (!data.length || mine !== stream) continue;
+      for (const data of events.map((event) => JSON.parse(event.split("\ndata: ")[1]))) {
+        if (mine !== stream) return;
         succeeded();
-        receive(JSON.parse(data.map((line) => line.slice(5)).join("\n")), isFirst);
-        if (event.startsWith("event: model")) isFirst = false;
+        receive(data, isFirst);
+        isFirst &&= "models" in data; // until the first event of the model
       }
     }
   } finally {
@@ -157,8 +154,7 @@ async function readEvents(mine, succeeded) {
 function receive(data, isFirst) {
   if (data.models) {
     const shown = watched && findModel(data, ...watched);
-    const moment = shown && { at: data.at, queued: shown.queued, refused: refusals(shown.errors) };
-    const moments = moment ? [...live.moments, moment].slice(-MAX_MOMENTS) : live.moments;
+    const moments = shown ? [...live.moments, [data.at, shown.queued]].slice(-MAX_MOMENTS) : [];
     change({ state: "live", reason: "", receivedAt: Date.now(), overview: data, moments });
   } else {
     const batches = [...(isFirst ? [] : live.batches), ...data.batches].slice(-MAX_BATCHES);
@@ -168,12 +164,6 @@ function receive(data, isFirst) {
 
 export const findModel = (overview, name, version) =>
   overview?.models.find((each) => each.modelName === name && each.modelVersion === version);
-
-/** Refused requests among errors by kind; the others reached a worker. */
-export const refusals = (errors) =>
-  Object.entries(errors).reduce(
-    (total, [kind, count]) => total + (["handler", "worker_died"].includes(kind) ? 0 : count), 0,
-  );
 
 document.addEventListener("visibilitychange", () => {
   if (live.state === "locked") return;

@@ -36,16 +36,20 @@ const link = (...segments) => `#/${segments.map(encodeURIComponent).join("/")}`;
 export const modelLink = (name, version, ...page) => link("models", name, version, ...page);
 export const requestLink = (id) => link("requests", id);
 
+/** What a function returns for a text, or `otherwise` if it throws. */
+function attempt(read, text, otherwise) {
+  try {
+    return read(text);
+  } catch {
+    return otherwise;
+  }
+}
+
+export const parse = (text) => attempt(JSON.parse, text, undefined);
+
 /** The page and its arguments in the address, for example ["models", "digits", "1.0"]. */
 export function readAddress() {
   const [path, query = ""] = location.hash.replace(/^#\/?/, "").split("?");
-  const decode = (text) => {
-    try {
-      return decodeURIComponent(text);
-    } catch {
-      return text; // not encoded by this page
-    }
-  };
-  const segments = path.split("/").filter(Boolean).map(decode);
+  const segments = path.split("/").filter(Boolean).map((text) => attempt(decodeURIComponent, text, text));
   return { segments, query: new URLSearchParams(query) };
 }

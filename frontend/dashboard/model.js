@@ -4,9 +4,8 @@ import { html } from "./vendor/htm-preact.js";
 import { ModelActions } from "./actions.js";
 import { Area, Costs, Latency } from "./charts.js";
 import { findModel } from "./connection.js";
-import { bytes, clock, duration, modelLink, ms, number, plural, requestLink, short, words }
-  from "./format.js";
-import { Errors, Meter, Percentiles, Problems, stateOf, workersText } from "./overview.js";
+import { bytes, clock, duration, modelLink, ms, number, plural, requestLink, short, words } from "./format.js";
+import { Errors, Fact, Percentiles, Problems, stateOf, workersText } from "./overview.js";
 import { BatchStrip, Lane } from "./strip.js";
 import { TryIt } from "./try.js";
 
@@ -18,21 +17,15 @@ export function Section({ title, note, wide, children }) {
     <h2>${title}${note && html` <small>${note}</small>`}</h2>${children}</section>`;
 }
 
-function Facts({ model }) {
-  const queue = html`<div><dt>Queue</dt>
-    <dd>${number(model.queued)} <small>of ${number(model.queueBound)}</small>
-    <${Meter} share=${model.queued / model.queueBound} label="Queue" /></dd></div>`;
-  return html`<dl class="facts">
-    <div><dt>Requests</dt><dd>${short(model.requestsPerSecond)} <small>/s</small></dd></div>
-    <div class="broad"><dt>Latency of the last minute</dt>
-      <dd><${Percentiles} latency=${model.latencyMs} goal=${model.goalMs} /></dd></div>
-    ${queue}
-    <div><dt>Open</dt><dd>${number(model.open)}</dd></div>
-    <div><dt>Batch size</dt><dd>${number(model.batchSize)}</dd></div>
-    <div class="broad"><dt>Workers</dt><dd><small>${workersText(model.workers)}</small></dd></div>
-    <div class="broad"><dt>Errors of the last minute</dt><dd><${Errors} errors=${model.errors} /></dd></div>
-  </dl>`;
-}
+const Facts = ({ model }) => html`<dl class="facts">
+  <${Fact} name="Requests" value=${short(model.requestsPerSecond)} note="/s" />
+  <${Fact} name="Latency of the last minute"><${Percentiles} latency=${model.latencyMs} goal=${model.goalMs} /><//>
+  <${Fact} name="Queue" value=${number(model.queued)} note=${`of ${number(model.queueBound)}`}
+    share=${model.queued / model.queueBound} />
+  <${Fact} name="Open" value=${number(model.open)} />
+  <${Fact} name="Batch size" value=${number(model.batchSize)} />
+  <${Fact} name="Workers"><span>${workersText(model.workers)}</span><//>
+  <${Fact} name="Errors of the last minute"><${Errors} errors=${model.errors} /><//></dl>`;
 
 function CostSection({ batching, goal }) {
   const { costs, size, why, exploring, windowMs, optimalNumberOfRequests: optimal, failures } = batching;
@@ -58,9 +51,9 @@ function Worker({ worker, from, to }) {
       <small>${[
         !gone && `pid ${worker.pid}`, worker.gpuId != null && `GPU ${worker.gpuId}`,
         worker.cpuPercent != null && `CPU ${number(worker.cpuPercent)} %`,
-        worker.memoryBytes > 0 && bytes(worker.memoryBytes), worker.processStatus,
-        worker.startedAt && `started ${clock(worker.startedAt)}`,
-      ].filter(Boolean).join(" · ")}</small></div>
+        worker.memoryBytes > 0 && bytes(worker.memoryBytes), worker.startedAt && `started ${clock(worker.startedAt)}`,
+      ].filter(Boolean).join(" · ")}</small>
+      <small class=${worker.processStatus === "stopped" ? "error" : ""}>${worker.processStatus}</small></div>
     <${Lane} events=${worker.events} from=${from} to=${to} />
     ${worker.lastError && html`<pre class="error">${worker.lastError}</pre>`}
     ${worker.events.length > 0 && html`<details><summary>${plural(worker.events.length, "change")} of state
@@ -80,28 +73,27 @@ function Workers({ workers, at }) {
       <li key=${state}><i class=${`key w-${state}`}></i>${state}</li>`)}</ul></${Section}>`;
 }
 
+const GOOD = ["answered", "succeeded"];
+
 function Run({ run }) {
   const share = (value) => (value / (run.tookMs || 1)) * 1000;
   const end = (node) => node.endedMs ?? run.tookMs;
-  const said = run.nodes.map((node) => `${node.node} ${words(node.outcome)} after ${ms(end(node))}`);
+  const draw = (node, i) => html`<rect class="s-waitingMs" x=${share(node.queuedMs)} y=${i * 8 + 1} height="6"
+      width=${share((node.startedMs ?? end(node)) - node.queuedMs)} />
+    ${node.startedMs != null && html`<rect height="6" x=${share(node.startedMs)} y=${i * 8 + 1}
+      width=${Math.max(3, share(end(node) - node.startedMs))}
+      class=${GOOD.includes(node.outcome) ? "s-handlerMs" : "w-failed"} />`}`;
   return html`<li class="run"><a href=${requestLink(run.id)}>${clock(run.startedAt)}</a>
-    <b>${ms(run.tookMs)}</b> <span class=${run.outcome === "succeeded" ? "" : "error"}>${words(run.outcome)}</span>
-    <svg viewBox=${`0 0 1000 ${run.nodes.length * 8 || 8}`} preserveAspectRatio="none" role="img"
-        aria-label=${said.join(", ")}>${run.nodes.map((node, i) => html`<g key=${node.node}>
-      <title>${said[i]}</title>
-      <rect class="s-waitingMs" x=${share(node.queuedMs)} y=${i * 8 + 1} height="6"
-        width=${share((node.startedMs ?? end(node)) - node.queuedMs)} />
-      ${node.startedMs != null && html`<rect height="6" x=${share(node.startedMs)} y=${i * 8 + 1}
-        class=${node.outcome === "failed" ? "w-failed" : "s-handlerMs"}
-        width=${Math.max(3, share(end(node) - node.startedMs))} />`}</g>`)}</svg>
-    <small>${run.nodes.map((node) => node.node).join(" · ")}</small></li>`;
+    <b>${ms(run.tookMs)}</b> <span class=${GOOD.includes(run.outcome) ? "" : "error"}>${words(run.outcome)}</span>
+    <svg viewBox=${`0 0 1000 ${run.nodes.length * 8 || 8}`} preserveAspectRatio="none" aria-hidden="true">
+      ${run.nodes.map(draw)}</svg>
+    <small>${run.nodes.map((node) => `${node.node} ${ms(end(node) - node.queuedMs)}`).join(" · ")}</small></li>`;
 }
 
 function More({ detail: { sequences, scaling, workflow } }) {
   return html`
     ${sequences && html`<${Section} title="Sequences"><dl class="facts">${Object.entries(sequences)
-      .filter(([, value]) => typeof value !== "object").map(([name, value]) => html`<div key=${name}>
-        <dt>${name}</dt><dd>${number(value)}</dd></div>`)}</dl></${Section}>`}
+      .map(([name, value]) => html`<${Fact} key=${name} name=${name} value=${number(value)} />`)}</dl></${Section}>`}
     ${scaling?.length > 0 && html`<${Section} title="Scaling decisions"><ol class="events">
       ${[...scaling].reverse().slice(0, 20).map((each, i) => html`<li key=${i}><time>${clock(each.at)}</time>
         <b>${plural(each.workers, "worker")}</b> ${each.why}</li>`)}</ol></${Section}>`}
@@ -122,7 +114,7 @@ function Live({ model, detail, batches, moments, at }) {
     <${Section} title="Requests per second"><${Area} points=${history}
       label=${`Requests per second, now ${short(model.requestsPerSecond)}`} /></${Section}>
     <${Section} title="Queue and refusals" note="since this page was opened">
-      <${Area} points=${moments.map((each) => [each.at, each.queued])} bound=${model.queueBound} unit=${number}
+      <${Area} points=${moments} bound=${model.queueBound} unit=${number}
         label=${`Requests that wait, now ${model.queued} of ${model.queueBound}`} />
       <p>Refused and failed in the last minute: <${Errors} errors=${model.errors} /></p></${Section}>
     <${Workers} workers=${detail.workers} at=${at} />
@@ -154,7 +146,8 @@ export function ModelPage({ name, version, tab, data: { overview, model: detail,
     <nav class="tabs" aria-label="Parts of the page">${TABS.map(([path, title]) => html`<a key=${path}
       href=${modelLink(name, version, ...(path ? [path] : []))}
       aria-current=${tab === path ? "page" : null}>${title}</a>`)}</nav>
-    ${tab === "try" ? html`<${TryIt} name=${name} version=${version} />`
+    ${tab === "try" ? html`<${TryIt} name=${name} version=${version}
+      address=${overview.server.inferenceAddress} />`
     : tab === "actions" ? html`<${ModelActions} model=${model} batching=${detail?.batching} />`
     : detail ? html`<${Live} model=${model} detail=${detail} batches=${batches} moments=${moments}
         at=${overview.at} />`

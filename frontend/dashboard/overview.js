@@ -2,23 +2,26 @@
 
 import { html, useState } from "./vendor/htm-preact.js";
 import { Sparkline } from "./charts.js";
+import { findModel } from "./connection.js";
 import { bytes, duration, modelLink, ms, number, plural, short, sum, words } from "./format.js";
 
+const MIB = 1_048_576;
 const ROWS_FROM = 13; // models, from which rows are easier to compare than cards
 
 /** One word for the state of a model: ready, degraded, down or empty. */
-export function stateOf({ workers, isFailed }) {
-  if (!workers.ready) return workers.min || workers.restarting || isFailed ? "down" : "empty";
-  const isShort = workers.ready < workers.min || workers.restarting || workers.givenUp;
-  return isShort ? "degraded" : "ready";
+export function stateOf({ workers: { ready, min, restarting, givenUp } }) {
+  if (!ready) return min || restarting || givenUp ? "down" : "empty";
+  return ready < min || restarting || givenUp ? "degraded" : "ready";
 }
 
-export function Problems({ problems, none, hasLinks }) {
+export function Problems({ problems, none, models = [] }) {
   if (!problems.length) return none && html`<p class="fine"><i class="dot ready"></i>${none}</p>`;
-  return html`<ul class="problems">${problems.map((each, i) => html`
-    <li key=${i} class=${each.severity === "error" ? "error" : "warning"}>
+  const isError = (each) => each.severity === "error";
+  const sorted = [...problems].sort((a, b) => isError(b) - isError(a));
+  return html`<ul class="problems">${sorted.map((each, i) => html`
+    <li key=${i} class=${each.severity}>
       <b>${each.severity}</b><span>${each.text}</span>
-      ${hasLinks && each.modelName && html`<a href=${modelLink(each.modelName, each.modelVersion)}
+      ${findModel({ models }, each.modelName, each.modelVersion) && html`<a href=${modelLink(each.modelName, each.modelVersion)}
         aria-label=${`Look at ${each.modelName} ${each.modelVersion}`}>Look</a>`}</li>`)}</ul>`;
 }
 
@@ -29,27 +32,22 @@ export function Meter({ share, label }) {
     <rect class="fill" width=${Math.min(100, share * 100)} height="4" /></svg>`;
 }
 
-function Host({ overview: { host, server, models, at } }) {
-  const memory = host.memoryUsedBytes / host.memoryTotalBytes;
-  const rate = sum(models.map((model) => model.requestsPerSecond));
-  const gpus = (host.gpus || []).map((gpu) => {
-    const used = gpu.memoryUsedMiB / gpu.memoryTotalMiB;
-    return html`<div key=${gpu.id}><dt>GPU ${gpu.id}</dt>
-      <dd>${number(gpu.utilizationPercent)} %
-        <small>${number(used * 100)} % of ${bytes(gpu.memoryTotalMiB * 1_048_576)}</small>
-        <${Meter} share=${used} label=${`Memory of GPU ${gpu.id}`} /></dd></div>`;
-  });
-  return html`<dl class="facts host">
-    <div><dt>Requests</dt><dd>${short(rate)} <small>/s</small></dd></div>
-    <div><dt>CPU</dt><dd>${number(host.cpuPercent)} % <small>of ${plural(host.cpus, "core")}</small>
-      <${Meter} share=${host.cpuPercent / 100} label="CPU" /></dd></div>
-    <div><dt>Memory</dt><dd>${bytes(host.memoryUsedBytes)}
-        <small>of ${bytes(host.memoryTotalBytes)}</small>
-      <${Meter} share=${memory} label="Memory" /></dd></div>
-    ${gpus}
-    <div><dt>Server</dt><dd>${server.hostname}
-      <small>${server.version}, up ${duration(at - server.startedAt)}</small></dd></div></dl>`;
-}
+/** A named value with a note; `share` of its maximum is drawn as a bar. */
+export const Fact = ({ name, value, note, share, children }) => html`<div class=${children ? "broad" : ""}>
+  <dt>${name}</dt><dd>${value}${note && html`<small>${note}</small>`}${children}
+    ${share !== undefined && html`<${Meter} share=${share} label=${name} />`}</dd></div>`;
+
+const Host = ({ overview: { host, server, models, at } }) => html`<dl class="facts">
+  <${Fact} name="Requests" value=${short(sum(models.map((model) => model.requestsPerSecond)))} note="/s" />
+  <${Fact} name="CPU" value=${`${number(host.cpuPercent)} %`} note=${`of ${plural(host.cpus, "core")}`}
+    share=${host.cpuPercent / 100} />
+  <${Fact} name="Memory" value=${bytes(host.memoryUsedBytes)} note=${`of ${bytes(host.memoryTotalBytes)}`}
+    share=${host.memoryUsedBytes / host.memoryTotalBytes} />
+  ${host.gpus.map((gpu) => html`<${Fact} key=${gpu.id} name=${`GPU ${gpu.id}`}
+    value=${`${number(gpu.utilizationPercent)} %`} share=${gpu.memoryUsedMiB / gpu.memoryTotalMiB}
+    note=${`memory ${bytes(gpu.memoryUsedMiB * MIB)} of ${bytes(gpu.memoryTotalMiB * MIB)}`} />`)}
+  <${Fact} name="Server" value=${server.hostname}
+    note=${`${server.version}, up ${duration(at - server.startedAt)}`} /></dl>`;
 
 export function Errors({ errors }) {
   const found = Object.entries(errors).sort((a, b) => b[1] - a[1]);
@@ -93,7 +91,6 @@ const ORDERS = {
   name: () => 0,
   "requests/s": (model) => -model.requestsPerSecond,
   p99: (model) => -(model.latencyMs?.p99 || 0),
-  queue: (model) => -model.queued / model.queueBound,
   errors: (model) => -model.errorCount,
 };
 
@@ -102,13 +99,9 @@ export function Overview({ overview }) {
   const [order, setOrder] = useState("problems");
   const [layout, setLayout] = useState("");
   const wanted = filter.toLowerCase().split(" ").filter(Boolean);
-  const failed = overview.problems.filter((each) => each.severity === "error");
   const models = overview.models.map((model) => ({
-    ...model,
-    isFailed: failed.some((each) => each.modelName === model.modelName
-      && each.modelVersion === model.modelVersion),
-    errorCount: sum(Object.values(model.errors)),
-  })).map((model) => ({ ...model, state: stateOf(model) }));
+    ...model, state: stateOf(model), errorCount: sum(Object.values(model.errors)),
+  }));
   const shown = models.filter((model) => {
     const text = `${model.modelName} ${model.modelVersion} ${model.state}`.toLowerCase();
     return wanted.every((word) => text.includes(word));
@@ -119,7 +112,8 @@ export function Overview({ overview }) {
   return html`
     <h1 tabindex="-1">Overview</h1>
     <section aria-labelledby="wrong"><h2 id="wrong">What is wrong now</h2>
-      <${Problems} problems=${overview.problems} none="Nothing is wrong now." hasLinks /></section>
+      <${Problems} problems=${overview.problems} models=${overview.models}
+        none="Nothing is wrong now." /></section>
     <section aria-label="Host"><${Host} overview=${overview} /></section>
     <section aria-labelledby="models">
       <div class="bar"><h2 id="models">Models <small>${shown.length === models.length ? models.length

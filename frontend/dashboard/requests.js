@@ -1,12 +1,12 @@
 /** The slowest and the failed requests, and the time line of each. */
 
-import { html, useEffect, useState } from "./vendor/htm-preact.js";
+import { html, useEffect, useRef, useState } from "./vendor/htm-preact.js";
 import { SHARES } from "./charts.js";
 import { call } from "./connection.js";
 import { bytes, clock, modelLink, ms, plural, requestLink, words } from "./format.js";
 
-const EVERY = 5000; // milliseconds between two readings of the list
-const SINCE = [["60", "1 min"], ["300", "5 min"], ["900", "15 min"], ["", "all"]];
+const EVERY = 3000; // milliseconds between two readings of the list
+const SINCE = [["60", "1 min"], ["300", "5 min"], ["", "10 min"]];
 const OUTCOMES = { cancelled: "the client left" };
 
 function Shares({ line, whole = line.tookMs, offset = 0 }) {
@@ -27,6 +27,10 @@ function Shares({ line, whole = line.tookMs, offset = 0 }) {
 const Outcome = ({ line }) => html`<span class=${line.outcome === "answered" ? "" : "error"}>
   ${line.status} ${OUTCOMES[line.outcome] || line.outcome}</span>`;
 
+/** The model, with a link if it has a version; a workflow has none. */
+const Model = ({ line: { modelName: name, modelVersion: version } }) => (version
+  ? html`<a href=${modelLink(name, version)}>${name}</a> <span class="version">${version}</span>` : name);
+
 function BatchOf({ line: { batch, requestBytes } }) {
   if (!batch) return html`<p class="quiet">The request reached no worker.</p>`;
   const largest = Math.max(...batch.requestBytes, 1);
@@ -40,6 +44,8 @@ function BatchOf({ line: { batch, requestBytes } }) {
         ${bytes(size)}${size === requestBytes && " (this size)"}</li>`)}</ul>`;
 }
 
+const saysMore = (line) => line.error && !line.explanation.includes(line.error);
+
 /** One request: its sentence, its parts, and its events with the time between them. */
 export function TimeLine({ line, root = line }) {
   const offset = Math.max(0, line.arrivedAt - root.arrivedAt);
@@ -47,18 +53,17 @@ export function TimeLine({ line, root = line }) {
   const events = line.events || [];
   return html`<div class=${isNested ? "timeline nested" : "timeline"}>
     <p class="explanation">${line.explanation}</p>
-    ${isNested && html`<p><a href=${modelLink(line.modelName, line.modelVersion)}>${line.modelName}</a>
-      ${line.modelVersion} <b>${ms(line.tookMs)}</b> <${Outcome} line=${line} /></p>`}
+    ${isNested && html`<p><${Model} line=${line} /> <b>${ms(line.tookMs)}</b> <${Outcome} line=${line} /></p>`}
     <${Shares} line=${line} whole=${root.tookMs} offset=${isNested ? offset : 0} />
     ${!isNested && html`<ul class="legend">${SHARES.filter(([part]) => line.shares?.[part] > 0)
       .map(([part, name]) => html`<li key=${part}><i class=${`key s-${part}`}></i>${name}
         <b> ${ms(line.shares[part])}</b></li>`)}</ul>`}
-    ${line.error && html`<pre class="error">${line.error}</pre>`}
+    ${saysMore(line) && html`<pre class="error">${line.error}</pre>`}
     <div class="columns"><div><p class="label">Events</p><ol class="events">${events.map((event, i) => html`<li key=${i}>
         <time>${ms(event.atMs)}</time> ${event.name}
         ${i > 0 && html`<small>+${ms(event.atMs - events[i - 1].atMs)}</small>`}</li>`)}</ol></div>
       <div><${BatchOf} line=${line} /></div></div>
-    ${line.nested?.map((inner) => html`<${TimeLine} key=${inner.id} line=${inner} root=${root} />`)}
+    ${line.nested?.map((inner) => html`<${TimeLine} key=${inner.id || inner.arrivedAt} line=${inner} root=${root} />`)}
     ${!isNested && html`<dl class="ids"><dt>Request</dt><dd><a href=${requestLink(line.id)}>${line.id}</a></dd>
       ${line.traceId && html`<dt>Trace</dt><dd>${line.traceId}</dd>`}
       <dt>Size</dt><dd>${bytes(line.requestBytes)}</dd>
@@ -72,39 +77,36 @@ function Row({ line, isOpen, toggle }) {
       <span class="who">${line.modelName} <span class="version">${line.modelVersion}</span></span>
       <${Outcome} line=${line} /><time>${clock(line.arrivedAt)}</time>
       <${Shares} line=${line} />
-      <span class="explanation">${line.explanation}</span>
-      ${line.error && html`<span class="error">${line.error}</span>`}</button>
+      <span class=${`explanation ${line.error ? "error" : ""}`}>${line.explanation}
+        ${saysMore(line) && ` ${line.error}`}</span></button>
     ${isOpen && html`<${TimeLine} line=${line} />`}</li>`;
 }
 
-/** What `call` returns for these parameters, read again every some seconds unless `once`. */
-function useRequests(parameters, once, isLive) {
+/** The requests for these parameters, read again every some seconds unless they are held. */
+function useRequests(parameters, isHeld) {
   const [answer, setAnswer] = useState({});
-  const key = JSON.stringify(parameters);
+  const held = useRef();
+  held.current = isHeld;
   useEffect(() => {
     let isOver = false;
     const read = () => call("GET", "requests", parameters)
       .then(({ requests }) => ({ requests }), (error) => ({ error: error.message }))
       .then((found) => isOver || setAnswer((last) => (found.error ? { ...last, ...found } : found)));
     read();
-    const timer = once || setInterval(() => document.hidden || !isLive || read(), EVERY);
-    return () => {
-      isOver = true;
-      clearInterval(timer);
-    };
-  }, [key, once, isLive]);
+    const timer = setInterval(() => document.hidden || held.current || read(), EVERY);
+    return () => (clearInterval(timer), (isOver = true));
+  }, [JSON.stringify(parameters)]);
   return answer;
 }
 
 function OneRequest({ id }) {
-  const { requests, error } = useRequests({ id }, true, true);
+  const { requests, error } = useRequests({ id }, true);
   const line = requests?.[0];
   return html`<h1 tabindex="-1">Request</h1><p><a href="#/requests">All requests</a></p>
-    ${line ? html`<section class="panel"><h2>${line.modelName} <span class="version">${line.modelVersion}</span>
+    ${line ? html`<section class="panel"><h2><${Model} line=${line} />
       ${" "}<b>${ms(line.tookMs)}</b> <${Outcome} line=${line} /> <small>${clock(line.arrivedAt)}</small></h2>
       <${TimeLine} line=${line} /></section>`
-    : html`<p class="panel">${error || (requests ? `No time line of ${id} is kept: only those of the last
-      10,000 requests are.` : "Reading…")}</p>`}`;
+    : html`<p class="panel">${error || "Reading…"}</p>`}`;
 }
 
 function List({ query, data }) {
@@ -113,9 +115,8 @@ function List({ query, data }) {
   const isFailed = query.has("failed");
   const model = query.get("model") || "";
   const kind = isFailed ? "failed" : "slowest";
-  const isLive = data.state === "live" && !opened;
-  const parameters = { [kind]: 50, model, since };
-  const { requests, error } = useRequests(parameters, false, isLive);
+  const isHeld = data.state !== "live" || opened !== null;
+  const { requests, error } = useRequests({ [kind]: 50, model, since }, isHeld);
   const address = (failed, name) => `#/requests?${new URLSearchParams({
     ...(failed && { failed: "" }), ...(name && { model: name }) })}`;
   const names = [...new Set([...(data.overview?.models || []).map((each) => each.modelName), model])];

@@ -20,7 +20,7 @@ const describe = (batch) => [
 
 /** The last batches that fit, each with its place and width: a constant and its share of time. */
 function layOut(batches, width) {
-  const shown = batches.slice(-Math.min(400, Math.floor(width / (LEAST + 1))));
+  const shown = batches.slice(-Math.min(400, Math.floor(width / (2 * LEAST))));
   const times = shown.map((batch) => batch.tookMs);
   const total = times.reduce((all, time) => all + time, 0) || 1;
   const median = [...times].sort((a, b) => a - b)[Math.floor(times.length / 2)] || 1;
@@ -55,8 +55,7 @@ export function BatchStrip({ batches }) {
     : `${shown.length} batches. Point at one, or use the arrow keys, for its details.`;
   const draw = ({ batch, x, width }, i) => {
     const filled = batch.size * (1 - (batch.paddingShare || 0));
-    return html`<g key=${i} class=${`r-${batch.reason}`}
-        onPointerEnter=${() => choose(batch)}>
+    return html`<g key=${i} class=${`r-${batch.reason}`} onPointerEnter=${() => choose(batch)}>
       <rect class="hit" x=${x} width=${width + 1} height=${HEIGHT} />
       <rect class="filled" x=${x} width=${width} y=${y(filled)} height=${HEIGHT - y(filled)} />
       ${batch.ranAs > filled && html`<rect fill="url(#hatched)" x=${x} width=${width}
@@ -92,23 +91,16 @@ export function BatchStrip({ batches }) {
     </table></div></details>`;
 }
 
-/** Segments from one change of state to the next, in shares of the time shown. */
-function segments(events, from, to) {
-  const place = (at) => Math.max(0, Math.min(1, (at - from) / (to - from)));
-  return events.map(({ at, state }, i) => {
-    const end = events[i + 1]?.at ?? to;
-    return { state, x: place(at), width: place(end) - place(at), isDeath: state === "failed" };
-  });
-}
-
-/** The states of a worker in the last minutes, with deaths as crosses. */
+/** The states of a worker in the last minutes; deaths are higher than the rest. */
 export function Lane({ events, from, to }) {
+  const place = (at) => Math.max(0, Math.min(1000, ((at - from) / (to - from)) * 1000));
+  const widthOf = (at, i) => place(events[i + 1]?.at ?? to) - place(at);
   const said = events.map(({ at, state }) => `${state} at ${clock(at)}`).join(", ");
   return html`<svg class="lane" viewBox="0 0 1000 16" preserveAspectRatio="none" role="img"
       aria-label=${`States since ${duration(to - from)}: ${said || "none recorded"}`}>
     <rect class="back" width="1000" height="16" />
-    ${segments(events, from, to).map(({ state, x, width, isDeath }, i) => html`<g key=${i}>
-      <rect class=${`w-${state}`} x=${x * 1000} width=${Math.max(width * 1000, isDeath ? 4 : 0)}
-        y=${isDeath ? 0 : 3} height=${isDeath ? 16 : 10} /></g>`)}
+    ${events.map(({ at, state }, i) => html`<rect key=${i} class=${`w-${state}`} x=${place(at)}
+      width=${Math.max(widthOf(at, i), state === "failed" ? 4 : 0)}
+      y=${state === "failed" ? 0 : 3} height=${state === "failed" ? 16 : 10} />`)}
   </svg>`;
 }

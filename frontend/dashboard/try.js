@@ -1,8 +1,8 @@
 /** Try it: an input for a model, its answer rendered, and the same request as commands. */
 
 import { html, useEffect, useRef, useState } from "./vendor/htm-preact.js";
-import { send } from "./connection.js";
-import { bytes, ms, number, short } from "./format.js";
+import { hasKey, send } from "./connection.js";
+import { bytes, ms, number, parse, requestLink, short } from "./format.js";
 
 const MAX_TEXT = 200_000; // characters of an answer that are shown
 const MAX_ROWS = 100;
@@ -42,10 +42,11 @@ function Value({ value }) {
   return html`<pre tabindex="0">${JSON.stringify(value, null, 2).slice(0, MAX_TEXT)}</pre>`;
 }
 
-function Answer({ answer: { status, type, text, value, image, took, size, error, isDone } }) {
+function Answer({ answer: { id, status, type, text, value, image, took, size, error, isDone } }) {
   return html`<section class="panel wide" aria-live="polite"><h2>Answer
       <small>${[status, type, took != null && ms(took), size > 0 && bytes(size), !isDone && "arriving…"]
-        .filter(Boolean).join(" · ")}</small></h2>
+        .filter(Boolean).join(" · ")}</small>
+      ${isDone && id && html` <small><a href=${requestLink(id)}>Time line</a></small>`}</h2>
     ${error && html`<p class="error">${error}</p>`}
     ${image ? html`<img src=${image} alt="The answer of the model" />`
     : value !== undefined ? html`<${Value} value=${value} />`
@@ -57,11 +58,13 @@ const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;
 function commands({ url, file, text, type }) {
   const name = file?.name || "";
   const body = file ? `@${quoted(name)}` : quoted(text);
+  const headers = { "Content-Type": type, ...(hasKey() && { Authorization: "Bearer INFERENCE_KEY" }) };
+  const options = Object.entries(headers).map(([field, value]) => ` \\\n  -H ${quoted(`${field}: ${value}`)}`);
   const data = file ? `open(${JSON.stringify(name)}, "rb")` : `${JSON.stringify(text)}.encode()`;
   return [
-    ["curl", `curl ${quoted(url)} \\\n  -H ${quoted(`Content-Type: ${type}`)} \\\n  --data-binary ${body}`],
+    ["curl", `curl ${quoted(url)}${options.join("")} \\\n  --data-binary ${body}`],
     ["Python", `import requests\n\nanswer = requests.post(\n    ${JSON.stringify(url)},\n    data=${data},\n`
-      + `    headers={"Content-Type": ${JSON.stringify(type)}},\n)\nprint(answer.status_code, answer.text)`],
+      + `    headers=${JSON.stringify(headers)},\n)\nprint(answer.status_code, answer.text)`],
   ];
 }
 
@@ -72,19 +75,10 @@ function Command({ title, text }) {
     <pre tabindex="0" aria-label=${`As ${title}`}>${text}</pre>`;
 }
 
-const isJson = (text) => {
-  try {
-    JSON.parse(text);
-    return true;
-  } catch {
-    return false;
-  }
-};
-
 /** Read an answer, and show text as it arrives. */
 async function read(response, started, show) {
   const type = (response.headers.get("content-type") || "").split(";")[0];
-  const answer = { status: response.status, type, isDone: false };
+  const answer = { status: response.status, type, id: response.headers.get("x-request-id"), isDone: false };
   if (type.startsWith("image/")) {
     const blob = await response.blob();
     return show({ ...answer, image: URL.createObjectURL(blob), size: blob.size, isDone: true });
@@ -95,8 +89,7 @@ async function read(response, started, show) {
     const { value, done } = await reader.read();
     const took = performance.now() - started;
     if (done) {
-      const parsed = isJson(text) ? { value: JSON.parse(text) } : {};
-      return show({ ...answer, ...parsed, text, took, size: text.length, isDone: true });
+      return show({ ...answer, value: parse(text), text, took, size: text.length, isDone: true });
     }
     text += value;
     show({ ...answer, text, took, size: text.length });
@@ -112,11 +105,10 @@ export function TryIt({ name, version, address }) {
   useEffect(() => () => request.current?.abort(), []);
   useEffect(() => () => answer?.image && URL.revokeObjectURL(answer.image), [answer?.image]);
   const type = file ? file.type || "application/octet-stream"
-    : text && isJson(text) ? "application/json" : "text/plain";
+    : parse(text) === undefined ? "text/plain" : "application/json";
   const path = `predictions/${encodeURIComponent(name)}/${encodeURIComponent(version)}`;
   const submit = async (event) => {
     event.preventDefault();
-    request.current?.abort();
     request.current = new AbortController();
     setBusy(true);
     setAnswer(null);
@@ -131,15 +123,17 @@ export function TryIt({ name, version, address }) {
     }
     setBusy(false);
   };
-  const url = new URL(path, address || `${location.protocol}//${location.hostname}:8080/`).href;
+  const inference = new URL(/^https?:/.test(address) ? address : location.origin);
+  inference.hostname = location.hostname; // the configured one may be 0.0.0.0
+  const url = new URL(path, inference).href;
   return html`<div class="panels">
     <form class="panel" onSubmit=${submit}><h2>Input</h2>
       <label for="input">JSON or text</label>
-      <textarea id="input" rows="8" spellcheck="false" disabled=${file} value=${text}
+      <textarea id="input" rows="8" spellcheck=${false} disabled=${file} value=${text}
         onInput=${(event) => setText(event.target.value)}></textarea>
       <div class="bar"><label>or a file <input type="file"
           onChange=${(event) => setFile(event.target.files[0] || null)} /></label></div>
-      <div class="bar"><button class="primary" disabled=${isBusy && !answer}>Send</button>
+      <div class="bar"><button class="primary" disabled=${isBusy}>Send</button>
         ${isBusy && html`<button type="button" onClick=${() => request.current.abort()}>Cancel</button>`}
         <small>as ${type}</small></div></form>
     <section class="panel"><h2>As a command <small>to the inference listener</small></h2>

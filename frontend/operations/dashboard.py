@@ -50,6 +50,7 @@ class Dashboard:
     registry: ModelRegistry
     workflows: WorkflowRegistry
     gpus: GpuReader
+    inference_address: str = ""
     traffic: TrafficHistory = field(init=False)
 
     def __post_init__(self) -> None:
@@ -117,6 +118,7 @@ class Dashboard:
                 "hostname": socket.gethostname(),
                 "pid": os.getpid(),
                 "startedAt": round(self._started_at * 1000),
+                "inferenceAddress": self.inference_address,
             },
             "host": {
                 "cpus": psutil.cpu_count(),
