@@ -30,6 +30,7 @@ from marserve.backend.errors import (
 )
 from marserve.backend.metrics import MetricsStore
 from marserve.backend.protocol import STREAM_NEXT, Input, Part, Piece, Predict, Prediction, Reply
+from marserve.backend.spans import TRACEPARENT, trace_of
 from marserve.backend.suspects import suspect_of
 from marserve.backend.tensors.answers import AnswerFormat
 from marserve.backend.tensors.datatypes import UnusableTensor
@@ -131,6 +132,7 @@ class BatchRun:
         reply = self._reply(results)
         reply.metrics = drained(self.context)
         reply.handler_started, reply.handler_ms = started, round(seconds * 1000, 3)
+        reply.spans = self.context.take_spans()
         return reply
 
     def _reply(self, results: Any) -> Reply:
@@ -262,24 +264,28 @@ def failure_reply(
     context: Context,
     run: BatchRun | None = None,
     *,
-    request_ids: Iterable[str] = (),
+    inputs: Sequence[Input] = (),
     is_sample: bool = False,
 ) -> Reply:
     """Return the reply to a batch that failed with an exception, and log the exception.
 
-    The traceback has the ids of the requests: those given, or those of the run. A sample may not
-    fit the model, so its failure is one line of the log.
+    The traceback has the ids of the requests: those of the inputs, or of the run; and those of the
+    traces that are sampled. A sample may not fit the model, so its failure is one line of the log.
     """
     if is_sample:
         last = traceback.extract_tb(error.__traceback__)[-1]
         logger.warning("The sample input failed: %.500r (%s:%s)", error, last.filename, last.lineno)
     else:
-        ids = ", ".join(request_ids if run is None else run.request_ids)
+        ids = ", ".join([each.id for each in inputs] if run is None else run.request_ids)
         which = f" Request ids: {ids}" if ids else ""
+        traces = (trace_of(each.headers) for each in inputs)
+        if traced := ", ".join(dict.fromkeys(t.trace_id for t in traces if t and t.sampled)):
+            which += f" Trace ids: {traced}"
         logger.warning("Invoking custom service failed.%s", which, exc_info=error)
     code, message = failure_of(error)
     reply = Reply(code, message, metrics=drained(context), poisoned=poison_of(error))
     reply.cause = " ".join(sentence_of(error)[:_MAX_CAUSE].split())
+    reply.spans = context.take_spans()
     if run is not None:
         reply.suspect, reply.raised_at = suspect_of(error, run.rows, run.count)
     return reply
@@ -293,8 +299,11 @@ def drained(context: Context) -> list[list[Any]]:
 
 def padded(inputs: Sequence[Input], rows: int) -> list[Input]:
     """Append copies of the last input up to ``rows``."""
-    missing = range(len(inputs), rows)
-    return [*inputs, *repeats(inputs[-1], (f"{_PADDING}{place}" for place in missing))]
+    missing, last = range(len(inputs), rows), inputs[-1]
+    if TRACEPARENT in last.headers:  # spans of padding would be those of the last request
+        headers = {name: text for name, text in last.headers.items() if name != TRACEPARENT}
+        last = Input(last.id, headers, last.parts)
+    return [*inputs, *repeats(last, (f"{_PADDING}{place}" for place in missing))]
 
 
 def repeats(request: Input, ids: Iterable[str]) -> list[Input]:

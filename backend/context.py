@@ -17,6 +17,8 @@ from typing import Any, Protocol
 
 from marserve.backend.metrics import MetricsStore
 from marserve.backend.model_answers import ModelAnswer
+from marserve.backend.protocol import SpanRecord
+from marserve.backend.spans import Span, Trace, record_span, trace_of
 
 _CONTAINERS = (dict, list, set)
 
@@ -160,6 +162,7 @@ class Context:
         self.warm_ups: list[WarmUp] = []
         self.describe_compiled: Callable[[], dict[str, Any]] | None = None
         self.load_warnings: list[str] = []
+        self._spans: list[SpanRecord] = []
         self._cl_socket: Any = None
         self.header_key_sequence_id = _sequence_header("ID")
         self.header_key_sequence_start = _sequence_header("START")
@@ -339,6 +342,30 @@ class Context:
             model, data, version=version, parts=parts, headers=headers, timeout=timeout
         )
 
+    def trace(self, idx: int = 0) -> Trace | None:
+        """Return the trace of a request: trace_id, span_id, sampled; None if it has none.
+
+        Not part of TorchServe.
+        """
+        if self.request_processor is None:
+            return None
+        return trace_of(self._request(idx).get_request_properties())
+
+    def span(
+        self, name: str, /, idx: int = 0, **attributes: Any
+    ) -> contextlib.AbstractContextManager[Span]:
+        """Return a context manager that adds a span to the trace of a request, if it is sampled.
+
+        Not part of TorchServe.
+        """
+        return record_span(self._spans, self.trace(idx), name, attributes)
+
+    def take_spans(self) -> tuple[SpanRecord, ...]:
+        """Remove and return the spans that have ended."""
+        if taken := tuple(self._spans):
+            self._spans.clear()
+        return taken
+
     @contextmanager
     def limited_to(self, indices: Sequence[int]) -> Iterator[None]:
         """Limit the context to some requests of the batch during a ``with`` block."""
@@ -381,6 +408,7 @@ class _BatchContext(Context):
         (
             "_request_ids",
             "_request_processor",
+            "_spans",
             "metrics",
             "on_intermediate",
             "request_ids",
@@ -395,6 +423,7 @@ class _BatchContext(Context):
         self.metrics = store.for_batch() if isinstance(store, MetricsStore) else store
         self.request_ids = self.request_processor = None
         self.stopping_criteria = self.on_intermediate = None
+        self._spans = []
 
     def __getattr__(self, name: str) -> Any:
         if name == "_shared":  # a copy that is not complete

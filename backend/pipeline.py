@@ -114,7 +114,7 @@ class _Batch:
             return self._failed(error)
 
     def _failed(self, error: Exception) -> Reply:
-        return failure_reply(error, self._context, self._run)
+        return failure_reply(error, self._context, self._run, inputs=self.message.inputs)
 
 
 class _Pace:

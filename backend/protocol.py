@@ -273,6 +273,22 @@ class Prediction:
     headers: dict[str, str] = field(default_factory=dict)
 
 
+class SpanRecord(NamedTuple):
+    """A span of a handler (`backend.spans`); moments are seconds on the monotonic clock.
+
+    ``request`` is the span id in the request's header, ``error`` the exception that ended the span.
+    """
+
+    request: str
+    span_id: str
+    parent_id: str
+    name: str
+    started: float
+    ended: float
+    attributes: dict[str, Any]
+    error: str
+
+
 @dataclass(slots=True)
 class Reply:
     """The answer to a batch, or to the end of a sequence.
@@ -292,6 +308,7 @@ class Reply:
         lengths: Pairs of place and length of some rows (`backend.input_lengths`).
         length_seconds: How long that took, which is not a cost of the batch.
         cause: The exception of a handler that failed, for operators.
+        spans: Those of the handler, of requests that are sampled.
     """
 
     code: int = 200
@@ -308,6 +325,7 @@ class Reply:
     lengths: tuple[tuple[int, float], ...] = ()
     length_seconds: float = 0.0
     cause: str = ""
+    spans: tuple[SpanRecord, ...] = ()
 
 
 @dataclass(slots=True)

@@ -141,8 +141,8 @@ class Service:
         except RefusedInputs as error:
             return self._predict_others(batch, error.answers, send)
         except Exception as error:  # noqa: BLE001 - foreign code
-            ids = [each.id for each in batch.inputs]
-            return failure_reply(error, context, run, request_ids=ids, is_sample=self._runs_samples)
+            inputs, is_sample = batch.inputs, self._runs_samples
+            return failure_reply(error, context, run, inputs=inputs, is_sample=is_sample)
         finally:
             context.on_intermediate = None
 
@@ -182,6 +182,7 @@ class Service:
             whole.metrics += reply.metrics
             whole.handler_started = whole.handler_started or reply.handler_started
             whole.handler_ms += reply.handler_ms
+            reply.spans = whole.spans = (*whole.spans, *reply.spans)
             if reply.code != 200:
                 reply.metrics, reply.handler_ms = whole.metrics, whole.handler_ms
                 return reply
@@ -213,7 +214,7 @@ class Service:
         except RefusedInputs as error:
             return Reply(predictions=[error.answers[0]])
         except Exception as error:  # noqa: BLE001 - foreign code
-            return failure_reply(error, context, request_ids=[request.inputs[0].id])
+            return failure_reply(error, context, inputs=request.inputs)
         finally:
             context.on_intermediate = None  # later pieces, of a task of the handler, are dropped
 

@@ -33,6 +33,7 @@ from marserve.backend.protocol import (
     ProtocolError,
     Reply,
     SetThreads,
+    SpanRecord,
     ThreadsSet,
     Trials,
 )
@@ -59,6 +60,17 @@ json_values = st.recursive(
 rows_of_metrics = st.lists(st.lists(json_values, max_size=3), max_size=3)
 costs = st.builds(BatchCost, st.integers(), st.floats(0, 100), st.integers())
 profiled = st.builds(Profiled, st.lists(costs, max_size=3), texts, st.integers(), texts)
+spans = st.builds(
+    SpanRecord,
+    texts,
+    texts,
+    texts,
+    texts,
+    st.floats(0, 9),
+    st.floats(0, 9),
+    st.dictionaries(texts, texts | st.booleans() | st.integers() | st.floats(0, 9), max_size=3),
+    texts,
+)
 messages: st.SearchStrategy[Message] = st.one_of(
     st.builds(
         Load,
@@ -116,6 +128,7 @@ messages: st.SearchStrategy[Message] = st.one_of(
         st.lists(st.tuples(st.integers(), st.floats(0, 9)), max_size=3).map(tuple),
         st.floats(0, 9),
         texts,
+        st.lists(spans, max_size=3).map(tuple),
     ),
     st.builds(
         Piece,

@@ -13,6 +13,7 @@ from marserve.handlers.image_classifier import ImageClassifier
 from marserve.handlers.request_envelope.json import JSONEnvelope
 from marserve.handlers.request_envelope.kserve import KServeEnvelope
 from marserve.handlers.request_envelope.kservev2 import KServev2Envelope
+from marserve.handlers.torchserve_api.completed_context import completed
 from marserve.handlers.torchserve_api.mock_context import MockContext
 
 MODEL_FILE = """
@@ -201,6 +202,14 @@ def test_an_envelope_runs_with_a_copy_of_torchserves(copied, envelope, data, ans
         assert found[0]["outputs"][0]["data"] == [2]
     else:
         assert found == answers
+
+
+@pytest.mark.parametrize("is_copy", [False, True])
+def test_spans_of_a_handler_do_nothing_without_a_server(context, copied, is_copy) -> None:
+    tested = completed(copied) if is_copy else context
+    assert tested.trace() is None
+    with tested.span("tokenize", 1, words=3) as span:
+        assert span.traceparent == ""
 
 
 def test_a_file_is_fetched_once(tmp_path, monkeypatch) -> None:
