@@ -8,7 +8,7 @@ from enum import Enum
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from marserve.backend.protocol import Input, Piece, Prediction, Reply
+from marserve.backend.protocol import Input, Piece, Prediction, Reply, SpanRecord
 from marserve.frontend.batching.jobs import Job
 from marserve.frontend.errors import PredictionFailed, ServeError
 
@@ -74,6 +74,8 @@ class Batch:
     handler_seconds: float = field(default=0.0, init=False)
     took: float = field(default=0.0, init=False)  # seconds until the answer; 0 while it runs
     succeeded: bool = field(default=False, init=False)
+    handler_spans: Sequence[SpanRecord] = field(default=(), init=False)
+    span: Any = field(default=None, init=False)  # of OpenTelemetry, if it has one
     _bytes: Sequence[int] = field(default=(), init=False)
     _waited: float | None = field(default=None, init=False)
 
@@ -102,6 +104,7 @@ class Batch:
         """Note when the handler ran."""
         self.handler_started = reply.handler_started
         self.handler_seconds = reply.handler_ms / 1000
+        self.handler_spans = reply.spans
 
     def release(self) -> None:
         """Drop the jobs, which hold what clients sent: all are answered, or are in other batches.

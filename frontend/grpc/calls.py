@@ -44,6 +44,7 @@ from marserve.frontend.security.usage import ClientUsage, Holding
 from marserve.frontend.serving.predict_request import RequestOptions
 from marserve.frontend.serving.request_ids import new_request_id
 from marserve.frontend.telemetry.access_log import CLIENT_ID_HEADER, AccessLog
+from marserve.frontend.telemetry.trace_context import NO_SAMPLING, TraceContext
 
 logger = logging.getLogger(__name__)
 
@@ -81,6 +82,7 @@ class Call:
 
     __slots__ = (
         "_metadata",
+        "_sampling",
         "_usage",
         "arrived",
         "context",
@@ -89,6 +91,7 @@ class Call:
         "model",
         "request_id",
         "stopping",
+        "trace",
     )
 
     def __init__(self, method: str, metadata: Metadata, router: "CallRouter") -> None:
@@ -101,6 +104,8 @@ class Call:
         self.context: Context | None = None  # while it is answered
         #: For the log: the model and the id of its last request; empty for none.
         self.model = self.request_id = ""
+        self.trace: TraceContext | None = None  # of its last request
+        self._sampling = router.sampling
 
     def new_request_id(self) -> str:
         """Return the id of a request to a model."""
@@ -156,13 +161,18 @@ class Call:
         task.add_done_callback(lambda _task: self._usage.add(client, -size))
 
     def headers(self) -> dict[str, str]:
-        """Return the metadata of the client as headers, without secrets."""
+        """Return the metadata of the client as headers of a request, without secrets."""
         headers: dict[str, str] = {}
         for name, value in self._metadata:
             if name not in _SECRETS:
                 text = value if isinstance(value, str) else base64.b64encode(value).decode()
                 headers[name] = f"{headers[name]}, {text}" if name in headers else text
-        return headers
+        self.trace = trace = self._sampling.context_of(headers)
+        if trace is None:
+            return headers
+        of_call = {"rpc.system.name": "grpc", "rpc.method": self.method}
+        self.trace = trace._replace(attributes=of_call)
+        return trace.applied_to(headers)
 
     def metadata(self, name: str) -> str | None:
         """Return the first value of a name, or None."""
@@ -204,6 +214,7 @@ class CallRouter(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic i
         self._access_log = access_log
         self._limits = limits
         self.usage = limits.usage
+        self.sampling = NO_SAMPLING
         keyless, unary, streams = limits.kinds()
         #: Set when no more calls are accepted.
         self.stopping = asyncio.Event()
@@ -280,6 +291,7 @@ class CallRouter(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic i
             call.request_id,
             call.metadata(CLIENT_ID_HEADER),
             call.model,
+            "" if call.trace is None else call.trace.trace_id,
         )
 
 

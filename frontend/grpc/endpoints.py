@@ -173,6 +173,7 @@ class GrpcEndpoints:
         config, is_inference = self.services.config, name != _MANAGEMENT
         guard = Guard.of(config, self.services.tokens, browsers=False)
         router = CallRouter(services, guard, self.services.access_log, self._limits(name))
+        router.sampling = self.services.sampling
         server = grpc.aio.server(
             handlers=(router,),
             options=_options(config, is_inference=is_inference),

@@ -155,7 +155,9 @@ class _Inference:
         parts = [Part(name, "", body) for name, body in request.input.items()]
         input_ = Input(call.new_request_id(), headers, parts)
         by_version = bool(request.model_version)
-        return PredictRequest(input_, call.arrived, by_version, options, holding=call.holding)
+        predict_request = PredictRequest(input_, call.arrived, by_version, options)
+        predict_request.holding, predict_request.trace = call.holding, call.trace
+        return predict_request
 
     def _check_sequence(self, request: Message, call: Call) -> None:
         """Require an id, except for a request that starts a sequence, as in TorchServe."""

@@ -262,7 +262,8 @@ class _OpenInference(_Health):
         model = self.models.registry.find(message.model_name, message.model_version or None)
         headers, by_version = call.headers(), bool(message.model_version)
         options, unread = call.options(headers), Input(call.new_request_id(), headers, [])
-        predict = PredictRequest(unread, call.arrived, by_version, options, holding=call.holding)
+        predict = PredictRequest(unread, call.arrived, by_version, options)
+        predict.holding, predict.trace = call.holding, call.trace
         model.check(predict)  # before tensors are read, which may take long
         request = await self._long_work.run(read_request(message))
         headers |= self._sequence(request.head.get("parameters", {}))

@@ -37,7 +37,7 @@ from marserve.frontend.http.responses import (
     error_response,
     prediction_response,
 )
-from marserve.frontend.http.router import Router, Submit
+from marserve.frontend.http.router import Router, Submit, refusal
 from marserve.frontend.serving.predict_request import Ticket
 from marserve.frontend.serving.request_ids import new_request_id
 
@@ -419,7 +419,7 @@ class Connection(ClientConnection):
         self._finish(keep_alive=keep_alive)
 
     def _refuse(self, request: PlainRequest, error: ServeError) -> None:
-        self._answer(request, request.refuse(error))
+        self._answer(request, refusal(request, request.refuse, error))
 
     async def _stream(self, request: PlainRequest, stream: Stream) -> None:
         try:

@@ -45,6 +45,8 @@ async def read_input(
         if name.lower() not in removed
     }
     headers.update(added)
+    if request.trace is not None:
+        headers = request.trace.applied_to(headers)
     parts = await _parts(request, body)
     if with_query:
         parts = [*forms.query_parts(_query_tokens(request)), *parts]
@@ -54,7 +56,10 @@ async def read_input(
 def plain_input(request: PlainRequest, body: Buffer, extra: Mapping[str, str]) -> Input:
     """Return the `Input` of a plain request and its body, without its query."""
     media_type = request.headers.get("content-type", "").partition(";")[0]
-    return Input(request.id, {**request.raw_headers, **extra}, [Part("body", media_type, body)])
+    headers = {**request.raw_headers, **extra}
+    if request.trace is not None:
+        headers = request.trace.applied_to(headers)
+    return Input(request.id, headers, [Part("body", media_type, body)])
 
 
 def is_form(content_type: str) -> bool:

@@ -18,6 +18,7 @@ from marserve.frontend.errors import ServeError
 from marserve.frontend.http.client import ClientConnection
 from marserve.frontend.http.responses import HttpResponse, error_response
 from marserve.frontend.serving.request_ids import new_request_id
+from marserve.frontend.telemetry.trace_context import TraceContext
 
 #: A longer body is large. Below this size, to receive it in place gains nothing.
 LARGE_BYTES = 1 << 19
@@ -40,6 +41,7 @@ class HttpRequest:
         self.headers: Mapping[str, str] = raw.headers
         self.segments: Sequence[str] = split_path(self.target)
         self.id = new_request_id()
+        self.trace: TraceContext | None = None
 
     @property
     def query(self) -> str:
@@ -62,6 +64,7 @@ class PlainRequest:
     connection: ClientConnection
     waits_for_continue: bool  # whether the client sends the body after an answer 100
     refuse: Callable[[ServeError], HttpResponse] = error_response  # see `Route`
+    trace: TraceContext | None = None
 
 
 def split_path(target: str) -> list[str]:

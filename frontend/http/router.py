@@ -4,20 +4,23 @@ An aiohttp application is not used: TorchServe's paths follow other rules, and t
 application per request costs as much as everything here.
 """
 
+import json
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 
 from marserve.backend.protocol import Buffer, Prediction
+from marserve.backend.spans import TRACEPARENT
 from marserve.frontend.batching.jobs import OnAnswer
 from marserve.frontend.errors import InvalidToken, RouteNotFound, ServeError, unexpected
 from marserve.frontend.http.requests import HttpRequest, PlainRequest
-from marserve.frontend.http.responses import HttpResponse, error_response
+from marserve.frontend.http.responses import HttpResponse, error_response, json_response
 from marserve.frontend.security.guard import Guard
 from marserve.frontend.security.tokens import Kind
 from marserve.frontend.serving.predict_request import Ticket
 from marserve.frontend.telemetry.access_log import CLIENT_ID_HEADER, AccessLog
+from marserve.frontend.telemetry.trace_context import NO_SAMPLING, Sampling
 from marserve.frontend.tracing.explanations import server_timing
 from marserve.frontend.tracing.time_lines import TimeLines
 
@@ -27,6 +30,8 @@ logger = logging.getLogger(__name__)
 ANY_OTHER = "*"
 
 
+# Methods of probes and browsers, which start no trace.
+_UNTRACED = frozenset(("GET", "HEAD", "OPTIONS"))
 # The value of the header does not matter.
 _TIMING_HEADER = "x-server-timing"
 
@@ -72,6 +77,7 @@ class Router:
     access_log: AccessLog
     time_lines: TimeLines = field(default_factory=TimeLines)
     common_headers: str  # header lines of every answer
+    sampling: Sampling = NO_SAMPLING
 
     async def answer(self, request: HttpRequest) -> HttpResponse:
         """Answer a request, also after an unexpected error, and log it."""
@@ -80,6 +86,7 @@ class Router:
         route = route or self.routes.get(ANY_OTHER, _NOT_FOUND)
         while route.choose is not None:
             route = route.choose(request)
+        self._find_trace(request, route)
         try:
             self.guard.admit(route.key, request.headers)
             answer = await route.serve(request)
@@ -87,10 +94,10 @@ class Router:
             if isinstance(error, InvalidToken) and self._is_preflight(request):
                 answer = HttpResponse(200)
             else:
-                answer = route.refuse(error)
+                answer = refusal(request, route.refuse, error)
         except Exception as error:  # the last resort
             logger.exception("Cannot answer %s %s", request.method, request.target)
-            answer = route.refuse(unexpected(error))
+            answer = refusal(request, route.refuse, unexpected(error))
         self.log(request, answer)
         return answer
 
@@ -115,9 +122,19 @@ class Router:
             time.monotonic() - request.arrived,
             request.id,
             request.headers.get(CLIENT_ID_HEADER),
+            "" if request.trace is None else request.trace.trace_id,
         )
         if _TIMING_HEADER in request.headers and (line := self.time_lines.of_answer(request.id)):
             answer.headers = {**(answer.headers or {}), "server-timing": server_timing(line)}
+
+    def _find_trace(self, request: HttpRequest | PlainRequest, route: Route) -> None:
+        starts = self.sampling.ratio is not None and route.key == "inference"
+        if TRACEPARENT in request.headers or (starts and request.method not in _UNTRACED):
+            request.trace = trace = self.sampling.context_of(request.headers)
+            if trace is not None and trace.is_recorded:
+                path = request.target.partition("?")[0]
+                attributes = {"http.request.method": request.method, "url.path": path}
+                request.trace = trace._replace(attributes=attributes)
 
     def accept(self, request: PlainRequest) -> Submit | None:
         """Return the function that submits a plain request; None leaves the request to `answer`.
@@ -133,6 +150,27 @@ class Router:
         try:
             self.guard.admit(route.key, request.headers)
             request.refuse = route.refuse
+            if self.sampling.ratio is not None or TRACEPARENT in request.headers:
+                self._find_trace(request, route)
             return route.accept(request)
         except ServeError:
             return None
+
+
+def refusal(
+    request: HttpRequest | PlainRequest,
+    refuse: Callable[[ServeError], HttpResponse],
+    error: ServeError,
+) -> HttpResponse:
+    """Return the response to a failure; with a trace, errors of TorchServe's format have the ids.
+
+    Without one they are those of TorchServe to the byte, which clients compare.
+    """
+    answer = refuse(error)
+    if request.trace is None:
+        return answer
+    document = json.loads(bytes(answer.body))
+    if "type" not in document or "error" in document:
+        return answer
+    ids = {"requestId": request.id, "traceId": request.trace.trace_id}
+    return json_response({**document, **ids}, answer.status, answer.headers or {})

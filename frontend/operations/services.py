@@ -13,6 +13,7 @@ from marserve.frontend.security.given_tokens import Tokens
 from marserve.frontend.serving.registry import ModelRegistry
 from marserve.frontend.telemetry.access_log import AccessLog
 from marserve.frontend.telemetry.metrics import Metrics
+from marserve.frontend.telemetry.trace_context import NO_SAMPLING, Sampling
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class Services:
     tokens: Tokens | None  # None: no keys
     requests: RequestLines
     dashboard: Dashboard
+    sampling: Sampling = NO_SAMPLING
 
     def repository(self) -> OpenInferenceModels:
         """Return the models, with what loads and unloads them."""

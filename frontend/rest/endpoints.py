@@ -146,6 +146,7 @@ class HttpEndpoints:
             guard=Guard.of(config, services.tokens, browsers=on_network),
             access_log=services.access_log,
             time_lines=services.requests.lines,
+            sampling=services.sampling,
             common_headers=common_headers(
                 {
                     "access-control-allow-origin": config.cors_allowed_origin,

@@ -81,7 +81,7 @@ class Predictor:
             return json_response(describe_model_inference(name))
         options, unread = read_request_options(request.headers), Input(request.id, {}, [])
         predict_request = PredictRequest(unread, request.arrived, version is not None, options)
-        predict_request.holding = request.connection.holding
+        predict_request.holding, predict_request.trace = request.connection.holding, request.trace
         if input_ is None:
             model.check(predict_request)  # before the body is read and parsed, which may take long
             limit = self.max_request_bytes
@@ -149,7 +149,8 @@ def accept_plain(
 
     def submit(body: Buffer, on_answer: OnAnswer) -> Ticket:
         input_ = plain_input(request, body, extra)
-        return submit_to(PredictRequest(input_, request.arrived, by_version, options), on_answer)
+        asked = PredictRequest(input_, request.arrived, by_version, options, trace=request.trace)
+        return submit_to(asked, on_answer)
 
     return submit
 

@@ -71,7 +71,7 @@ class _OpenAI(Predictor):
         options, extra = read_request_options(request.headers), _extra(request)
         input_ = await read_input(request, self.max_request_bytes, extra)
         predict_request = PredictRequest(input_, request.arrived, by_version=False, options=options)
-        predict_request.holding = connection.holding
+        predict_request.holding, predict_request.trace = connection.holding, request.trace
         return prediction_response(await self._answer(predict_request, connection.long_work))
 
     def accept_request(self, request: PlainRequest) -> Submit | None:

@@ -71,7 +71,7 @@ class _Inference:
         workflow.check()  # before the body is read and parsed, which may take long
         input_ = await read_input(request, self.max_request_bytes, {})
         run = PredictRequest(input_, request.arrived, by_version=False, options=options)
-        run.holding = request.connection.holding
+        run.holding, run.trace = request.connection.holding, request.trace
         return prediction_response(await run_workflow(workflow, run))
 
     def accept(self, request: PlainRequest) -> Submit | None:

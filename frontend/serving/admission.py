@@ -73,6 +73,7 @@ class Admission:
             request_arrived=request.arrived,
             counters=self._pending.counters_of(request),
             nested_in=request.nested_in,
+            trace=request.trace,
         )
         self._put((job,), request)
         self._take_in(job, (job,), request, timeout)
@@ -162,7 +163,8 @@ class Admission:
     def _note_refused(self, request: PredictRequest, error: ServeError) -> None:
         now = time.monotonic()
         lines = self._pending.lines
-        lines.refused(request.input.id, request.arrived, now, error.status, error.message)
+        reason = error.status, error.message
+        lines.refused(request.input.id, request.arrived, now, *reason, request.trace)
 
     def _take_in(
         self,

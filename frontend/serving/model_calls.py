@@ -111,14 +111,19 @@ class ModelCalls:
         if call.timeout is not None and call.timeout < timeout:
             timeout = call.timeout
         self._last += 1
+        headers, trace = call.headers, caller.trace
+        if trace is not None:
+            trace = trace.recorded() if trace.is_recorded else trace
+            headers = trace.applied_to({**trace.headers, **headers})
         return PredictRequest(
             # A unique id that contains the caller's, for searches in logs.
-            Input(f"{caller.input.id}.{self._last}", call.headers, call.parts),
+            Input(f"{caller.input.id}.{self._last}", headers, call.parts),
             now,
             bool(call.version),
             RequestOptions(timeout, caller.priority),
             continues=True,
             nested_in=caller.nested,
+            trace=trace,
         )
 
     def _check(self, callers: tuple[_Key, ...], model: ModelVersion, called: _Key) -> None:

@@ -31,6 +31,7 @@ from marserve.frontend.errors import (
 )
 from marserve.frontend.security.usage import Holding
 from marserve.frontend.telemetry.model_metrics import ModelMetrics, RequestCounters
+from marserve.frontend.telemetry.trace_context import TraceContext
 from marserve.frontend.tracing.time_lines import (
     ANSWERED,
     CANCELLED,
@@ -69,6 +70,7 @@ class PredictRequest:
     holding: Callable[[], Holding] = Holding
     #: The nested time lines of the request that waits for this one.
     nested_in: list[TimeLine] | None = None
+    trace: TraceContext | None = None
 
 
 #: The answer to requests submitted together: their predictions in order, up to the first with a
@@ -286,6 +288,7 @@ class PendingJob(_RequestJob):
             len(parts[0].body) if len(parts) == 1 else self.input.size,
             self.crashes + 1,
             self.nested or (),
+            self.trace,
         )
 
 
@@ -325,6 +328,7 @@ class PendingRows:
                 group_of(request),
                 deadline=deadline,
                 priority=first.options.priority,
+                trace=first.trace,
             )
             for index, request in enumerate(requests)
         ]
@@ -386,6 +390,7 @@ class PendingRows:
             *outcome_of(answer),
             sum([job.input.size for job in jobs]),
             last.crashes + 1,
+            trace=last.trace,
         )
         pending.add_line(line, self._nested_in)
         if jobs[0].dispatched is None:

@@ -1,7 +1,8 @@
 """The access log: counts each response, and writes its line when it is sent, or soon (`pace`).
 
-A line is TorchServe's. Behind it are the model of a gRPC call, and, if the client has sent an
-``X-Request-Id``, that id and the server's own.
+A line is TorchServe's. Behind it are the model of a gRPC call; if the client has sent an
+``X-Request-Id``, that id and the server's own; and the id of the request's trace, if it has one.
+JSON always has the server's own id.
 """
 
 import asyncio
@@ -34,6 +35,7 @@ class _Entry(NamedTuple):
     seconds: float
     request_id: str
     client_id: str | None
+    trace_id: str = ""
     protocol: str = "HTTP/1.1"
     model: str = ""
 
@@ -54,6 +56,7 @@ class _Entry(NamedTuple):
             "path": self.target,
             "status": self.status,
             "milliseconds": round(self.seconds * 1000),
+            **({"request_id": self.request_id} if self.request_id else {}),
             **self._more,
         }
 
@@ -62,7 +65,7 @@ class _Entry(NamedTuple):
         more = {"model": self.model[:_MAX_MODEL]} if self.model else {}
         if self.client_id and _CLIENT_ID.fullmatch(self.client_id):
             more |= {"request_id": self.request_id, "client_request_id": self.client_id}
-        return more
+        return more | {"trace_id": self.trace_id} if self.trace_id else more
 
 
 class AccessLog:
@@ -86,12 +89,12 @@ class AccessLog:
         seconds: float,
         request_id: str = "",
         client_id: str | None = None,
+        trace_id: str = "",
     ) -> None:
         """Count and log a response; ``peer`` is its client, as ``host:port``."""
         self._count_response(status)
-        self._append(
-            _Entry(time.time(), peer, method, target, status, seconds, request_id, client_id)
-        )
+        ids = request_id, client_id, trace_id
+        self._append(_Entry(time.time(), peer, method, target, status, seconds, *ids))
 
     def add_call(
         self,
@@ -103,13 +106,14 @@ class AccessLog:
         request_id: str = "",
         client_id: str | None = None,
         model: str = "",
+        trace_id: str = "",
     ) -> None:
         """Log a gRPC call by its status code, and count it by the equivalent HTTP status.
 
         ``method`` is its full name, ``package.Service/Method``.
         """
         self._count_response(http_status)
-        ids = request_id, client_id
+        ids = request_id, client_id, trace_id
         self._append(
             _Entry(time.time(), peer, "gRPC", method, code, seconds, *ids, "HTTP/2.0", model)
         )

@@ -9,9 +9,10 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from heapq import heappush, heappushpop
 from itertools import chain, count, islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from marserve.frontend.batching.batches import Batch
+from marserve.frontend.telemetry.trace_context import TraceContext
 
 #: The most nested time lines that one keeps.
 MAX_NESTED = 100
@@ -55,7 +56,7 @@ class TimeLine(NamedTuple):
     size: int = 0
     attempts: int = 1
     nested: "Sequence[TimeLine]" = ()
-    trace: Any = None
+    trace: TraceContext | None = None
     first_piece: float = 0.0
 
     @property
@@ -140,7 +141,13 @@ class ModelLines:
             self._server.on_traced(line)
 
     def refused(
-        self, id_: str, arrived: float, now: float, status: int, error: str, trace: Any = None
+        self,
+        id_: str,
+        arrived: float,
+        now: float,
+        status: int,
+        error: str,
+        trace: TraceContext | None = None,
     ) -> None:
         """Add a request that was not queued."""
         line = TimeLine(id_, self, arrived, now, None, now, REFUSED, status, error, trace=trace)

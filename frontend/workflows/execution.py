@@ -212,7 +212,11 @@ class Run:
         whole = self._request
         again = f".{attempt}" if attempt > 1 else ""  # the worker may still have the earlier one
         id_ = f"{whole.input.id}.{node.name}{again}"
-        input_ = Input(id_, dict(whole.input.headers), self._parts(node))
+        headers, trace = dict(whole.input.headers), whole.trace
+        if trace is not None:
+            trace = trace.recorded() if trace.is_recorded else trace
+            headers = trace.applied_to(headers)
+        input_ = Input(id_, headers, self._parts(node))
         options = whole.options
         if options is NO_OPTIONS:  # the same object for all runs
             options = self._graph.options[node.name]
@@ -225,6 +229,7 @@ class Run:
             options=options,
             continues=True,
             nested_in=self.nested,
+            trace=trace,
         )
 
     def _expired(self) -> RequestExpired:

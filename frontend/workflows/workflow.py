@@ -109,6 +109,7 @@ class Workflow:
                 error,
                 request.input.size,
                 nested=run.nested,
+                trace=request.trace,
             )
         )
         metrics.runs[times.outcome].update(1)

@@ -59,6 +59,7 @@ class StatefulAdmission(Admission):
             request_arrived=request.arrived,
             counters=self._pending.counters_of(request),
             nested_in=request.nested_in,
+            trace=request.trace,
             sequences=sequences,
             sequence_id=sequence_id,
             starts=starts,

@@ -54,6 +54,29 @@ def test_a_line_can_be_json(loop: Any, lines: Callable[[], list[str]]) -> None:
     }
 
 
+def test_a_line_names_the_trace_of_the_request(loop: Any, lines: Callable[[], list[str]]) -> None:
+    log = AccessLog(loop, Metrics("host"))
+    log.add("127.0.0.1:5000", "GET", "/ping", 200, 0.0126, "id", None, "4bf9")
+    log.add("127.0.0.1:5000", "GET", "/ping", 200, 0.0126, "id", "order-7", "4bf9")
+    log.add_call("127.0.0.1:5000", "a.B/C", 0, 200, 0.0126, "id", None, "m", "4bf9")
+    log.flush()
+    assert [line.partition(" 13")[2] for line in lines()] == [
+        " trace_id=4bf9",
+        " request_id=id client_request_id=order-7 trace_id=4bf9",
+        " model=m trace_id=4bf9",
+    ]
+
+
+def test_json_always_has_the_id_of_the_request(loop: Any, lines: Callable[[], list[str]]) -> None:
+    log = AccessLog(loop, Metrics("host"), as_json=True)
+    log.add("127.0.0.1:5000", "GET", "/ping", 200, 0.0126, "id")
+    log.add("127.0.0.1:5000", "GET", "/ping", 200, 0.0126, "id", None, "4bf9")
+    log.flush()
+    plain, traced = map(json.loads, lines())
+    assert (plain["request_id"], "trace_id" in plain) == ("id", False)
+    assert (traced["request_id"], traced["trace_id"]) == ("id", "4bf9")
+
+
 @pytest.mark.parametrize("client_id", ["a", "!~:/\"'", "x" * 128])
 def test_the_id_of_a_client_is_logged_with_that_of_the_server(
     client_id: str, loop: Any, lines: Callable[[], list[str]]

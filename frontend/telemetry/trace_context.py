@@ -1,0 +1,99 @@
+"""Trace contexts of requests, by W3C Trace Context, and which requests are recorded.
+
+Without OpenTelemetry (`tracing.otel`) the headers of a client only pass through. With it, a request
+that is sampled is *recorded*: it has a span of its own, the parent of what the request causes.
+"""
+
+import os
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from multidict import CIMultiDict
+
+from marserve.backend.spans import SAMPLED, TRACEPARENT, Trace, parse_traceparent
+
+_TRACESTATE = "tracestate"
+# A longer state is dropped, as W3C Trace Context allows.
+_MAX_STATE = 512
+_MAX_STATE_MEMBERS = 32
+_RANDOM = 2  # a flag
+_LOW = 1 << 64  # the lower half of a trace id, at which the samplers of OpenTelemetry look
+_NO_ATTRIBUTES: Mapping[str, Any] = MappingProxyType({})
+
+
+class TraceContext(NamedTuple):
+    """The place of a request in a trace.
+
+    Attributes:
+        span_id: Of the request, if it is recorded, else of the client.
+        parent_id: The span above that of the request; empty for the first span of a trace.
+        attributes: Of its span, from the transport; empty if another request has caused it.
+    """
+
+    trace_id: str
+    span_id: str
+    flags: int
+    state: str = ""
+    is_recorded: bool = False
+    parent_id: str = ""
+    attributes: Mapping[str, Any] = _NO_ATTRIBUTES
+
+    def recorded(self) -> "TraceContext":
+        """Return the context of a recorded request in this one."""
+        flags, own = self.flags | SAMPLED, os.urandom(8).hex()
+        return TraceContext(self.trace_id, own, flags, self.state, True, self.span_id)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The headers of what the request causes."""
+        state = {_TRACESTATE: self.state} if self.state else {}
+        return {TRACEPARENT: Trace(*self[:3]).traceparent, **state}
+
+    def applied_to(self, headers: dict[str, str]) -> dict[str, str]:
+        """Return the headers that a handler gets; those of a client stay if it is not recorded."""
+        if not self.is_recorded:
+            return headers
+        names = (TRACEPARENT, _TRACESTATE)
+        others = {name: text for name, text in headers.items() if name.lower() not in names}
+        return {**others, **self.headers}
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Which requests are recorded: a share of them, or as the client has decided, if it has.
+
+    With ``ratio`` None none are.
+    """
+
+    ratio: float | None = None
+    is_parent_based: bool = True
+
+    def context_of(self, headers: Mapping[str, str]) -> TraceContext | None:
+        """Return the context of a request with these headers, by their names in lower case."""
+        ratio = self.ratio
+        found = parse_traceparent(_joined(headers, TRACEPARENT)) if TRACEPARENT in headers else None
+        if found is None:
+            if ratio is None or random.random() >= ratio:  # noqa: S311 - no secret
+                return None
+            low = int(random.random() * ratio * _LOW)  # noqa: S311 - no secret
+            return TraceContext(f"{os.urandom(8).hex()}{low:016x}", "", _RANDOM).recorded()
+        trace_id, span_id, flags = found
+        is_sampled = flags & SAMPLED
+        if not self.is_parent_based and ratio is not None:
+            is_sampled = int(trace_id[16:], 16) < round(ratio * _LOW)
+        state = _joined(headers, _TRACESTATE) if _TRACESTATE in headers else ""
+        if len(state) > _MAX_STATE or state.count(",") >= _MAX_STATE_MEMBERS:
+            state = ""
+        context = TraceContext(trace_id, span_id, flags & (SAMPLED | _RANDOM), state)
+        return context.recorded() if is_sampled and ratio is not None else context
+
+
+NO_SAMPLING = Sampling()
+
+
+def _joined(headers: Mapping[str, str], name: str) -> str:
+    """Return the values of a header as one; a mapping of aiohttp may have several."""
+    return headers[name] if type(headers) is dict else ",".join(CIMultiDict(headers).getall(name))

@@ -1,0 +1,103 @@
+"""Which requests belong to a trace, which are recorded, and the headers that their handlers get."""
+
+import pytest
+from multidict import CIMultiDict
+
+from marserve.frontend.telemetry.trace_context import NO_SAMPLING, Sampling
+
+TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+SAMPLED, UNSAMPLED = f"00-{TRACE}-{SPAN}-01", f"00-{TRACE}-{SPAN}-00"
+ALWAYS, NEVER = Sampling(1.0), Sampling(0.0)
+
+
+def test_without_a_header_and_without_sampling_there_is_no_trace() -> None:
+    assert NO_SAMPLING.context_of({"tracestate": "a=b"}) is None
+
+
+@pytest.mark.parametrize("text", [SAMPLED, UNSAMPLED, f"cc-{TRACE}-{SPAN}-01-more"])
+def test_without_sampling_the_headers_pass_through(text: str) -> None:
+    trace = NO_SAMPLING.context_of({"traceparent": text})
+    assert trace is not None
+    assert (trace.trace_id, trace.is_recorded) == (TRACE, False)
+    headers = {"X-A": "1", "TraceParent": text}
+    assert trace.applied_to(headers) is headers
+    assert trace.headers["traceparent"] == f"00-{TRACE}-{SPAN}-{trace.flags:02x}"
+
+
+@pytest.mark.parametrize(
+    ("ratio", "is_parent_based", "text", "is_recorded"),
+    [
+        (0.0, True, SAMPLED, True),
+        (1.0, True, UNSAMPLED, False),
+        (1.0, False, UNSAMPLED, True),
+        (0.0, False, SAMPLED, False),
+        (0.7, False, SAMPLED, True),  # the share is that of the id
+        (0.6, False, SAMPLED, False),
+        (1.0, True, "nonsense", True),
+        (0.0, True, "nonsense", False),
+    ],
+)
+def test_the_sampling_decides_as_that_of_opentelemetry(
+    ratio: float, is_parent_based: bool, text: str, is_recorded: bool
+) -> None:
+    trace = Sampling(ratio, is_parent_based).context_of({"traceparent": text})
+    assert (trace is not None and trace.is_recorded) == is_recorded
+
+
+def test_a_recorded_request_has_a_span_of_its_own() -> None:
+    trace = NEVER.context_of({"traceparent": SAMPLED, "tracestate": "a=b"})
+    assert trace is not None
+    assert trace.parent_id == SPAN != trace.span_id
+    own = {"traceparent": f"00-{TRACE}-{trace.span_id}-01", "tracestate": "a=b"}
+    headers = {"X-A": "1", "TraceParent": SAMPLED, "TraceState": "a=b"}
+    assert trace.applied_to(headers) == {"X-A": "1", **own}
+
+
+def test_a_request_that_is_caused_is_a_child() -> None:
+    outer = NEVER.context_of({"traceparent": SAMPLED.replace("-01", "-03"), "tracestate": "a=b"})
+    assert outer is not None
+    caused = outer.recorded()
+    assert caused.parent_id == outer.span_id != caused.span_id
+    assert (caused.trace_id, caused.flags, caused.state) == (TRACE, 3, "a=b")
+
+
+@pytest.mark.parametrize(
+    ("state", "passed"),
+    [
+        ("a=b", "a=b"),
+        ("a=" + "b" * 510, "a=" + "b" * 510),
+        ("a=" + "b" * 511, ""),
+        (",".join(["a=b"] * 32), ",".join(["a=b"] * 32)),
+        (",".join(["a=b"] * 33), ""),
+    ],
+)
+def test_a_tracestate_within_the_limits_is_passed_on(state: str, passed: str) -> None:
+    trace = ALWAYS.context_of({"traceparent": SAMPLED, "tracestate": state})
+    assert trace is not None
+    assert trace.state == passed
+
+
+def test_a_tracestate_without_a_trace_is_dropped() -> None:
+    trace = ALWAYS.context_of({"traceparent": "nonsense", "tracestate": "a=b"})
+    assert trace is not None
+    assert trace.applied_to({"tracestate": "a=b"}) == trace.headers
+    assert list(trace.headers) == ["traceparent"]
+
+
+def test_a_header_that_is_sent_twice() -> None:
+    headers = CIMultiDict([("Traceparent", SAMPLED), ("tracestate", "a=b"), ("tracestate", "c=d")])
+    trace = NEVER.context_of(headers)
+    assert trace is not None
+    assert trace.state == "a=b,c=d"
+    headers.add("traceparent", SAMPLED)
+    assert NEVER.context_of(headers) is None
+
+
+def test_a_share_of_the_requests_starts_a_trace() -> None:
+    sampling = Sampling(0.01)
+    started = [trace for _ in range(20_000) if (trace := sampling.context_of({}))]
+    assert 100 < len(started) < 320  # 200 are expected; this is seven times the deviation
+    assert len({trace.trace_id for trace in started}) == len(started)
+    # As the sampler traceidratio decides by the id, in any other service.
+    assert all(int(trace.trace_id[16:], 16) < 0.01 * 2**64 for trace in started)
+    assert {(trace.parent_id, trace.flags) for trace in started} == {("", 3)}
