@@ -69,6 +69,9 @@ from marserve.frontend.telemetry.access_log import AccessLog
 from marserve.frontend.telemetry.gpu import GpuReader, count_gpus_in_time
 from marserve.frontend.telemetry.metrics import Metrics
 from marserve.frontend.telemetry.metrics_config import load_metrics_config
+from marserve.frontend.telemetry.trace_context import NO_SAMPLING, Sampling
+from marserve.frontend.tracing.otel import SpanExport, find_receiver, sampling_of
+from marserve.frontend.tracing.time_lines import TimeLines
 from marserve.frontend.version import __version__
 from marserve.frontend.workers.devices import DeviceAllocator
 from marserve.frontend.workers.launchers.command import cpu_launcher_works
@@ -244,6 +247,7 @@ class Server:
         gpus = GpuReader()
         start_monitoring(background, config, self._metrics, self._registry, gpus)
         host = await self._make_host(opened)
+        sampling = self._export_spans(opened, host.time_lines)
         facts = banner(config, gpus=host.devices.count, cores=host.cores, workdir=workdir)
         logger.info("%s", facts, extra=DETAIL)
         manager = self._manager = ModelManager(
@@ -272,6 +276,7 @@ class Server:
             tokens,
             RequestLines(host.time_lines, self._registry),
             dashboard,
+            sampling,
         )
         listeners = await self._bind(opened, services)
         opened.callback(dashboard.close)  # before the connections are closed
@@ -294,6 +299,20 @@ class Server:
         await manager.snapshots.begin()
         if later := [each for each in listeners if each.when_ready]:
             await self._listen_when_ready(opened, later, signals.stop)
+
+    def _export_spans(self, opened: AsyncExitStack, time_lines: TimeLines) -> Sampling:
+        """Send the spans of recorded requests to OpenTelemetry's receiver, if there is one."""
+        config = self._config
+        receiver = find_receiver(config.otel_endpoint, os.environ)
+        if receiver is None:
+            return NO_SAMPLING
+        dropped = self._metrics.added["marserve_dropped_spans_total"].join(self._metrics.hostname)
+        dropped.show()
+        export = SpanExport(receiver, dropped.update)
+        time_lines.on_traced = export.add
+        export.start()
+        opened.push_async_callback(export.close)
+        return sampling_of(config.trace_sample_ratio, os.environ)
 
     async def _bind(self, opened: AsyncExitStack, services: Services) -> Sequence[_Listener]:
         """Bind all listeners; return them in the order in which they start to listen."""

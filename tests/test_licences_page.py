@@ -49,7 +49,7 @@ def with_what_they_bring(wanted: Iterable[Requirement]) -> set[str]:
 def test_every_package_of_the_server_is_listed_and_no_other() -> None:
     core = with_what_they_bring(requirements(SETUP["options"]["install_requires"]))
     listed = dict.fromkeys(core, "core")
-    for extra in ("grpc", "s3", "tls"):
+    for extra in ("grpc", "s3", "tls", "otel"):
         new = with_what_they_bring(requirements(EXTRAS[extra])) - listed.keys()
         listed |= dict.fromkeys(new, extra)
     assert rows(SERVER) == listed

@@ -209,6 +209,10 @@ class Config:
     log_format: str = _key(_one_of("text", "json"), "text")
     async_logging: bool = _flag("false")
 
+    # Traces; None: as the variables of OpenTelemetry say
+    otel_endpoint: str | None = _optional(str)
+    trace_sample_ratio: float | None = _optional(values.share)
+
     # Sources of values
     enable_envvars_config: bool = _flag("false")
     use_env_allowed_urls: bool = _flag("false")

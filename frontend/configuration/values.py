@@ -38,6 +38,13 @@ def positive(text: str) -> float:
     return float(text)
 
 
+def share(text: str) -> float:
+    """Return a plain decimal number from 0 to 1."""
+    if not _DECIMAL.fullmatch(text) or float(text) > 1:
+        raise ValueError("a number from 0 to 1")
+    return float(text)
+
+
 def pattern(text: str, flags: int = 0) -> re.Pattern[str]:
     """Return a regular expression."""
     try:

@@ -109,6 +109,11 @@ _ADDED = (
         _HOSTNAME,
     ),
     counter(
+        "marserve_dropped_spans_total",
+        "Spans that were not sent: their receiver is down or slow, or they are too many",
+        _HOSTNAME,
+    ),
+    counter(
         "marserve_workflow_runs_total",
         "Runs of a workflow by how they ended",
         ("workflow_name", "outcome", "hostname"),

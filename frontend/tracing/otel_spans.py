@@ -1,0 +1,181 @@
+"""Makes spans of time lines by OpenTelemetry's SDK, and sends them; for the thread of `otel`.
+
+predict MODEL    a request (server), from its arrival to its answer
+  waiting        in the queue
+  handler        of its batch, with a link to the span of the batch
+  …              the handler's own spans, and the requests to other models that it has caused
+batch            of several requests; in the trace of the first, with links to all
+"""
+
+import random
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from opentelemetry import trace as api
+from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import SpanExportResult
+from opentelemetry.sdk.trace.id_generator import IdGenerator
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON
+
+from marserve.frontend.batching.batches import Batch
+from marserve.frontend.telemetry.trace_context import TraceContext
+from marserve.frontend.tracing.time_lines import TimeLine
+from marserve.frontend.version import __version__
+
+# Spans of one message.
+_MAX_SENT = 512
+
+
+class _GivenIds(IdGenerator):
+    """Gives spans the ids that were passed on; others get random ones."""
+
+    trace_id = span_id = 0
+
+    def generate_span_id(self) -> int:
+        given, self.span_id = self.span_id, 0
+        return given or random.getrandbits(64) or 1
+
+    def generate_trace_id(self) -> int:
+        return self.trace_id
+
+    def is_trace_id_random(self) -> bool:
+        return True
+
+
+class _Ended(SpanProcessor):
+    def __init__(self) -> None:
+        self.spans: list[ReadableSpan] = []
+
+    def on_end(self, span: ReadableSpan) -> None:
+        self.spans.append(span)
+
+
+class OtlpSpans:
+    """Makes spans, and sends them to ``endpoint``."""
+
+    def __init__(self, endpoint: str) -> None:
+        self._exporter = OTLPSpanExporter(endpoint)
+        self._ids, self._ended = _GivenIds(), _Ended()
+        resource = Resource.create()
+        if str(resource.attributes["service.name"]).startswith("unknown_service"):
+            resource = resource.merge(Resource({"service.name": "marserve"}))
+        provider = TracerProvider(
+            ALWAYS_ON, resource, shutdown_on_exit=False, id_generator=self._ids
+        )
+        provider.add_span_processor(self._ended)
+        self._tracer = provider.get_tracer("marserve", __version__)
+        #: They end with the next message, which may have further requests of them.
+        self._ending: list[Batch] = []
+        self._begun: list[Batch] = []
+        self._epoch = time.time() - time.monotonic()
+
+    def add(self, line: TimeLine) -> None:
+        """Make the spans of a recorded request."""
+        trace, batch, model = line.trace, line.batch, line.model
+        assert trace is not None
+        attributes = {
+            **trace.attributes,
+            "marserve.request.id": line.id,
+            "marserve.model.name": model.name,
+            "marserve.model.version": model.version,
+            "marserve.outcome": line.outcome,
+        }
+        if "http.request.method" in attributes:
+            attributes["http.response.status_code"] = line.status
+            attributes["http.request.body.size"] = line.size
+        kind = api.SpanKind.SERVER if trace.attributes else api.SpanKind.INTERNAL
+        self._ids.trace_id = int(trace.trace_id, 16)
+        above, name = _inside(trace, trace.parent_id), f"predict {model.name}"
+        span = self._start(name, line.arrived, above, attributes, trace.span_id, kind)
+        if line.first_piece:
+            span.add_event("first piece", timestamp=self._time_of(line.first_piece))
+        inside = _inside(trace, trace.span_id)
+        waited = line.answered if batch is None else batch.closed
+        if waited > line.queued and model.version:  # a workflow does not wait
+            self._end(self._start("waiting", line.queued, inside), waited)
+        if batch is not None:
+            self._add_handler(batch, trace, inside)
+        self._end(span, line.answered, line.error if line.status >= 500 else None)
+
+    def _add_handler(self, batch: Batch, trace: TraceContext, inside: Context) -> None:
+        for each in batch.handler_spans:
+            if each.request == trace.span_id:
+                above = _inside(trace, each.parent_id)
+                span = self._start(each.name, each.started, above, each.attributes, each.span_id)
+                self._end(span, each.ended, each.error or None)
+        if not batch.handler_started:  # it has failed
+            return
+        attributes = {
+            "marserve.batch.size": batch.size,
+            "marserve.batch.ran_as": batch.run_as,
+            "marserve.batch.reason": batch.reason.value,
+            "marserve.worker.id": batch.worker_id,
+        }
+        handler = self._start("handler", batch.handler_started, inside, attributes)
+        if batch.size > 1:
+            if batch.span is None:
+                batch.span = self._start("batch", batch.closed, inside, attributes)
+                self._begun.append(batch)
+            if batch.span.is_recording():
+                batch.span.add_link(api.get_current_span(inside).get_span_context())
+            handler.add_link(batch.span.get_span_context())
+        self._end(handler, batch.handler_started + batch.handler_seconds)
+
+    def send(self, *, is_last: bool) -> int:
+        """Send the spans; return how many are dropped, because the receiver does not accept them.
+
+        After the first refusal the others are dropped too: each may take as long.
+        """
+        for batch in self._ending + self._begun if is_last else self._ending:
+            self._end(batch.span, batch.closed + batch.took)
+        self._ending, self._begun = self._begun, []
+        spans, self._ended.spans = self._ended.spans, []
+        left = len(spans)
+        for start in range(0, len(spans), _MAX_SENT):
+            part = spans[start : start + _MAX_SENT]
+            if self._exporter.export(part) is not SpanExportResult.SUCCESS:
+                break
+            left -= len(part)
+        self._epoch = time.time() - time.monotonic()  # the clock may have been set
+        return left
+
+    def _start(
+        self,
+        name: str,
+        moment: float,
+        context: Context,
+        attributes: Mapping[str, Any] = {},
+        span_id: str = "0",
+        kind: api.SpanKind = api.SpanKind.INTERNAL,
+    ) -> api.Span:
+        self._ids.span_id = int(span_id, 16)
+        clean = {_text(key): _text(value) for key, value in attributes.items()}
+        start = self._time_of(moment)
+        return self._tracer.start_span(_text(name), context, kind, clean, start_time=start)
+
+    def _end(self, span: api.Span, moment: float, error: str | None = None) -> None:
+        if error is not None:
+            span.set_status(api.Status(api.StatusCode.ERROR, _text(error)))
+        span.end(self._time_of(moment))
+
+    def _time_of(self, moment: float) -> int:
+        return round((self._epoch + moment) * 1e9)
+
+
+def _inside(trace: TraceContext, span_id: str) -> Context:
+    """Return the context of the children of a span; an empty one for no span."""
+    if not span_id:
+        return Context()
+    state = api.TraceState.from_header([trace.state])
+    flags, ids = api.TraceFlags(trace.flags), (int(trace.trace_id, 16), int(span_id, 16))
+    span = api.SpanContext(*ids, is_remote=True, trace_flags=flags, trace_state=state)
+    return api.set_span_in_context(api.NonRecordingSpan(span), Context())
+
+
+def _text(value: Any) -> Any:
+    """Return a text of a client or a handler without what UTF-8 cannot encode."""
+    return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
