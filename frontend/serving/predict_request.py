@@ -259,23 +259,27 @@ class PendingJob(_RequestJob):
             line = self._line(ANSWERED, answer.status, "", now)
         else:
             line = self._line(*outcome_of(answer), now)
-        if self.group is not Group.DESCRIBE:
-            pending.add_line(line, self.nested_in)
+        if self.group is Group.DESCRIBE:
+            if self.dispatched is None:
+                self.discard()
+                pending.count_unserved(answer)
+            return
+        pending.add_line(line, self.nested_in)
         if self.dispatched is None:
             self.discard()
             pending.count_unserved(answer)
-        elif self.group is Group.DESCRIBE:
             return
-        elif type(answer) is Prediction:
-            self.counters.answered(self.dispatched - self.arrived, line.took, line)
+        if type(answer) is Prediction:
+            waited = self.dispatched - self.arrived
+            self.counters.answered(waited, now - self.request_arrived, line)
             if self.deadline < math.inf:
                 pending.batcher.deadline_admission.answer_sent(now)
-        if self.dispatched is not None and line.outcome != ANSWERED:
+        if line.outcome is not ANSWERED:
             pending.count_failed(answer)
 
     def _line(self, outcome: str, status: int, error: str, now: float) -> TimeLine:
         parts = self.input.parts
-        return TimeLine(
+        fields = (
             self.input.id,
             self.pending.lines,
             self.request_arrived,
@@ -289,7 +293,9 @@ class PendingJob(_RequestJob):
             self.crashes + 1,
             self.nested or (),
             self.trace,
+            0.0,
         )
+        return tuple.__new__(TimeLine, fields)  # a third of the time of TimeLine(*fields)
 
 
 class _RowJob(_RequestJob):

@@ -36,6 +36,7 @@ class Series:
     """
 
     __slots__ = (
+        "_bounds",
         "_changed",
         "_new",
         "_new_total",
@@ -55,6 +56,7 @@ class Series:
         self.values = values
         self.total = 0.0
         is_histogram = family.kind == "histogram"
+        self._bounds = family.declared.buckets
         # Of a histogram's buckets; the last is for values above all bounds.
         self.counts = [0] * (len(family.declared.buckets) + 1) if is_histogram else []
         # The latest of each bucket, and its value.
@@ -93,8 +95,10 @@ class Series:
     def _update_first(self, value: float, exemplar: Exemplar | None = None) -> None:
         self._changed = self.family.changed
         if self.family.kind == "histogram":
-            self._observe(value, exemplar)
-            self.update = self.update_with = self._observe
+            is_logged = isinstance(self._changed, list)
+            observe = self._observe_logged if is_logged else self._observe
+            observe(value, exemplar)
+            self.update = self.update_with = observe
         else:
             update = self._add if self.family.kind == "counter" else self._set
             update(value)
@@ -121,11 +125,14 @@ class Series:
     def _observe(self, value: float, exemplar: Exemplar | None = None) -> None:
         self.total += value
         if value == value:  # NaN is in no bucket
-            bucket = bisect_left(self.family.declared.buckets, value)
+            bucket = bisect_left(self._bounds, value)
             self.counts[bucket] += 1
             if exemplar is not None:
                 self.exemplars[bucket] = exemplar
                 self.exemplar_values[bucket] = value
+
+    def _observe_logged(self, value: float, exemplar: Exemplar | None = None) -> None:
+        self._observe(value, exemplar)
         if not self._new:
             self._changed.append(self)
         self._new += 1

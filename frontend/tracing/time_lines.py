@@ -135,7 +135,7 @@ class ModelLines:
         answered = line.answered
         if answered - line.arrived > self._slow_seconds or answered >= self._slot_ends:
             self._add_slow(line)
-        if line.outcome in (FAILED, EXPIRED):
+        if line.outcome is not ANSWERED and line.outcome is not CANCELLED:
             _keep(self._failed, line)
         if line.trace is not None:
             self._server.on_traced(line)
