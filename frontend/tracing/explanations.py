@@ -76,7 +76,8 @@ def explain(line: TimeLine, facts: Facts) -> str:
     """Return what took most of the time of a request, or why it failed, as one sentence."""
     if line.outcome == REFUSED:
         return line.error
-    sentence = _largest_share(line, facts)
+    sentence = _about_nodes(line) if line.batch is None and line.nested else ""
+    sentence = sentence or _largest_share(line, facts)
     if line.outcome == ANSWERED:
         return sentence
     if line.outcome == CANCELLED:
@@ -106,7 +107,16 @@ def _largest_share(line: TimeLine, facts: Facts) -> str:
             )
         case "handler":
             return f"The handler took {of}{_why_slow(line, facts)}."
-    return f"Its answer took {of} from the handler to the client's connection."
+    return f"Its answer took {of} after the handler: the answer is large, or the server was busy."
+
+
+def _about_nodes(line: TimeLine) -> str:
+    inside = sum(each.took for each in line.nested)
+    longest = max(line.nested, key=lambda each: each.took)
+    return (
+        f"Of {time_text(line.took)}, {time_text(inside)} were in {len(line.nested)} nodes, the "
+        f"longest in {longest.model.name}: {time_text(longest.took)}."
+    )
 
 
 def _why_waited(line: TimeLine, workers: WorkerHistory) -> str:

@@ -225,7 +225,7 @@ def test_nodes_of_a_workflow_and_calls_of_models_are_nested(server, install_work
         f"{workflow}__first",
         f"{workflow}__second",
     ]
-    assert "in 2 requests to other models, the longest" in line["explanation"]
+    assert "were in 2 nodes, the longest in" in line["explanation"]
 
 
 def test_server_timing_is_sent_on_request(server, install):

@@ -139,11 +139,12 @@ def test_requests_to_other_models_are_named(make_batch: MakeBatch) -> None:
         TimeLine("n", TimeLines().of_model("detector", "1"), 0.0, 0.0, None, took)
         for took in (0.2, 0.5)
     ]
-    for line in (sent(make_batch(0.0, 0.9), 1.0), TimeLine("w", MODEL, 0.0, 0.0, None, 1.0)):
-        found = explain(line._replace(nested=nested), Facts())
-        assert found.endswith(
-            "; 700 ms in 2 requests to other models, the longest 500 ms to detector."
-        )
+    calls = explain(sent(make_batch(0.001, 0.9), 1.0, nested=nested), Facts())
+    assert calls.endswith("; 700 ms in 2 requests to other models, the longest 500 ms to detector.")
+    workflow = TimeLine("w", MODEL, 0.0, 0.0, None, 1.0, nested=nested)
+    assert explain(workflow, Facts()) == (
+        "Of 1000 ms, 700 ms were in 2 nodes, the longest in detector: 500 ms."
+    )
 
 
 def test_what_has_no_answer_is_explained_first(make_batch: MakeBatch) -> None:
