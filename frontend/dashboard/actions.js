@@ -81,13 +81,13 @@ function Loggers() {
     .then(read, (failure) => setAnswer({ loggers, error: failure.message }));
   return html`<section class="panel"><h2>Logger levels</h2>
     ${error && html`<p class="error" role="alert">${error}</p>`}
-    <table><thead><tr><th>Logger</th><th>Level</th></tr></thead>
+    <div class="scroll" tabindex="0" role="region" aria-label="Loggers"><table><thead><tr><th>Logger</th><th>Level</th></tr></thead>
       <tbody>${loggers?.map(({ name, level }) => html`<tr key=${name}><th scope="row">${name}</th>
         <td><select aria-label=${`Level of ${name}`} value=${level}
             onChange=${(event) => change(name, event.target.value)}>
           ${[...new Set([level, ...LEVELS, ...(name === "root" ? [] : ["inherit"])])].map((each) => html`
             <option key=${each} value=${each} selected=${each === level}>${each}</option>`)}</select></td>
-      </tr>`)}</tbody></table></section>`;
+      </tr>`)}</tbody></table></div></section>`;
 }
 
 export function ServerPage() {

@@ -46,7 +46,7 @@ function Lock({ reason }) {
   return html`<form class="lock panel" onSubmit=${submit}>
     <h1 tabindex="-1">Enter the management key</h1>
     <p>This server answers requests about its models only with its <b>management key</b>. The key is in
-      the file <code>key_file.json</code> in the server's working directory: the member
+      the file <code>key_file.json</code> in the server's working directory: there,${" "}
       <code>key</code> of <code>management</code>.</p>
     ${reason && html`<p class="error" role="alert">${reason}</p>`}
     <label for="key">Management key</label>

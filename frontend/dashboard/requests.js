@@ -31,8 +31,8 @@ const Outcome = ({ line }) => html`<span class=${line.outcome === "answered" ? "
 const Model = ({ line: { modelName: name, modelVersion: version } }) => (version
   ? html`<a href=${modelLink(name, version)}>${name}</a> <span class="version">${version}</span>` : name);
 
-function BatchOf({ line: { batch, requestBytes } }) {
-  if (!batch) return html`<p class="quiet">The request reached no worker.</p>`;
+function BatchOf({ line: { batch, requestBytes, nested } }) {
+  if (!batch) return nested.length > 0 ? null : html`<p class="quiet">The request reached no worker.</p>`;
   const largest = Math.max(...batch.requestBytes, 1);
   return html`<p class="label">The batch</p>
     <p>${plural(batch.size, "request")}${batch.ranAs > batch.size && `, ran as ${batch.ranAs}`}; left as
@@ -63,7 +63,7 @@ export function TimeLine({ line, root = line }) {
         <time>${ms(event.atMs)}</time> ${event.name}
         ${i > 0 && html`<small>+${ms(event.atMs - events[i - 1].atMs)}</small>`}</li>`)}</ol></div>
       <div><${BatchOf} line=${line} /></div></div>
-    ${line.nested?.map((inner) => html`<${TimeLine} key=${inner.id || inner.arrivedAt} line=${inner} root=${root} />`)}
+    ${line.nested.map((inner) => html`<${TimeLine} key=${inner.id || inner.arrivedAt} line=${inner} root=${root} />`)}
     ${!isNested && html`<dl class="ids"><dt>Request</dt><dd><a href=${requestLink(line.id)}>${line.id}</a></dd>
       ${line.traceId && html`<dt>Trace</dt><dd>${line.traceId}</dd>`}
       <dt>Size</dt><dd>${bytes(line.requestBytes)}</dd>
@@ -77,7 +77,7 @@ function Row({ line, isOpen, toggle }) {
       <span class="who">${line.modelName} <span class="version">${line.modelVersion}</span></span>
       <${Outcome} line=${line} /><time>${clock(line.arrivedAt)}</time>
       <${Shares} line=${line} />
-      <span class=${`explanation ${line.error ? "error" : ""}`}>${line.explanation}
+      <span class="explanation">${line.explanation}
         ${saysMore(line) && ` ${line.error}`}</span></button>
     ${isOpen && html`<${TimeLine} line=${line} />`}</li>`;
 }

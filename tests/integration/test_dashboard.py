@@ -134,7 +134,7 @@ def test_what_is_wrong_comes_first_and_hostile_text_stays_text(
     expect(page.get_by_role("heading", level=1)).to_contain_text(HOSTILE)
     page.get_by_role("link", name="Slow requests").click()
     page.get_by_role("link", name="Failed").click()
-    expect(page.locator(".row .error").last).to_contain_text(HOSTILE)
+    expect(page.locator(".row .explanation").last).to_contain_text(HOSTILE)
     assert page.locator("img").count() == 0
 
 
