@@ -22,6 +22,7 @@ from marserve.backend.protocol import Input, Prediction
 from marserve.frontend.batching.batcher import Batcher
 from marserve.frontend.batching.jobs import Answer, Group, Job, Priority, Stream
 from marserve.frontend.errors import (
+    NoWorker,
     Overloaded,
     PredictionFailed,
     RequestExpired,
@@ -38,6 +39,7 @@ from marserve.frontend.tracing.time_lines import (
     EXPIRED,
     FAILED,
     MAX_NESTED,
+    REFUSED,
     ModelLines,
     TimeLine,
 )
@@ -173,7 +175,9 @@ class PendingRequests:
 def outcome_of(answer: Answer | JointAnswer | None) -> tuple[str, int, str]:
     """Return the outcome, the status and the error of an answer; None if the client has left."""
     if isinstance(answer, ServeError):
-        outcome = EXPIRED if isinstance(answer, RequestExpired) else FAILED
+        is_refused = isinstance(answer, NoWorker | Overloaded)
+        outcome = REFUSED if is_refused else FAILED
+        outcome = EXPIRED if isinstance(answer, RequestExpired) else outcome
         cause = answer.cause if isinstance(answer, PredictionFailed) else ""
         return outcome, answer.status, cause or answer.message
     if isinstance(answer, list):

@@ -130,13 +130,16 @@ class ModelLines:
         self._refused: deque[TimeLine] = deque(maxlen=_REFUSED)
 
     def add(self, line: TimeLine) -> None:
-        """Add the time line of a request that a worker had, or that left its queue."""
+        """Add the time line of a request that was queued."""
         self._recent.append(line)
         answered = line.answered
         if answered - line.arrived > self._slow_seconds or answered >= self._slot_ends:
             self._add_slow(line)
-        if line.outcome is not ANSWERED and line.outcome is not CANCELLED:
-            _keep(self._failed, line)
+        if line.outcome is not ANSWERED:
+            if line.outcome is REFUSED:
+                self._refused.append(line)
+            elif line.outcome is not CANCELLED:
+                _keep(self._failed, line)
         if line.trace is not None:
             self._server.on_traced(line)
 

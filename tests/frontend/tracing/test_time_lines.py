@@ -3,7 +3,7 @@ import pytest
 from marserve.backend.protocol import Input, Part
 from marserve.frontend.batching.batches import Batch
 from marserve.frontend.batching.jobs import Job
-from marserve.frontend.tracing.time_lines import FAILED, ModelLines, TimeLine, TimeLines
+from marserve.frontend.tracing.time_lines import FAILED, REFUSED, ModelLines, TimeLine, TimeLines
 
 
 @pytest.fixture
@@ -55,11 +55,13 @@ def test_failures_are_kept_apart_from_a_flood_of_refusals(server: TimeLines) -> 
     model.add(line(model, "failed", 1.0, outcome=FAILED, status=500, error="no"))
     for number in range(1000):
         model.refused(f"refused{number}", 5.0, 5.0, 503, "full")
+    for number in range(1000):
+        model.add(line(model, f"shed{number}", 1.0, at=5.0, outcome=REFUSED))
     found = server.failed(1000, lambda _: True)
     assert len(found) == 21
     assert found[-1].id == "failed"
     assert {each.outcome for each in found[:-1]} == {"refused"}
-    assert server.find("refused999") is not None
+    assert server.find("shed999") is not None
 
 
 def test_a_slow_request_keeps_the_sizes_of_its_batch(server: TimeLines) -> None:
