@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from itertools import islice
 from typing import Any, NamedTuple
 
 from marserve.backend.protocol import SpanRecord
@@ -24,6 +25,7 @@ _FORMAT = re.compile(
     re.DOTALL,
 )
 # Of a reply; more are dropped.
+_MAX_ATTRIBUTES = 128
 _MAX_SPANS = 1000
 _MAX_TEXT = 1000  # characters
 _MAX_BITS = 63  # of an int in OTLP
@@ -101,14 +103,15 @@ def record_span(
     try:
         yield span
     except BaseException as raised:
-        error = f"{type(raised).__name__}: {raised}"[:_MAX_TEXT]
+        error = f"{type(raised).__name__}: {_plain_text(raised)}"[:_MAX_TEXT]
         raise
     finally:
         # Not a token's reset, which fails where a generator ends in another context.
         _current.set(outer)
         ids = request.span_id, trace.span_id, (above or request).span_id
         moments = started, time.monotonic()
-        plain = {str(key): _plain(value) for key, value in attributes.items()}
+        first = islice(attributes.items(), _MAX_ATTRIBUTES)
+        plain = {_plain_text(key): _plain(value) for key, value in first}
         if len(spans) < _MAX_SPANS:
             spans.append(SpanRecord(*ids, str(name)[:_MAX_TEXT], *moments, plain, error))
 
@@ -116,4 +119,11 @@ def record_span(
 def _plain(value: Any) -> str | bool | int | float:
     if isinstance(value, float) or (isinstance(value, int) and value.bit_length() <= _MAX_BITS):
         return value
-    return str(value)[:_MAX_TEXT]
+    return _plain_text(value)
+
+
+def _plain_text(value: Any) -> str:
+    try:
+        return str(value)[:_MAX_TEXT]
+    except Exception:  # noqa: BLE001 - foreign code, and the request must not fail for it
+        return type(value).__name__

@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from operator import attrgetter
@@ -104,7 +104,16 @@ class Batch:
         """Note when the handler ran."""
         self.handler_started = reply.handler_started
         self.handler_seconds = reply.handler_ms / 1000
-        self.handler_spans = reply.spans
+        if reply.spans and any(job.is_recorded for job in self.jobs):
+            self.handler_spans = reply.spans
+
+    def ran_step(self, reply: Reply) -> None:
+        """Note one of the steps in which the handler ran: from the first to the last one."""
+        self.handler_started = self.handler_started or reply.handler_started
+        ended = reply.handler_started + reply.handler_ms / 1000
+        self.handler_seconds = max(0.0, ended - self.handler_started)
+        if reply.spans and any(job.is_recorded for job in self.jobs):
+            self.handler_spans = [*self.handler_spans, *reply.spans]
 
     def release(self) -> None:
         """Drop the jobs, which hold what clients sent: all are answered, or are in other batches.
@@ -142,6 +151,13 @@ class Batch:
         """Answer every job with the same failure."""
         for job in self.jobs:
             job.fail(error)
+
+
+def release_batches(jobs: Iterable[Job]) -> None:
+    """Release the batches in which jobs were sent alone."""
+    for job in jobs:
+        if job.batch is not None:
+            job.batch.release()
 
 
 def failure_of(reply: Reply | Piece) -> ServeError:

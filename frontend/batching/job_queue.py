@@ -151,7 +151,7 @@ class JobQueue:
 
         It is retried alone, or returns to its old position if it is not the cause (`Job.crashes`).
         """
-        job.dispatched = None
+        job.dispatched = job.batch = None
         if not job.crashes:
             self.append(job)
             return

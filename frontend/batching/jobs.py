@@ -174,6 +174,11 @@ class Job:
     length: float = field(init=False, repr=False)  # set only where batches are formed by it
 
     @property
+    def is_recorded(self) -> bool:
+        """Whether its spans are exported."""
+        return self.trace is not None and self.trace.is_recorded
+
+    @property
     def is_open(self) -> bool:
         """Whether a client still waits for the answer or the rest of it."""
         if self.stream is not None:

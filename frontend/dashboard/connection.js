@@ -21,6 +21,7 @@ export const live = {
 
 let key = null; // never stored
 let watched = null; // [name, version]
+let wanted = null; // the same, also while the server does not have it
 let stream = null; // the AbortController of the current stream
 let wake = () => {};
 const listeners = new Set();
@@ -56,11 +57,12 @@ export async function send(path, options = {}) {
   if (response.ok) return response;
   const text = await response.text();
   const error = parse(text) ?? { message: text };
-  if (response.status === 401 || error.type === "InvalidKeyException") {
+  const isHandlers = path.startsWith("dashboard/predictions"); // whose 401 is not about the key
+  if ((response.status === 401 && !isHandlers) || error.type === "InvalidKeyException") {
     const reason = key ? `The server does not accept this key: ${error.message}` : "";
     key = null;
     stream?.abort();
-    change({ state: "locked", reason });
+    if (live.state !== "locked") change({ state: "locked", reason });
   }
   throw new Refusal(response.status, error.message);
 }
@@ -88,7 +90,7 @@ export function unlock(text) {
 export function watch(name, version) {
   const model = name ? [name, version] : null;
   if (stream && String(model) === String(watched)) return;
-  watched = model;
+  watched = wanted = model;
   change({ model: null, missing: "", batches: [], moments: [] });
   if (live.state !== "locked") follow();
 }
@@ -109,7 +111,7 @@ async function follow() {
     } catch (error) {
       reason = error.message;
       if (error.status === 404 && watched && !isOver()) {
-        watched = null;
+        watched = null; // until it is there: `receive`
         change({ missing: reason });
         continue;
       }
@@ -156,6 +158,7 @@ function receive(data, isFirst) {
     const shown = watched && findModel(data, ...watched);
     const moments = shown ? [...live.moments, [data.at, shown.queued]].slice(-MAX_MOMENTS) : [];
     change({ state: "live", reason: "", receivedAt: Date.now(), overview: data, moments });
+    if (!watched && wanted && findModel(data, ...wanted)) watch(...wanted); // it is registered again
   } else {
     const batches = [...(isFirst ? [] : live.batches), ...data.batches].slice(-MAX_BATCHES);
     change({ model: data, batches });

@@ -18,6 +18,7 @@ import psutil
 from marserve.backend.protocol import Prediction
 from marserve.frontend.batching.batches import Batch
 from marserve.frontend.batching.jobs import Stream
+from marserve.frontend.errors import ServerBusy
 from marserve.frontend.operations.describe import describe_batching
 from marserve.frontend.operations.problems import model_problems, server_problems
 from marserve.frontend.operations.traffic import Traffic, TrafficHistory
@@ -59,8 +60,9 @@ class Dashboard:
         self._watchers: set[_Watcher] = set()
         self._is_watched = asyncio.Event()
         self._is_closed = False
-        #: By process id; a process has its own count of processor time.
-        self._processes: dict[int, psutil.Process] = {}
+        self._processors = _Processors()
+        #: By process id, since the last event: its processor seconds, and when they were read.
+        self._processes: dict[int, tuple[float, float]] = {}
 
     async def run(self) -> None:
         """Send events to the watchers until cancelled."""
@@ -69,19 +71,27 @@ class Dashboard:
             await asyncio.sleep(_PERIOD_SECONDS)
             gpus = await self._read_gpus()
             overview = _event("overview", self._overview(gpus))
+            models, processes = set(self.registry), dict[int, dict[str, Any]]()
             for watcher in list(self._watchers):
-                watcher.stream.push(overview + self._details(watcher))
+                if watcher.model is not None and watcher.model not in models:
+                    watcher.stream.end()  # it was unregistered; the page connects again
+                else:
+                    watcher.stream.push(overview + self._details(watcher, processes))
+            self._processes = {pid: self._processes[pid] for pid in processes}
 
     async def watch(self, model: ModelVersion | None) -> Stream:
-        """Return a stream of server-sent events, with details of a model if one is given."""
+        """Return a stream of server-sent events, with details of a model if one is given.
+
+        Raises:
+            ServerBusy: There are too many watchers, or the server stops.
+        """
+        if self._is_closed or len(self._watchers) >= _MAX_WATCHERS:
+            raise ServerBusy(f"{_MAX_WATCHERS} pages receive events already, or the server stops.")
         gpus = await self._read_gpus()
         watcher = _Watcher(Stream(Prediction(b"", headers=_EVENTS)), model)
         stream = watcher.stream
         stream.max_waiting_bytes = _MAX_BACKLOG_BYTES
-        stream.push(_event("overview", self._overview(gpus)) + self._details(watcher))
-        if self._is_closed or len(self._watchers) >= _MAX_WATCHERS:
-            stream.end()
-            return stream
+        stream.push(_event("overview", self._overview(gpus)) + self._details(watcher, {}))
         self._watchers.add(watcher)
         stream.on_close = lambda _complete, _broken: self._left(watcher)
         self._is_watched.set()
@@ -122,7 +132,7 @@ class Dashboard:
             },
             "host": {
                 "cpus": psutil.cpu_count(),
-                "cpuPercent": psutil.cpu_percent(),
+                "cpuPercent": self._processors.percent(),
                 "memoryUsedBytes": memory.total - memory.available,
                 "memoryTotalBytes": memory.total,
                 "gpus": [
@@ -142,7 +152,8 @@ class Dashboard:
             ],
         }
 
-    def _details(self, watcher: _Watcher) -> bytes:
+    def _details(self, watcher: _Watcher, processes: dict[int, dict[str, Any]]) -> bytes:
+        """Return the event of the watcher's model; ``processes`` are those described already."""
         model = watcher.model
         if model is None:
             return b""
@@ -161,7 +172,7 @@ class Dashboard:
                 "workers": [
                     {
                         **_describe_worker(model, worker, epoch),
-                        **self._describe_process(worker.pid),
+                        **self._describe_process(worker.pid, processes),
                     }
                     for worker in model.workers
                 ],
@@ -179,19 +190,48 @@ class Dashboard:
             },
         )
 
-    def _describe_process(self, pid: int | None) -> dict[str, Any]:
-        if pid is not None:
-            try:
-                process = self._processes.setdefault(pid, psutil.Process(pid))
-                with process.oneshot():
-                    return {
-                        "processStatus": process.status(),
-                        "cpuPercent": process.cpu_percent(),
-                        "memoryBytes": process.memory_info().rss,
-                    }
-            except psutil.Error:  # it has just ended
-                self._processes.pop(pid, None)
-        return {"processStatus": None, "cpuPercent": None, "memoryBytes": None}
+    def _describe_process(
+        self, pid: int | None, described: dict[int, dict[str, Any]]
+    ) -> dict[str, Any]:
+        if pid is None:
+            return {"processStatus": None, "cpuPercent": None, "memoryBytes": None}
+        if pid in described:
+            return described[pid]
+        try:
+            process = psutil.Process(pid)
+            with process.oneshot():
+                status, memory = process.status(), process.memory_info().rss
+                seconds, now = sum(process.cpu_times()[:2]), time.monotonic()
+        except psutil.Error:  # it has just ended
+            return self._describe_process(None, described)
+        before, at = self._processes.get(pid, (seconds, now))
+        percent = 100 * (seconds - before) / (now - at) if now > at else 0.0
+        self._processes[pid] = seconds, now
+        described[pid] = {
+            "processStatus": status,
+            "cpuPercent": round(percent, 1),
+            "memoryBytes": memory,
+        }
+        return described[pid]
+
+
+class _Processors:
+    """The use of the host's processors; ``psutil.cpu_percent`` would share a state with others."""
+
+    def __init__(self) -> None:
+        self._before = self._read()
+
+    @staticmethod
+    def _read() -> tuple[float, float]:
+        times = psutil.cpu_times()
+        return sum(times[:8]), times.idle + getattr(times, "iowait", 0.0)
+
+    def percent(self) -> float:
+        """Return the percentage since the last call."""
+        now = self._read()
+        total, idle = (after - before for after, before in zip(now, self._before, strict=True))
+        self._before = now
+        return round(100 * (1 - idle / total), 1) if total > 0 else 0.0
 
 
 def _event(name: str, document: dict[str, Any]) -> bytes:
@@ -214,7 +254,7 @@ def _describe_model(model: ModelVersion, traffic: Traffic, *, is_default: bool) 
             "givenUp": given_up,
         },
         "queued": model.queued,
-        "queueBound": model.queue.capacity,
+        "queueBound": model.queued + model.free_capacity,
         "open": model.pending,
         "batchSize": model.batcher.size,
         "requestsPerSecond": round(traffic.per_second, 2),

@@ -8,8 +8,10 @@ from statistics import median
 from typing import Any
 
 from marserve.frontend.batching.batches import Batch
+from marserve.frontend.batching.jobs import Group
 from marserve.frontend.operations.traffic import Traffic
 from marserve.frontend.serving.model_version import ModelVersion
+from marserve.frontend.serving.predict_request import HANDLER_STATUS
 from marserve.frontend.serving.registry import ModelRegistry
 from marserve.frontend.tracing.explanations import time_text
 
@@ -24,6 +26,7 @@ _LATE_SECONDS = 1.0
 _COMPARED_BATCHES = 100
 _MIN_BATCHES = 5  # of a worker
 _MAX_TEXT = 300
+_FAILURES = (HANDLER_STATUS, "handler", "worker_died", "broken")
 _REFUSALS = {
     "queue_full": "the queue was full",
     "no_worker": "there was no worker",
@@ -69,8 +72,10 @@ def model_problems(model: ModelVersion, traffic: Traffic) -> Iterator[Problem]:
         return Problem(text, model.name, model.version, is_error)
 
     yield from (problem(text, is_error=True) for text in _about_workers(model))
-    errors, total = traffic.errors, traffic.answered + traffic.errors.total()
-    failed = errors["handler"] + errors["worker_died"]
+    errors = traffic.errors
+    # Answers of a handler with a status of 500 or more are among those answered.
+    total = traffic.answered + errors.total() - errors[HANDLER_STATUS]
+    failed = sum(errors[reason] for reason in _FAILURES)
     if failed and failed >= _MANY_FAILED * total:
         last = model.lines.last_failure()
         why = f" The last error: {_short(last.error or f'status {last.status}')}" if last else ""
@@ -85,7 +90,7 @@ def model_problems(model: ModelVersion, traffic: Traffic) -> Iterator[Problem]:
                 f"minute: {text}.",
                 is_error=True,
             )
-    queued, bound = model.queued, model.queue.capacity
+    queued, bound = model.queued, model.queued + model.free_capacity
     if bound and queued >= _NEARLY_FULL * bound:
         yield problem(
             f"{queued} requests wait for {model.workers.ready} ready workers of {model.name}; the "
@@ -120,13 +125,16 @@ def _about_speed(model: ModelVersion) -> Iterator[str]:
     now = time.monotonic()
     for batcher in model.workers.batchers:
         for batch in batcher.workers.busy:
-            if isinstance(batch, Batch):
+            # Others have no usual time: coroutines, steps, explanations, the first batches.
+            if not isinstance(batch, Batch) or not batch.predicted or not batch.jobs:
+                continue
+            if batch.jobs[0].group is Group.PREDICT:
                 took, usual = now - batch.closed, batch.predicted
                 if took > max(_LATE_SECONDS, _LATE * usual):
-                    duration = time_text(took) + (f", usually {time_text(usual)}" if usual else "")
                     yield (
                         f"Worker {batch.worker_id} of {model.name} has run a batch of {batch.size} "
-                        f"for {duration}: its process is stopped, or its handler hangs."
+                        f"for {time_text(took)}, usually {time_text(usual)}: its process is "
+                        "stopped, or its handler hangs."
                     )
     ratios: dict[int, list[float]] = {}
     for batch in islice(reversed(model.batcher.history), _COMPARED_BATCHES):

@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 
 from marserve.frontend.serving.model_version import ModelVersion
 from marserve.frontend.telemetry.metrics import SECONDS
+from marserve.frontend.telemetry.model_metrics import FAILED
 
 _PERIOD_SECONDS = 5.0
 _SAMPLES = 61  # five minutes
@@ -80,7 +81,10 @@ class TrafficHistory:
         return Traffic(sum(counts), last, rates, percentiles, now.errors - start.errors)
 
     def _now(self, model: ModelVersion) -> _Sample:
-        errors = Counter({reason: int(n) for (_, reason), n in model.metrics.errors().items()})
+        errors: Counter[str] = Counter()
+        for (metric, reason), count in model.metrics.errors().items():
+            is_late = metric == FAILED and reason == "expired"  # a worker had them already
+            errors["expired_in_worker" if is_late else reason] += int(count)
         return _Sample(self._clock(), model.metrics.latencies(), errors)
 
 

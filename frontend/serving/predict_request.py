@@ -87,9 +87,11 @@ _REASONS_UNSERVED: Mapping[type, str] = {
     RequestExpired: "expired",
     SequenceOver: "sequence_over",
 }
+#: The reason of a failure that the handler has answered itself, with a status of 500 or more.
+HANDLER_STATUS = "handler_status"
 _REASONS_FAILED: Mapping[type, str] = {
     NoneType: "client_gone",
-    Prediction: "handler",
+    Prediction: HANDLER_STATUS,
     PredictionFailed: "handler",
     RequestExpired: "expired",
     SequenceOver: "sequence_over",
@@ -163,12 +165,14 @@ class PendingRequests:
         now = time.monotonic()
         line = begun._replace(answered=now)
         if complete:
-            assert line.batch is not None
-            counters.answered(line.batch.closed - line.queued, line.took, line)
+            waited = 0.0 if line.batch is None else max(0.0, line.batch.closed - line.queued)
+            counters.answered(waited, line.took, line)
         elif broken:
             line = line._replace(outcome=FAILED, status=500, error=broken)
+            self.metrics.request_failed("broken")
         else:
             line = line._replace(outcome=CANCELLED, status=499)
+            self.metrics.request_failed("client_gone")
         self.add_line(line, nested_in)
 
 

@@ -41,6 +41,9 @@ def prefers_openmetrics(accept: str) -> bool:
     return openmetrics > 0 and openmetrics >= text
 
 
+_MAX_EXEMPLAR = 128  # characters of its labels
+
+
 def render(
     registry: Registry,
     only: Collection[str] = (),
@@ -147,6 +150,8 @@ def _exemplars(metric: Family) -> Iterator[tuple[Labels, str]]:
         ids: Labels = (("request_id", str(exemplar[0])),)
         if trace_id := getattr(exemplar, "trace_id", None):
             ids = (*ids, ("trace_id", str(trace_id)))
+        if sum(len(name) + len(str(text)) for name, text in ids) > _MAX_EXEMPLAR:
+            continue  # the id of a workflow's node may be long
         answered = getattr(exemplar, "answered", None)
         moment = "" if answered is None else f" {epoch + answered:.3f}"
         yield labels, f" # {_braced(ids, end='')} {_number(value)}{moment}"

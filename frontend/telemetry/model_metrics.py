@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 _MICROSECONDS = 1_000_000
 _REJECTED = "marserve_rejected_requests_total"
-_FAILED = "marserve_failed_requests_total"
+FAILED = "marserve_failed_requests_total"
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ class ModelMetrics:
 
     def request_failed(self, reason: str) -> None:
         """Count a request that a worker had, and that failed."""
-        self._count(_FAILED, reason)
+        self._count(FAILED, reason)
 
     def sequence_ended(self, reason: str) -> None:
         """Count a sequence of a stateful model that has ended."""
@@ -177,7 +177,7 @@ class ModelMetrics:
         return {
             (key[0], key[1]): series.total
             for key, series in self._rare.items()
-            if key[0] in (_REJECTED, _FAILED)
+            if key[0] in (_REJECTED, FAILED)
         }
 
     def latencies(self) -> list[int]:

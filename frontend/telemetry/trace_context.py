@@ -6,6 +6,7 @@ that is sampled is *recorded*: it has a span of its own, the parent of what the 
 
 import os
 import random
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -18,7 +19,9 @@ from marserve.backend.spans import SAMPLED, TRACEPARENT, Trace, parse_traceparen
 _TRACESTATE = "tracestate"
 # A longer state is dropped, as W3C Trace Context allows.
 _MAX_STATE = 512
-_MAX_STATE_MEMBERS = 32
+# Members as W3C Trace Context writes them, at most 32.
+_MEMBER = r"[ \t]*[a-z0-9][a-z0-9_\-*/@]{0,255}=[ -+\--<>-~]{0,255}[!-+\--<>-~][ \t]*"
+_STATE = re.compile(f"{_MEMBER}(,{_MEMBER}){{0,31}}")
 _RANDOM = 2  # a flag
 _LOW = 1 << 64  # the lower half of a trace id, at which the samplers of OpenTelemetry look
 _NO_ATTRIBUTES: Mapping[str, Any] = MappingProxyType({})
@@ -85,7 +88,7 @@ class Sampling:
         if not self.is_parent_based and ratio is not None:
             is_sampled = int(trace_id[16:], 16) < round(ratio * _LOW)
         state = _joined(headers, _TRACESTATE) if _TRACESTATE in headers else ""
-        if len(state) > _MAX_STATE or state.count(",") >= _MAX_STATE_MEMBERS:
+        if len(state) > _MAX_STATE or not _STATE.fullmatch(state):
             state = ""
         context = TraceContext(trace_id, span_id, flags & (SAMPLED | _RANDOM), state)
         return context.recorded() if is_sampled and ratio is not None else context

@@ -56,7 +56,7 @@ class Shares(NamedTuple):
         waited = max(0.0, batch.closed - line.queued)
         batching = min(batch.held, waited)
         queue = receiving, waited - batching, batching
-        started = batch.handler_started
+        started = min(batch.handler_started, line.answered)
         if not started:
             return cls(*queue, 0.0, line.answered - batch.closed, 0.0)
         handler = min(batch.handler_seconds, max(0.0, line.answered - started))
@@ -103,7 +103,7 @@ def _largest_share(line: TimeLine, facts: Facts) -> str:
             assert line.batch is not None
             return (
                 f"Worker {line.batch.worker_id} began with it after {of}: its process was stopped "
-                f"or busy, or reading {size_text(sum(line.batch.request_bytes))}."
+                f"or busy, or reading {size_text(sum(line.batch.request_bytes) or line.size)}."
             )
         case "handler":
             return f"The handler took {of}{_why_slow(line, facts)}."
@@ -157,7 +157,8 @@ def _why_slow(line: TimeLine, facts: Facts) -> str:
     if not usual or batch.handler_seconds < _SLOW * usual:
         return of_batch
     of_batch += f", usually {time_text(usual)}"
-    largest, usual_bytes = max(batch.request_bytes, default=0), _median(facts.request_bytes)
+    largest = max([*batch.request_bytes, line.size])
+    usual_bytes = _median(facts.request_bytes)
     if largest > _LARGE * usual_bytes and largest > usual_bytes + _SMALL_BYTES:
         whose = "its" if largest == line.size else "another request's"
         return (

@@ -115,13 +115,19 @@ class SpanExport:
             from marserve.frontend.tracing.otel_spans import OtlpSpans
 
             spans = OtlpSpans(self._endpoint)
-            is_last = False
-            while not is_last:
-                is_last = self._is_closing.wait(_PAUSE_SECONDS)
-                for _ in range(len(self._waiting)):
-                    spans.add(self._waiting.popleft())
-                if dropped := spans.send(is_last=is_last):
-                    with contextlib.suppress(RuntimeError):  # the loop is closed
-                        self._loop.call_soon_threadsafe(self._on_dropped, dropped)
         except Exception:  # a defect, or a variable OTEL_* that the SDK refuses
             logger.exception("Spans are not sent to %s.", self._endpoint)
+            return
+        is_last = False
+        while not is_last:
+            is_last = self._is_closing.wait(_PAUSE_SECONDS)
+            try:
+                for _ in range(len(self._waiting)):
+                    spans.add(self._waiting.popleft())
+                dropped = spans.send(is_last=is_last)
+            except Exception:  # an exporter raises for a receiver that is too slow
+                logger.exception("Spans were not sent to %s.", self._endpoint)
+                dropped = _SPANS
+            if dropped:
+                with contextlib.suppress(RuntimeError):  # the loop is closed
+                    self._loop.call_soon_threadsafe(self._on_dropped, dropped)

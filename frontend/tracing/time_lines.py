@@ -17,7 +17,7 @@ from marserve.frontend.telemetry.trace_context import TraceContext
 #: The most nested time lines that one keeps.
 MAX_NESTED = 100
 _RECENT = 10_000
-_LATEST = 20  # the requests of a batch are answered one after the other
+_LATEST = 1000  # requests of a batch, which are answered together
 _SLOT_SECONDS = 30.0
 _SLOTS = 10
 _SLOWEST = 20  # of a slot

@@ -214,6 +214,29 @@ def test_a_stream_has_the_moment_of_its_first_piece(server, install, handlers):
     assert "first piece" in events(line_of(server, answer))
 
 
+def test_a_stream_that_joins_a_running_batch_is_answered_and_has_a_line(
+    server, install, handlers, record, make_gate, background
+):
+    config = "continuousBatching: true\nbatchSize: 2\nmaxBatchDelay: 1\n"
+    name = install(config, handler=handlers / "stepper.py")
+    gate = make_gate()
+
+    def ask(client, until, **orders):
+        order = {"name": client, "until": until, "record": str(record), **orders}
+        return server.predict(name, json=order)
+
+    first = background(ask, "a", 4, gate=gate.path)
+    gate.wait_entered()
+    second = background(ask, "b", 3)
+    server.wait_queued(name, 1)
+    gate.open()
+    assert (first.result().content, second.result().content) == (b"a1;a2;a3;a4;", b"b1;b2;b3;")
+    line = line_of(server, second.result())
+    assert (line["outcome"], line["batch"]["size"]) == ("answered", 1)
+    assert {"batch closed", "handler started", "first piece"} <= {*events(line)}
+    assert line["shares"]["waitingMs"] > line["shares"]["handlerMs"] > 0
+
+
 def test_nodes_of_a_workflow_and_calls_of_models_are_nested(server, install_workflow, handlers):
     functions = "def first(data, context):\n    return data and [b'1']\n\n\n"
     workflow = install_workflow(WORKFLOW, functions + functions.replace("first", "second"))
@@ -265,6 +288,24 @@ def test_events_have_all_models_and_the_new_batches_of_one(server, install):
         assert [each["size"] for each in next(filter(None, later))] == [1]
     missing = server.management("GET", "/dashboard/events?model=nobody")
     assert missing.status_code == 404
+
+
+def test_events_of_a_model_end_when_it_is_unregistered(server, install):
+    name = install()
+    with server.management("GET", f"/dashboard/events?model={name}", stream=True) as answer:
+        received = _events(answer)
+        next(received)
+        assert server.management("DELETE", f"/models/{name}").status_code == 200
+        assert name not in [each["modelName"] for each in list(received)[-1][1].get("models", ())]
+
+
+def test_a_status_of_the_handler_is_counted_once(server, install):
+    name = install()
+    assert server.ask(name, id=1, status=[503, ""]).status_code == 503
+    (problem,) = _problems(server, f"of {name} failed in the last minute")
+    assert problem.startswith(f"1 of 1 requests of {name} failed")
+    (line,) = lines(server, failed=5, model=name)
+    assert line["explanation"].endswith(": status 503")
 
 
 def test_data_and_predictions_need_the_key_of_management_and_the_page_does_not(start_server):

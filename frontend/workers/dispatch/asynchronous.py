@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from marserve.backend.protocol import Piece, Reply
-from marserve.frontend.batching.batches import Batch, failure_of
+from marserve.frontend.batching.batches import Batch, failure_of, release_batches
 from marserve.frontend.batching.jobs import Job
 from marserve.frontend.workers.calls import CallModel, WorkerCalls, no_calls
 from marserve.frontend.workers.connection import BatchAnswer
@@ -55,6 +55,7 @@ class Async(DispatchStrategy):
     def run(self, batch: Batch) -> None:
         """Send each job to the worker."""
         self._latest = batch
+        batch.worker_id = self.worker_id
         self._count_suspected(batch)
         for job in batch.jobs:
             self._in_flight[job] = None
@@ -116,6 +117,7 @@ class Async(DispatchStrategy):
 
     def _take_in_flight(self) -> InFlight:
         jobs, self._in_flight = list(self._in_flight), {}
+        release_batches(jobs)
         quarantined, self._quarantined = self._quarantined, None
         if quarantined is None:
             return jobs, ()

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from marserve.backend.protocol import STREAM_NEXT, Input, Piece, Prediction, Reply
-from marserve.frontend.batching.batches import Batch, failure_of
+from marserve.frontend.batching.batches import Batch, failure_of, release_batches
 from marserve.frontend.batching.jobs import Group, Job
 from marserve.frontend.workers.connection import BatchAnswer
 from marserve.frontend.workers.dispatch.batched import DispatchStrategy, InFlight, hint_of
@@ -30,12 +30,14 @@ class ContinuousBatching(DispatchStrategy):
     def run(self, batch: Batch) -> None:
         """Send the first step of a batch."""
         self._first = batch
-        batch.worker_id = self.worker_id
         self._count_suspected(batch)
         self._step([], batch.jobs, batch.closed)
+        batch.release()
 
     def _step(self, old: list[Job], new: Sequence[Job], now: float) -> None:
         self._in_flight = [*old, *new]
+        for job in new:
+            job.batch = Batch([job], now, worker_id=self.worker_id)
         inputs = [Input(job.input.id, job.input.headers, []) for job in old]
         inputs += [job.input for job in new]
         queued = now - new[-1].arrived if new else 0.0
@@ -47,6 +49,9 @@ class ContinuousBatching(DispatchStrategy):
         if not isinstance(reply, Reply):
             return
         unfinished: list[Job] = []
+        for job in step.jobs:
+            if job.batch is not None:
+                job.batch.ran_step(reply)
         if reply.code == 200:
             self._forget_answered(step.jobs)
             took = time.monotonic() - step.closed
@@ -58,6 +63,9 @@ class ContinuousBatching(DispatchStrategy):
             self.metrics.reported(reply.metrics)
             step.fail(failure_of(reply))
             self.metrics.failed_batches.update(1)
+        for job in step.jobs:
+            if job.batch is not None and job not in unfinished:
+                job.batch.release()
         if unfinished:
             self._step(unfinished, self._newcomers(unfinished), time.monotonic())
         else:
@@ -88,6 +96,7 @@ class ContinuousBatching(DispatchStrategy):
 
     def _take_in_flight(self) -> InFlight:
         jobs, self._in_flight = self._in_flight, []
+        release_batches(jobs)
         return jobs, ()
 
 

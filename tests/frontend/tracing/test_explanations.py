@@ -105,6 +105,20 @@ def test_a_worker_that_does_not_read_was_stopped(make_batch: MakeBatch) -> None:
     assert found.startswith("Worker 9000 began with it after 900 ms of 1000 ms: its process was")
 
 
+def test_shares_end_with_the_answer_of_a_request_that_the_handler_had_later(
+    make_batch: MakeBatch,
+) -> None:
+    line = sent(make_batch(0.5, 0.05, hand_over=6.0), 1.0, outcome=EXPIRED)
+    assert Shares.of(line) == pytest.approx((0.0, 0.5, 0.0, 0.5, 0.0, 0.0))
+
+
+def test_the_size_of_a_batch_that_is_not_known_is_not_a_reason(make_batch: MakeBatch) -> None:
+    batch = make_batch(0.001, 0.9)
+    batch.release()
+    line = sent(batch, 1.0, size=2_000_000)
+    assert "its input has 2.0 MB" in explain(line, Facts(usual(make_batch), [1000]))
+
+
 def test_a_large_input_in_the_batch_is_named(make_batch: MakeBatch) -> None:
     batch = make_batch(0.001, 0.9, sizes=(10, 8_100_000))
     facts = Facts(usual(make_batch), [12_000] * 9)
