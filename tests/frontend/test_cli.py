@@ -131,7 +131,7 @@ def test_flags_that_do_not_go_together_exit_2(arguments: list[str]) -> None:
     ("arguments", "sentence"),
     [
         ("docter .", "there is no command 'docter'; did you mean doctor?"),
-        ("up", "there is no command 'up'; choose from serve, pack, bench, doctor, run, ready"),
+        ("up", "there is no command 'up'; choose from serve, pack, bench, doctor, run, ready, demo"),
         ("--foreground doctor", "doctor must be the first argument"),
     ],
 )
@@ -143,7 +143,7 @@ def test_a_wrong_command_is_told_the_right_ones(
     assert left.value.code == 2
     error = " ".join(capsys.readouterr().err.split())
     assert sentence in error
-    assert "{serve,pack,bench,doctor,run,ready}" in error
+    assert "{serve,pack,bench,doctor,run,ready,demo}" in error
     assert served == []
 
 
