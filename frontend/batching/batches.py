@@ -53,7 +53,7 @@ class Lengths(NamedTuple):
         return {"longest": round(self.longest, 3), "paddingShare": round(self.padding, 3)}
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)  # without slots, the defaults of fields that are set later cost nothing
 class Batch:
     """Jobs that a worker runs together, in order; at least one, until all are answered.
 

@@ -146,12 +146,6 @@ class PendingRequests:
         answer = answer[-1] if isinstance(answer, list) else answer
         self.metrics.request_failed(_REASONS_FAILED.get(type(answer), "other"))
 
-    def add_line(self, line: TimeLine, nested_in: list[TimeLine] | None) -> None:
-        """Add the time line of a request, and nest it in that of the request that waits for it."""
-        self.lines.add(line)
-        if nested_in is not None and len(nested_in) < MAX_NESTED:
-            nested_in.append(line)
-
     def end_stream(
         self,
         counters: RequestCounters,
@@ -173,7 +167,14 @@ class PendingRequests:
         else:
             line = line._replace(outcome=CANCELLED, status=499)
             self.metrics.request_failed("client_gone")
-        self.add_line(line, nested_in)
+        self.lines.add(line)
+        nest(line, nested_in)
+
+
+def nest(line: TimeLine, nested_in: list[TimeLine] | None) -> None:
+    """Nest the time line of a request in that of the request that waits for it, if one does."""
+    if nested_in is not None and len(nested_in) < MAX_NESTED:
+        nested_in.append(line)
 
 
 def outcome_of(answer: Answer | JointAnswer | None) -> tuple[str, int, str]:
@@ -263,26 +264,29 @@ class PendingJob(_RequestJob):
             self.timer.cancel()
         pending.remove(1)
         now = time.monotonic()
-        if type(answer) is Prediction and answer.status < 500:
-            line = self._line(ANSWERED, answer.status, "", now)
-        else:
-            line = self._line(*outcome_of(answer), now)
         if self.group is Group.DESCRIBE:
             if self.dispatched is None:
                 self.discard()
                 pending.count_unserved(answer)
             return
-        pending.add_line(line, self.nested_in)
+        if type(answer) is Prediction:
+            outcome = ANSWERED if answer.status < 500 else FAILED
+            line = self._line(outcome, answer.status, "", now)
+            took = now - self.request_arrived
+            pending.lines.answered(line, took)
+            assert self.dispatched is not None
+            self.counters.answered(self.dispatched - self.arrived, took, line)
+            if self.deadline < math.inf:
+                pending.batcher.deadline_admission.answer_sent(now)
+        else:
+            line = self._line(*outcome_of(answer), now)
+            pending.lines.add(line)
+        if self.nested_in is not None:
+            nest(line, self.nested_in)
         if self.dispatched is None:
             self.discard()
             pending.count_unserved(answer)
-            return
-        if type(answer) is Prediction:
-            waited = self.dispatched - self.arrived
-            self.counters.answered(waited, now - self.request_arrived, line)
-            if self.deadline < math.inf:
-                pending.batcher.deadline_admission.answer_sent(now)
-        if line.outcome is not ANSWERED:
+        elif line.outcome is not ANSWERED:
             pending.count_failed(answer)
 
     def _line(self, outcome: str, status: int, error: str, now: float) -> TimeLine:
@@ -406,7 +410,8 @@ class PendingRows:
             last.crashes + 1,
             trace=last.trace,
         )
-        pending.add_line(line, self._nested_in)
+        pending.lines.add(line)
+        nest(line, self._nested_in)
         if jobs[0].dispatched is None:
             pending.count_unserved(answer)
         elif isinstance(answer, list):

@@ -131,15 +131,19 @@ class ModelLines:
 
     def add(self, line: TimeLine) -> None:
         """Add the time line of a request that was queued."""
+        if line.outcome is REFUSED:
+            self._refused.append(line)
+        elif line.outcome is EXPIRED:
+            _keep(self._failed, line)
+        self.answered(line, line.took)
+
+    def answered(self, line: TimeLine, took: float) -> None:
+        """Add the time line of a request that was answered by the handler in ``took`` seconds."""
         self._recent.append(line)
-        answered = line.answered
-        if answered - line.arrived > self._slow_seconds or answered >= self._slot_ends:
+        if took > self._slow_seconds or line.answered >= self._slot_ends:
             self._add_slow(line)
-        if line.outcome is not ANSWERED:
-            if line.outcome is REFUSED:
-                self._refused.append(line)
-            elif line.outcome is not CANCELLED:
-                _keep(self._failed, line)
+        if line.outcome is FAILED:
+            _keep(self._failed, line)
         if line.trace is not None:
             self._server.on_traced(line)
 

@@ -131,7 +131,10 @@ def test_flags_that_do_not_go_together_exit_2(arguments: list[str]) -> None:
     ("arguments", "sentence"),
     [
         ("docter .", "there is no command 'docter'; did you mean doctor?"),
-        ("up", "there is no command 'up'; choose from serve, pack, bench, doctor, run, ready, demo"),
+        (
+            "up",
+            "there is no command 'up'; choose from serve, pack, bench, doctor, run, ready, demo",
+        ),
         ("--foreground doctor", "doctor must be the first argument"),
     ],
 )
