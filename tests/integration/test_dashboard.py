@@ -311,7 +311,7 @@ def test_models_are_registered_made_the_default_and_unregistered(
     expect(remove.get_by_role("button")).to_be_disabled()
     remove.get_by_label("Type the model's name").fill("pair")
     remove.get_by_role("button").click()
-    expect(page.get_by_text("This version of the model is not registered.")).to_be_visible()
+    expect(page.get_by_text("does not exist for model")).to_be_visible()
     listed = server.management("GET", "/models/pair/all").json()
     assert [each["modelVersion"] for each in listed] == ["2.0"]
 
