@@ -76,7 +76,7 @@ class Batch:
     succeeded: bool = field(default=False, init=False)
     handler_spans: Sequence[SpanRecord] = field(default=(), init=False)
     span: Any = field(default=None, init=False)  # of OpenTelemetry, if it has one
-    _bytes: Sequence[int] = field(default=(), init=False)
+    request_bytes: Sequence[int] = field(default=(), init=False)  # of each input (`read_sizes`)
     _waited: float | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -93,12 +93,10 @@ class Batch:
             self._waited = self.closed - min(map(_arrival_of, self.jobs))
         return self._waited
 
-    @property
-    def request_bytes(self) -> Sequence[int]:
-        """The bytes of each input; empty if they were not read before the jobs were released."""
-        if not self._bytes:
-            self._bytes = [job.input.size for job in self.jobs]
-        return self._bytes
+    def read_sizes(self) -> None:
+        """Read the bytes of each input, as long as the batch has its jobs. Safe to call twice."""
+        if not self.request_bytes:
+            self.request_bytes = [job.input.size for job in self.jobs]
 
     def ran(self, reply: Reply) -> None:
         """Note when the handler ran."""

@@ -149,15 +149,14 @@ class PendingRequests:
     def end_stream(
         self,
         counters: RequestCounters,
-        begun: TimeLine,
+        line: TimeLine,
         nested_in: list[TimeLine] | None,
         complete: bool,
         broken: str,
     ) -> None:
-        """Count a streamed answer when it ends; ``begun`` is its time line so far."""
+        """Count a streamed answer when it ends; ``line`` is its time line so far."""
         self.remove(1)
-        now = time.monotonic()
-        line = begun._replace(answered=now)
+        line = line._replace(answered=time.monotonic())
         if complete:
             waited = 0.0 if line.batch is None else max(0.0, line.batch.closed - line.queued)
             counters.answered(waited, line.took, line)

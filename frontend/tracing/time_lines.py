@@ -134,7 +134,7 @@ class ModelLines:
         if line.outcome is REFUSED:
             self._refused.append(line)
         elif line.outcome is EXPIRED:
-            _keep(self._failed, line)
+            self._keep_failed(line)
         self.answered(line, line.took)
 
     def answered(self, line: TimeLine, took: float) -> None:
@@ -143,7 +143,7 @@ class ModelLines:
         if took > self._slow_seconds or line.answered >= self._slot_ends:
             self._add_slow(line)
         if line.outcome is FAILED:
-            _keep(self._failed, line)
+            self._keep_failed(line)
         if line.trace is not None:
             self._server.on_traced(line)
 
@@ -206,14 +206,10 @@ class ModelLines:
             heappushpop(slot, item)
         if len(slot) == _SLOWEST:
             self._slow_seconds = slot[0][0]
-        _read_sizes(line)
+        if line.batch is not None:
+            line.batch.read_sizes()
 
-
-def _keep(lines: deque[TimeLine], line: TimeLine) -> None:
-    lines.append(line)
-    _read_sizes(line)
-
-
-def _read_sizes(line: TimeLine) -> None:
-    if line.batch is not None:
-        line.batch.request_bytes  # noqa: B018 - while the batch has its jobs
+    def _keep_failed(self, line: TimeLine) -> None:
+        self._failed.append(line)
+        if line.batch is not None:
+            line.batch.read_sizes()

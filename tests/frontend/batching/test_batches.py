@@ -88,7 +88,8 @@ def test_a_batch_keeps_its_size_and_the_bytes_that_were_read_but_no_jobs(
     make_job: Callable[..., Job],
 ) -> None:
     read, unread = (Batch([make_job(), make_job()], 0.0) for _ in range(2))
-    expected = list(read.request_bytes)
+    read.read_sizes()
+    expected = [job.input.size for job in read.jobs]
     for batch in (read, unread):
         batch.release()
         batch.release()

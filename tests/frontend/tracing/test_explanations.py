@@ -38,6 +38,7 @@ def make_batch() -> MakeBatch:
         jobs = [Job(each, 0.0, None) for each in inputs]
         batch = Batch(jobs, closed, reason, held=held, worker_id=worker)
         batch.ran(Reply(handler_started=closed + hand_over, handler_ms=handler * 1000))
+        batch.read_sizes()
         assert list(batch.request_bytes) == list(sizes)
         return batch
 
