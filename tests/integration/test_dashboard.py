@@ -316,14 +316,15 @@ def test_models_are_registered_made_the_default_and_unregistered(
     assert [each["modelVersion"] for each in listed] == ["2.0"]
 
 
-def test_the_level_of_a_logger_changes(server: Server, open_page: OpenPage) -> None:
-    page = open_page(server, "server")
-    level = page.get_by_label("Level of ACCESS_LOG")
-    level.select_option("error")
-    expect(level).to_have_value("error")
-    assert server.management("GET", "/loggers/ACCESS_LOG").json()["level"] == "error"
-    level.select_option("inherit")
-    expect(level).not_to_have_value("error")
+def test_the_level_of_a_logger_changes(start_server: StartServer, open_page: OpenPage) -> None:
+    with start_server() as server:  # other tests read the logs of the shared one
+        page = open_page(server, "server")
+        level = page.get_by_label("Level of ACCESS_LOG")
+        level.select_option("error")
+        expect(level).to_have_value("error")
+        assert server.management("GET", "/loggers/ACCESS_LOG").json()["level"] == "error"
+        level.select_option("inherit")
+        expect(level).not_to_have_value("error")
 
 
 # -- the key and the connection --------------------------------------------------------------------
