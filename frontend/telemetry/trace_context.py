@@ -87,9 +87,11 @@ class Sampling:
         is_sampled = flags & SAMPLED
         if not self.is_parent_based and ratio is not None:
             is_sampled = int(trace_id[16:], 16) < round(ratio * _LOW)
-        state = _joined(headers, _TRACESTATE) if _TRACESTATE in headers else ""
-        if len(state) > _MAX_STATE or not _STATE.fullmatch(state):
-            state = ""
+        state = ""
+        if _TRACESTATE in headers:
+            text = _joined(headers, _TRACESTATE)
+            if len(text) <= _MAX_STATE and _STATE.fullmatch(text):
+                state = text
         context = TraceContext(trace_id, span_id, flags & (SAMPLED | _RANDOM), state)
         return context.recorded() if is_sampled and ratio is not None else context
 
