@@ -2,16 +2,17 @@
 
     python benchmarks/tracing.py [--instances 5] [--rounds 6] [--seconds 2]
 
-Four servers with the model of `noop_handler` take turns, with batches of up to 32 and 64 clients:
+Three servers with the model of `noop_handler` take turns, with batches of up to 32 and 64 clients:
 
     off          no receiver of spans, no header traceparent
-    other        the same, and each request has another header of the length of a traceparent
-    unsampled    a receiver, and each request has a traceparent that is not sampled
-    sampled 1 %  a receiver, and the server samples one of 100 requests
+    other        the same server; each request has another header of the length of a traceparent
+    unsampled    the same server; each request has a traceparent that is not sampled
+    receiver     the same requests to a server with a receiver, which samples none
+    sampled 1 %  the requests of "off" to a server with a receiver, which samples one of 100
 
-Each ratio is of two runs that follow each other: of their answers per second, and of their answers
-per second of the frontend's CPU time, which other programs of the machine affect less. Further
-instances of all servers show what belongs to an instance, such as the layout of its memory.
+A ratio is of two runs of one round: of their answers per second, and of their answers per second
+of the frontend's CPU time, which other programs of the machine affect less. Each instance of the
+servers has a speed of its own, by up to 15 %: ratios of two servers need many instances.
 """
 
 import argparse
@@ -39,12 +40,22 @@ from marserve.tools.bench.requests import request_bytes
 _HANDLER = Path(__file__).with_name("noop_handler.py")
 _PAYLOAD = Payload(bytes(range(256)) * 4, "application/octet-stream")
 _UNSAMPLED = {"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-00"}
-#: By mode: the headers of its requests, and the share that its server samples; None without spans.
-_MODES: Mapping[str, tuple[Mapping[str, str], str | None]] = {
-    "off": ({}, None),
-    "other": ({"x-other-one": _UNSAMPLED["traceparent"]}, None),
-    "unsampled": (_UNSAMPLED, "0"),
-    "sampled 1 %": ({}, "0.01"),
+#: The share that each server samples; None without a receiver.
+_SERVERS: Mapping[str, str | None] = {"plain": None, "receiver": "0", "sampling": "0.01"}
+#: By mode: its server, and the headers of its requests.
+_MODES: Mapping[str, tuple[str, Mapping[str, str]]] = {
+    "off": ("plain", {}),
+    "other": ("plain", {"x-other-one": _UNSAMPLED["traceparent"]}),
+    "unsampled": ("plain", _UNSAMPLED),
+    "receiver": ("receiver", _UNSAMPLED),
+    "sampled 1 %": ("sampling", {}),
+}
+#: Each mode with the one that it is compared with.
+_COMPARED = {
+    "other": "off",
+    "unsampled": "other",
+    "receiver": "unsampled",
+    "sampled 1 %": "off",
 }
 
 
@@ -122,29 +133,31 @@ def main() -> None:
             receiver = running.enter_context(_receiver())
             folder = Path(running.enter_context(tempfile.TemporaryDirectory(prefix="tracing")))
             servers = {}
-            for place, (mode, (_, ratio)) in enumerate(_MODES.items()):
-                (folder / str(place)).mkdir()
-                start = _server(folder / str(place), ratio, receiver)
-                servers[mode] = running.enter_context(start)
+            for name, ratio in _SERVERS.items():
+                (folder / name).mkdir()
+                servers[name] = running.enter_context(_server(folder / name, ratio, receiver))
             for number in range(options.rounds):
                 modes = list(_MODES) if number % 2 else list(reversed(_MODES))
-                costs = {m: _cost(servers[m], _MODES[m][0], options.seconds) for m in modes}
-                off = costs["off"]
-                for mode, cost in costs.items():
-                    own[mode].append(_Cost(cost.rate / off.rate, cost.per_cpu / off.per_cpu))
+                costs = {}
+                for mode in modes:
+                    server, headers = _MODES[mode]
+                    costs[mode] = _cost(servers[server], headers, options.seconds)
+                for mode, base in _COMPARED.items():
+                    pairs = zip(costs[mode], costs[base], strict=True)
+                    own[mode].append(_Cost(*(cost / usual for cost, usual in pairs)))
                 print({mode: tuple(map(round, cost)) for mode, cost in costs.items()}, flush=True)
-            dropped = servers["sampled 1 %"].counted("marserve_dropped_spans_total")
+            dropped = servers["sampling"].counted("marserve_dropped_spans_total")
             print(f"instance {instance}: {_Receiver.messages} messages, {dropped:g} spans dropped")
         for mode, found in own.items():
             ratios[mode] += found
             by_instance[mode].append(_Cost(*map(statistics.median, zip(*found, strict=True))))
-    for mode in list(_MODES)[1:]:
+    for mode, base in _COMPARED.items():
         for place, name in enumerate(_Cost._fields):
             values = [cost[place] for cost in ratios[mode]]
             low, _, high = statistics.quantiles(values, n=4)
             instances = " ".join(f"{cost[place]:.3f}" for cost in by_instance[mode])
             print(
-                f"{mode:<12} {name:<8} {statistics.median(values):.3f} of off "
+                f"{mode:<12} {name:<8} {statistics.median(values):.3f} of {base} "
                 f"(quartiles {low:.3f} to {high:.3f}; instances {instances})"
             )
 
