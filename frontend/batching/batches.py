@@ -75,7 +75,6 @@ class Batch:
     took: float = field(default=0.0, init=False)  # seconds until the answer; 0 while it runs
     succeeded: bool = field(default=False, init=False)
     handler_spans: Sequence[SpanRecord] = field(default=(), init=False)
-    span: Any = field(default=None, init=False)  # of OpenTelemetry, if it has one
     request_bytes: Sequence[int] = field(default=(), init=False)  # of each input (`read_sizes`)
     _waited: float | None = field(default=None, init=False)
 

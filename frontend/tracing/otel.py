@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
@@ -33,6 +34,8 @@ _MAX_WAITING = 10_000
 _SPANS = 3
 # Between two exports; and for the last one, when the server stops.
 _PAUSE_SECONDS, _FLUSH_SECONDS = 1.0, 5.0
+# Within it all requests of a batch are answered, except streams.
+_MARGIN_SECONDS = 0.1
 
 
 def find_receiver(endpoint: str | None, environ: Mapping[str, str]) -> str | None:
@@ -109,6 +112,13 @@ class SpanExport:
         else:
             self._on_dropped(_SPANS)
 
+    def _take(self, until: float | None) -> list[TimeLine]:
+        """Take the requests whose batches had ended at a moment: all of a batch; or all."""
+        taken: list[TimeLine] = []
+        while self._waiting and (until is None or _end_of(self._waiting[0]) <= until):
+            taken.append(self._waiting.popleft())
+        return taken
+
     def _run(self) -> None:
         try:
             # Here, because it takes a tenth of a second and 20 MB.
@@ -122,12 +132,16 @@ class SpanExport:
         while not is_last:
             is_last = self._is_closing.wait(_PAUSE_SECONDS)
             try:
-                for _ in range(len(self._waiting)):
-                    spans.add(self._waiting.popleft())
-                dropped = spans.send(is_last=is_last)
+                spans.add(self._take(None if is_last else time.monotonic() - _MARGIN_SECONDS))
+                dropped = spans.send()
             except Exception:  # an exporter raises for a receiver that is too slow
                 logger.exception("Spans were not sent to %s.", self._endpoint)
                 dropped = _SPANS
             if dropped:
                 with contextlib.suppress(RuntimeError):  # the loop is closed
                     self._loop.call_soon_threadsafe(self._on_dropped, dropped)
+
+
+def _end_of(line: TimeLine) -> float:
+    batch = line.batch
+    return line.answered if batch is None else batch.closed + batch.took

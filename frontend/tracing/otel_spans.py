@@ -4,12 +4,13 @@ predict MODEL    a request (server), from its arrival to its answer
   waiting        in the queue
   handler        of its batch, with a link to the span of the batch
   …              the handler's own spans, and the requests to other models that it has caused
-batch            of several requests; in the trace of the first, with links to all
+batch            of several recorded requests; in the trace of the first, with links to all
 """
 
 import random
 import time
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from opentelemetry import trace as api
@@ -68,13 +69,21 @@ class OtlpSpans:
         )
         provider.add_span_processor(self._ended)
         self._tracer = provider.get_tracer("marserve", __version__)
-        #: They end with the next message, which may have further requests of them.
-        self._ending: list[Batch] = []
-        self._begun: list[Batch] = []
         self._epoch = time.time() - time.monotonic()
 
-    def add(self, line: TimeLine) -> None:
-        """Make the spans of a recorded request."""
+    def add(self, lines: Sequence[TimeLine]) -> None:
+        """Make the spans of recorded requests; those of a batch are given together."""
+        by_batch: defaultdict[Batch | None, list[TimeLine]] = defaultdict(list)
+        for line in lines:
+            by_batch[line.batch].append(line)
+        for batch, of_batch in by_batch.items():
+            links: list[api.Link] = []
+            if batch is not None and batch.handler_started and len(of_batch) > 1:
+                links = [self._add_batch(batch, of_batch)]
+            for line in of_batch:
+                self._add_request(line, links)
+
+    def _add_request(self, line: TimeLine, links: Sequence[api.Link]) -> None:
         trace, batch, model = line.trace, line.batch, line.model
         assert trace is not None
         attributes = {
@@ -98,41 +107,37 @@ class OtlpSpans:
         if waited > line.queued and model.version:  # a workflow does not wait
             self._end(self._start("waiting", line.queued, inside), waited)
         if batch is not None:
-            self._add_handler(batch, trace, inside)
+            self._add_handler(batch, trace, inside, links)
         self._end(span, line.answered, line.error if line.status >= 500 else None)
 
-    def _add_handler(self, batch: Batch, trace: TraceContext, inside: Context) -> None:
+    def _add_handler(
+        self, batch: Batch, trace: TraceContext, inside: Context, links: Sequence[api.Link]
+    ) -> None:
         for each in batch.handler_spans:
             if each.request == trace.span_id:
                 above = _inside(trace, each.parent_id)
                 span = self._start(each.name, each.started, above, each.attributes, each.span_id)
                 self._end(span, each.ended, each.error or None)
-        if not batch.handler_started:  # it has failed
-            return
-        attributes = {
-            "marserve.batch.size": batch.size,
-            "marserve.batch.ran_as": batch.run_as,
-            "marserve.batch.reason": batch.reason.value,
-            "marserve.worker.id": batch.worker_id,
-        }
-        handler = self._start("handler", batch.handler_started, inside, attributes)
-        if batch.size > 1:
-            if batch.span is None:
-                batch.span = self._start("batch", batch.closed, inside, attributes)
-                self._begun.append(batch)
-            if batch.span.is_recording():
-                batch.span.add_link(api.get_current_span(inside).get_span_context())
-            handler.add_link(batch.span.get_span_context())
-        self._end(handler, batch.handler_started + batch.handler_seconds)
+        if batch.handler_started:  # else it has failed
+            attributes = _attributes(batch)
+            span = self._start("handler", batch.handler_started, inside, attributes, links=links)
+            self._end(span, batch.handler_started + batch.handler_seconds)
 
-    def send(self, *, is_last: bool) -> int:
+    def _add_batch(self, batch: Batch, lines: Sequence[TimeLine]) -> api.Link:
+        """Make the span of a batch, and return the link to it."""
+        traces = [line.trace for line in lines if line.trace is not None]
+        inside = [_inside(trace, trace.span_id) for trace in traces]
+        links = [_link(api.get_current_span(each)) for each in inside]
+        span = self._start("batch", batch.closed, inside[0], _attributes(batch), links=links)
+        ran = batch.handler_started + batch.handler_seconds  # later, while steps of it run
+        self._end(span, max(batch.closed + batch.took, ran))
+        return _link(span)
+
+    def send(self) -> int:
         """Send the spans; return how many are dropped, because the receiver does not accept them.
 
         After the first refusal the others are dropped too: each may take as long.
         """
-        for batch in self._ending + self._begun if is_last else self._ending:
-            self._end(batch.span, batch.closed + batch.took)
-        self._ending, self._begun = self._begun, []
         spans, self._ended.spans = self._ended.spans, []
         left = len(spans)
         for start in range(0, len(spans), _MAX_SENT):
@@ -151,11 +156,12 @@ class OtlpSpans:
         attributes: Mapping[str, Any] = {},
         span_id: str = "0",
         kind: api.SpanKind = api.SpanKind.INTERNAL,
+        links: Sequence[api.Link] = (),
     ) -> api.Span:
         self._ids.span_id = int(span_id, 16)
         clean = {_text(key): _text(value) for key, value in attributes.items()}
         start = self._time_of(moment)
-        return self._tracer.start_span(_text(name), context, kind, clean, start_time=start)
+        return self._tracer.start_span(_text(name), context, kind, clean, links, start)
 
     def _end(self, span: api.Span, moment: float, error: str | None = None) -> None:
         if error is not None:
@@ -164,6 +170,19 @@ class OtlpSpans:
 
     def _time_of(self, moment: float) -> int:
         return round((self._epoch + moment) * 1e9)
+
+
+def _attributes(batch: Batch) -> dict[str, str | int]:
+    return {
+        "marserve.batch.size": batch.size,
+        "marserve.batch.ran_as": batch.run_as,
+        "marserve.batch.reason": batch.reason.value,
+        "marserve.worker.id": batch.worker_id,
+    }
+
+
+def _link(span: api.Span) -> api.Link:
+    return api.Link(span.get_span_context())
 
 
 def _inside(trace: TraceContext, span_id: str) -> Context:

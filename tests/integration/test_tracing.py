@@ -192,17 +192,25 @@ def test_two_headers_are_malformed(server, assert_nothing_else):
     assert_nothing_else()
 
 
-def test_a_batch_has_one_span_with_links_to_its_sampled_requests(server, receiver, together):
+@pytest.fixture(scope="module")
+def batches(server):
+    """The name of a model that always runs three requests together."""
     server.install(HANDLER, "batches", "batchSize: 3\nmaxBatchDelay: 60000\n")
-    ids = [new_trace() for _ in range(3)]
-    together(
-        [
-            lambda id_=id_, flags=flags: server.predict(
-                "batches", data=b"x", headers=header(id_, flags)
-            )
-            for id_, flags in zip(ids, ("01", "00", "01"), strict=True)
-        ]
-    )
+    return "batches"
+
+
+def ask_together(server, together, model, flags):
+    """Return the trace ids of requests with these flags."""
+    ids = [new_trace() for _ in flags]
+    headers = [header(id_, flag) for id_, flag in zip(ids, flags, strict=True)]
+    together([lambda h=h: server.predict(model, data=b"x", headers=h) for h in headers])
+    return ids
+
+
+def test_a_batch_has_one_span_with_links_to_its_sampled_requests(
+    server, receiver, together, batches
+):
+    ids = ask_together(server, together, batches, ("01", "00", "01"))
     sampled = [ids[0], ids[2]]
     own = ("predict batches", *OWN[1:])
     first = [trace_id for trace_id in sampled if receiver_has(receiver, trace_id, "batch")]
@@ -217,6 +225,15 @@ def test_a_batch_has_one_span_with_links_to_its_sampled_requests(server, receive
     assert all(found["handler"].links == {(batch.trace_id, batch.id)} for found in spans.values())
     assert batch.attributes["marserve.batch.size"] == 3
     assert not receiver.trace(ids[1])
+
+
+def test_a_batch_with_one_sampled_request_has_no_span_of_its_own(
+    server, receiver, together, batches
+):
+    sampled, *_ = ask_together(server, together, batches, ("01", "00", "00"))
+    handler = receiver.wait(sampled, "predict batches", *OWN[1:])["handler"]
+    assert handler.attributes["marserve.batch.size"] == 3
+    assert not handler.links
 
 
 def receiver_has(receiver, trace_id, name):
