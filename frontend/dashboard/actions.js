@@ -29,7 +29,7 @@ function Action({ title, fields = [], button, run, note, isAllowed = () => true,
     ${fields.map(({ name, label, placeholder, options, type = "text", ...more }) => html`<label key=${name}>
       <span>${label}</span>${options
         ? html`<select value=${values[name] ?? ""} onChange=${change(name)}><option value="">unchanged</option>
-          ${options.map((option) => html`<option key=${option}>${option}</option>`)}</select>`
+          ${options.map((option) => html`<option key=${option} value=${option}>${option}</option>`)}</select>`
         : html`<input type=${type} value=${values[name] ?? ""} placeholder=${placeholder} autocomplete="off"
           spellcheck=${false} onInput=${change(name)} ...${more} />`}</label>`)}
     <div class="bar"><button class=${isDanger ? "danger" : "primary"}

@@ -276,6 +276,7 @@ def test_settings_and_workers_of_a_model_change(
     batching, workers = panel(page, "Batching"), panel(page, "Workers")
     batching.get_by_label("Batch size").fill("7")
     batching.get_by_label("Longest wait").fill("3")
+    batching.get_by_label("Policy").select_option("greedy")
     batching.get_by_role("button").click()
     expect(batching.locator(".result")).not_to_be_empty()
     batching.get_by_label("Batch size").fill("none")
@@ -287,6 +288,7 @@ def test_settings_and_workers_of_a_model_change(
     server.wait_workers("changed", "READY", "READY")
     described = server.describe("changed")
     assert (described["batchSize"], described["maxBatchDelay"]) == (7, 3)
+    assert described["batchPolicy"] == "greedy"
 
 
 def test_models_are_registered_made_the_default_and_unregistered(
