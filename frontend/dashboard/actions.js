@@ -1,4 +1,4 @@
-/** Actions: batching settings, workers, the default version, registration, and levels of loggers. */
+/** Actions: batching, workers, the default version, registration, levels of loggers; the logs. */
 
 import { html, useEffect, useState } from "./vendor/htm-preact.js";
 import { call, modelPath } from "./connection.js";
@@ -90,6 +90,20 @@ function Loggers() {
       </tr>`)}</tbody></table></div></section>`;
 }
 
+function Log() {
+  const [{ files = [], file, lines = [], error }, setAnswer] = useState({});
+  const read = (name) => call("GET", "dashboard/log", { file: name })
+    .then(setAnswer, (failure) => setAnswer({ files, file, error: failure.message }));
+  const showEnd = (element) => element && (element.scrollTop = element.scrollHeight);
+  useEffect(() => void read(), []);
+  return html`<section class="panel wide"><h2>Log</h2>
+    <div class="bar"><select aria-label="Log file" value=${file} onChange=${(event) => read(event.target.value)}>
+        ${files.map((name) => html`<option key=${name} value=${name}>${name}</option>`)}</select>
+      <button onClick=${() => read(file)}>Read again</button><span class="quiet">The newest line is last.</span></div>
+    ${error && html`<p class="error" role="alert">${error}</p>`}
+    <pre tabindex="0" role="region" aria-label="Lines of the log" ref=${showEnd}>${lines.join("\n")}</pre></section>`;
+}
+
 export function ServerPage() {
   return html`<h1 tabindex="-1">Server</h1><div class="panels">
     <${Action} title="Register a model" button="Register" isAllowed=${(values) => values.url}
@@ -101,5 +115,5 @@ export function ServerPage() {
         { name: "batch_size", label: "Batch size (a number, or auto)", placeholder: "as configured" },
         { name: "max_batch_delay", label: "Longest wait for a batch, ms", ...whole, placeholder: "as configured" },
       ]} />
-    <${Loggers} /></div>`;
+    <${Loggers} /><${Log} /></div>`;
 }

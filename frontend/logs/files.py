@@ -17,6 +17,7 @@ import datetime as dt
 import glob
 import gzip
 import logging
+import os
 import re
 import shutil
 import sys
@@ -161,6 +162,14 @@ class LogFile(logging.Handler):
         with self.lock or contextlib.nullcontext():
             self._replace()
             self._resume_period()
+
+    def tail(self, most: int) -> list[str]:
+        """Return the last lines, up to ``most`` bytes of them; raises OSError."""
+        with self.path.open("rb") as file:
+            start = max(0, file.seek(0, os.SEEK_END) - most)
+            file.seek(start)
+            lines = file.read(most).decode(errors="replace").split("\n")
+        return lines[1 if start else 0 : -1]  # without the part of a line
 
     def close(self) -> None:
         """Close the file and wait until old ones are compressed. Safe to call twice."""

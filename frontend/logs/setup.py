@@ -157,11 +157,16 @@ def _restore(
 
 def reopen_log_files() -> None:
     """Open the files again, which another program may have moved; raises OSError."""
+    for file in log_files():
+        file.reopen()
+
+
+def log_files() -> list[LogFile]:
+    """Return the open files, that of the root logger first."""
     named = logging.root.manager.loggerDict.values()
     loggers = [logging.root, *(item for item in named if isinstance(item, logging.Logger))]
     handlers = (handler for logger in loggers for handler in logger.handlers)
-    for file in {file for handler in handlers for file in _files(handler)}:
-        file.reopen()
+    return list(dict.fromkeys(file for handler in handlers for file in _files(handler)))
 
 
 def _files(handler: logging.Handler) -> Iterator[LogFile]:

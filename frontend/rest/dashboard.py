@@ -4,6 +4,7 @@
     /dashboard  /dashboard/{file}          the page, which is public and contains no data
     /dashboard/events[?model=&version=]    server-sent events: an overview, and a model's details
     /dashboard/predictions/{m}[/{v}]       predict, with the key of management
+    /dashboard/log[?file=]                 the last lines of a log file
 
 Data and predictions need the key of management.
 """
@@ -18,6 +19,7 @@ from marserve.frontend.http.request_bodies import query_value, read_input
 from marserve.frontend.http.requests import HttpRequest, PlainRequest
 from marserve.frontend.http.responses import HttpResponse, json_response, prediction_response
 from marserve.frontend.http.router import Route
+from marserve.frontend.logs.setup import log_files
 from marserve.frontend.operations.dashboard import Dashboard
 from marserve.frontend.operations.requests import RequestLines
 from marserve.frontend.rest.inference import Predictor
@@ -26,7 +28,8 @@ from marserve.frontend.serving.registry import ModelRegistry
 
 _FOLDER = Path(__file__).parent.parent / "dashboard"
 _PAGE = "index.html"
-_DATA = ("events", "predictions")
+_DATA = ("events", "predictions", "log")
+_LOG_BYTES = 64 * 1024
 _TYPES = {
     ".css": "text/css; charset=utf-8",
     ".html": "text/html; charset=utf-8",
@@ -89,9 +92,11 @@ class _Dashboard(Predictor):
         match request.method, request.segments[1:]:
             case "GET", ["events"]:
                 return await self._events(request)
+            case "GET", ["log"]:
+                return self._log(query_value(request, "file"))
             case "POST" | "PUT", ["predictions", name, *version] if len(version) < 2:
                 return await self._predict(request, name, version[0] if version else None)
-            case _, ["events"] | ["predictions", _] | ["predictions", _, _]:
+            case _, ["events" | "log"] | ["predictions", _] | ["predictions", _, _]:
                 raise MethodNotAllowed
         raise RouteNotFound
 
@@ -99,6 +104,15 @@ class _Dashboard(Predictor):
         name, version = query_value(request, "model"), query_value(request, "version")
         model = self.registry.find(name, version or None) if name else None
         return prediction_response(await self.dashboard.watch(model))
+
+    def _log(self, name: str) -> HttpResponse:
+        files = {file.path.name: file for file in log_files()}
+        name = name or next(iter(files), "")
+        try:
+            lines = files[name].tail(_LOG_BYTES) if name else []
+        except (KeyError, OSError) as error:  # another program may have moved it
+            raise RouteNotFound(f"Log file not found: {name}") from error
+        return json_response({"files": list(files), "file": name, "lines": lines})
 
     async def _predict(self, request: HttpRequest, name: str, version: str | None) -> HttpResponse:
         extra = {"url_path": "", "explain": "False"}

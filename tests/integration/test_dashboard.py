@@ -329,6 +329,21 @@ def test_the_level_of_a_logger_changes(start_server: StartServer, open_page: Ope
         expect(level).not_to_have_value("error")
 
 
+def test_the_last_lines_of_a_log_are_shown(server: Server, open_page: OpenPage) -> None:
+    server.management("PUT", "/loggers/marserve", params={"level": "info"})
+    for id_ in ("first", "<img/src=x/onerror=alert(1)>"):
+        server.inference("GET", "/ping", headers={"X-Request-Id": id_})
+    page = open_page(server, "server")
+    lines = page.get_by_role("region", name="Lines of the log")
+    expect(lines).to_contain_text("Logger marserve was set to the level info.")
+    assert lines.evaluate("e => e.scrollTop + e.clientHeight >= e.scrollHeight - 1")
+    page.get_by_label("Log file").select_option("access_log.log")
+    expect(lines).to_contain_text(re.compile("=first.*<img/src=x/onerror", re.DOTALL))
+    server.inference("GET", "/ping", headers={"X-Request-Id": "newest"})
+    page.get_by_role("button", name="Read again").click()
+    expect(lines).to_contain_text(re.compile("=first.*=newest", re.DOTALL))
+
+
 # -- the key and the connection --------------------------------------------------------------------
 
 

@@ -187,6 +187,25 @@ def test_levels_are_changed_while_the_server_runs(server):
     )
 
 
+def test_the_last_lines_of_a_file_are_read_over_http(server):
+    names = [f"unseen-{number}" for number in range(3)]
+    for name in names:
+        server.predict(name)
+    server.wait_logged("access_log.log", names[-1])
+    answer = server.management("GET", "/dashboard/log", params={"file": "access_log.log"}).json()
+    assert {"ts_log.log", "model_log.log", "access_log.log"} <= set(answer["files"])
+    shown = [line for line in answer["lines"] if "/unseen-" in line]
+    assert all(name in line for name, line in zip(names, shown, strict=True))
+    server.management("PUT", "/loggers/marserve", params={"level": "info"})
+    first = server.management("GET", "/dashboard/log").json()
+    assert first["file"] == "ts_log.log"
+    assert "Logger marserve was set to the level info." in first["lines"][-1]
+    for name in ("none.log", "../key_file.json", "../logs/ts_log.log"):
+        answer = server.management("GET", "/dashboard/log", params={"file": name})
+        assert answer.status_code == 404
+    assert server.management("POST", "/dashboard/log").status_code == 405
+
+
 def test_levels_need_the_key_of_management(start_server):
     with start_server(disable_token_authorization="false") as server:
         keys = json.loads((server.directory / "key_file.json").read_text())

@@ -96,6 +96,19 @@ def test_a_file_does_not_exceed_its_maximum(open_file: Callable[..., LogFile], p
     assert old(path) == {"ts_log.20-Nov.log.gz": "old\n12345\n"}
 
 
+@pytest.mark.parametrize(
+    ("most", "lines"), [(1, []), (7, []), (8, ["äöü"]), (12, ["äöü"]), (100, ["12345", "äöü"])]
+)
+def test_the_last_lines_are_read_without_a_part_of_a_line(
+    open_file: Callable[..., LogFile], path: Path, most: int, lines: list[str]
+) -> None:
+    file = open_file()
+    path.write_bytes(b"")
+    for text in ("12345", "äöü"):
+        write(file, text, NOON)
+    assert file.tail(most) == lines
+
+
 def test_a_full_file_is_rolled_over_without_overwriting(
     open_file: Callable[..., LogFile], path: Path
 ) -> None:
