@@ -34,7 +34,7 @@ _MAX_WAITING = 10_000
 _SPANS = 3
 # Between two exports; and for the last one, when the server stops.
 _PAUSE_SECONDS, _FLUSH_SECONDS = 1.0, 5.0
-# Within it all requests of a batch are answered, except streams.
+# After the end of a batch; until then all its requests are answered, except streams.
 _MARGIN_SECONDS = 0.1
 
 
@@ -113,7 +113,7 @@ class SpanExport:
             self._on_dropped(_SPANS)
 
     def _take(self, until: float | None) -> list[TimeLine]:
-        """Take the requests whose batches had ended at a moment: all of a batch; or all."""
+        """Take the requests whose batches had ended before ``until``; with None, take all."""
         taken: list[TimeLine] = []
         while self._waiting and (until is None or _end_of(self._waiting[0]) <= until):
             taken.append(self._waiting.popleft())
@@ -131,12 +131,13 @@ class SpanExport:
         is_last = False
         while not is_last:
             is_last = self._is_closing.wait(_PAUSE_SECONDS)
+            lines = self._take(None if is_last else time.monotonic() - _MARGIN_SECONDS)
             try:
-                spans.add(self._take(None if is_last else time.monotonic() - _MARGIN_SECONDS))
+                spans.add(lines)
                 dropped = spans.send()
             except Exception:  # an exporter raises for a receiver that is too slow
                 logger.exception("Spans were not sent to %s.", self._endpoint)
-                dropped = _SPANS
+                dropped = _SPANS * len(lines)
             if dropped:
                 with contextlib.suppress(RuntimeError):  # the loop is closed
                     self._loop.call_soon_threadsafe(self._on_dropped, dropped)

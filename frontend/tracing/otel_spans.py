@@ -72,7 +72,7 @@ class OtlpSpans:
         self._epoch = time.time() - time.monotonic()
 
     def add(self, lines: Sequence[TimeLine]) -> None:
-        """Make the spans of recorded requests; those of a batch are given together."""
+        """Make the spans of recorded requests; give all requests of a batch at once."""
         by_batch: defaultdict[Batch | None, list[TimeLine]] = defaultdict(list)
         for line in lines:
             by_batch[line.batch].append(line)
