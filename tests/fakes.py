@@ -22,6 +22,7 @@ from fed_decoder import Decoder
 from marserve.backend.framing import encode
 from marserve.backend.protocol import (
     CallReply,
+    CancelPredict,
     Input,
     Load,
     Loaded,
@@ -221,7 +222,7 @@ class FakeWorker:
             if answer == "stuck":
                 return
             writer.write(b"".join(encode(LoadStarted())))
-        elif isinstance(message, CallReply):
+        elif isinstance(message, CallReply | CancelPredict):
             return
         else:
             self.batches.append([_body_of(each) for each in message.inputs])

@@ -52,7 +52,6 @@ async def _page(connection: WorkerConnection) -> str:
     await asyncio.wait({answered}, timeout=_SECONDS)
     if not answered.done():
         connection.cancel(request.number)
-        answered.cancel()
         return ""
     predictions = answered.result().predictions
     if not predictions or predictions[0].status != 200:

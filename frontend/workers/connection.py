@@ -5,6 +5,7 @@ received it, and its callback is called in the same turn of the event loop.
 """
 
 import asyncio
+import logging
 import socket
 import time
 from collections.abc import Callable
@@ -43,6 +44,8 @@ from marserve.frontend.workers.failures import (
     StartTimedOut,
 )
 
+logger = logging.getLogger(__name__)
+
 # Limit of a reply without the bodies: headers, metrics, JSON.
 _META_BYTES = 16 * 1024 * 1024
 _MAX_FRAME_BYTES = (1 << 32) - 1
@@ -79,7 +82,7 @@ class WorkerConnection(asyncio.BufferedProtocol):
     """The frontend's end of the socket pair to a worker.
 
     ``max_response_bytes`` limits each prediction; a reply may have as many predictions as the
-    largest batch so far had inputs.
+    largest batch so far had inputs. ``name`` is that of the worker, for the log.
 
     Attributes:
         lost: Done, with the reason, when the worker cannot answer any more.
@@ -88,8 +91,9 @@ class WorkerConnection(asyncio.BufferedProtocol):
         calls: None for a worker that cannot make calls.
     """
 
-    def __init__(self, max_response_bytes: int) -> None:
+    def __init__(self, max_response_bytes: int, name: str = "") -> None:
         self._loop = asyncio.get_running_loop()
+        self._name = name
         self.lost: asyncio.Future[ConnectionLost] = self._loop.create_future()
         self.on_lost: Callable[[], object] = lambda: None
         self.overlaps = 0
@@ -107,6 +111,7 @@ class WorkerConnection(asyncio.BufferedProtocol):
         self._exchanges: dict[int, _Exchange] = {}
         #: By number, which is negative: the callbacks of `probe`.
         self._probes: dict[int, Callable[[Reply], object]] = {}
+        self._last_probe = 0
         #: The number of messages that were sent after the load, and how many of them failed.
         self._sent = self._failed = 0
         self._timeout: float | None = None
@@ -116,13 +121,13 @@ class WorkerConnection(asyncio.BufferedProtocol):
 
     @classmethod
     async def from_socket(
-        cls, sock: socket.socket, *, max_response_bytes: int
+        cls, sock: socket.socket, *, max_response_bytes: int, name: str = ""
     ) -> "WorkerConnection":
         """Return a connection over the frontend's end of a socket pair."""
         widen(sock)
         loop = asyncio.get_running_loop()
         making = loop.create_task(
-            loop.create_connection(lambda: cls(max_response_bytes), sock=sock)
+            loop.create_connection(lambda: cls(max_response_bytes, name), sock=sock)
         )
         try:
             _, connection = await asyncio.shield(making)
@@ -190,16 +195,16 @@ class WorkerConnection(asyncio.BufferedProtocol):
     def probe(self, request: Predict, on_reply: Callable[[Reply], object]) -> None:
         """Send a request of the server, which does not count for the watchdog and `has_answered`.
 
-        Its number is set; `cancel` ends it.
+        Its number is set. ``on_reply`` is not called after `cancel`, nor when the worker is lost.
         """
-        request.number = min(self._probes, default=0) - 1
+        request.number = self._last_probe = self._last_probe - 1
         if not self.lost.done() and self._transport is not None:
             self._probes[request.number] = on_reply
             self._transport.writelines(encode(request))
 
     def cancel(self, number: int) -> None:
         """Report that no client waits for the batch of this number, if it is not answered yet."""
-        is_open = number in self._exchanges or number in self._probes
+        is_open = number in self._exchanges or self._probes.pop(number, None) is not None
         if is_open and self._transport is not None:
             self._transport.writelines(encode(CancelPredict(number)))
 
@@ -346,7 +351,13 @@ class WorkerConnection(asyncio.BufferedProtocol):
             self.fail(f"Backend worker broke the protocol: {error}")
             return
         for message in messages:
-            self._receive(message)
+            try:
+                self._receive(message)
+            except Exception as error:  # a defect: uvloop would close the transport silently
+                kind = type(message).__name__
+                logger.exception("%s: a %s message cannot be handled.", self._name, kind)
+                self.fail(f"The server failed at a {kind} message: {type(error).__name__}")
+                return
 
     def _receive(self, message: Message) -> None:
         kind = type(message)

@@ -233,7 +233,7 @@ class WorkerSupervisor:
         grace = 0.0
         try:
             connection = await WorkerConnection.from_socket(
-                process.sock, max_response_bytes=self._load.max_response_bytes
+                process.sock, max_response_bytes=self._load.max_response_bytes, name=spec.name
             )
             close = connection.close
             # Not at once: usually the last reply and EOF can still be read from the socket. A child

@@ -178,6 +178,20 @@ def test_the_metrics_of_the_engine_are_on_the_page(server):
     assert sample.labels["registered_model"] == "llm"
 
 
+def test_an_engine_whose_metrics_do_not_come_in_time_keeps_its_worker(server):
+    config = "handler: {model_path: any, vllm_engine_config: {silent_metrics: true}}\n"
+    assert install(server, "silent", config).status_code == 200
+    worker = server.worker("silent")
+    for _ in range(2):
+        assert not [series for series in server.metrics() if 'registered_model="silent"' in series]
+        assert complete(server, "silent").status_code == 200
+    assert server.worker("silent") == {
+        **worker,
+        "memoryUsage": server.worker("silent")["memoryUsage"],
+    }
+    server.management("DELETE", "/models/silent")
+
+
 def test_the_output_of_the_engine_is_in_the_log_of_the_model(server):
     assert "The stand-in starts." in server.log("model_log.log")
 

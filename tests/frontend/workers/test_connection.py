@@ -37,7 +37,9 @@ def connected(fakes: ModuleType) -> Callable[..., Any]:
     @asynccontextmanager
     async def connect(**life: Any) -> AsyncIterator[tuple[WorkerConnection, Any]]:
         worker = fakes.FakeWorker(1, fakes.Life(**life))
-        connection = await WorkerConnection.from_socket(worker.sock, max_response_bytes=1000)
+        connection = await WorkerConnection.from_socket(
+            worker.sock, max_response_bytes=1000, name="W-9000"
+        )
         try:
             yield connection, worker
         finally:
@@ -113,6 +115,52 @@ def test_a_worker_that_can_serve_no_more_has_answered_and_is_lost(
             assert isinstance(connection.lost.result(), Poisoned)
 
     run(scenario())
+
+
+def test_the_late_answer_to_a_cancelled_probe_is_dropped(
+    run: Callable[..., Any], fakes: ModuleType, connected: Callable[..., Any]
+) -> None:
+    async def scenario() -> None:
+        async with connected(seconds=2.0) as (connection, worker):
+            await connection.load(LOAD, 5.0, 5.0)
+            answered: list[bytes] = []
+
+            def probe(body: bytes) -> int:
+                request = Predict([fakes.make_input(body)])
+                connection.probe(
+                    request, lambda reply: answered.append(bytes(reply.predictions[0].body))
+                )
+                return request.number
+
+            connection.cancel(probe(b"first"))
+            probe(b"second")
+            assert (await ask(connection, fakes, b"a", timeout=9.0)).code == 200
+            assert worker.batches == [[b"first"], [b"second"], [b"a"]]
+            assert answered == [b"second"]
+
+    run(scenario())
+
+
+def test_a_message_whose_callback_raises_is_named_in_the_log(
+    run: Callable[..., Any],
+    fakes: ModuleType,
+    connected: Callable[..., Any],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fail(_reply: object) -> None:
+        raise asyncio.InvalidStateError
+
+    async def scenario() -> None:
+        async with connected() as (connection, _):
+            await connection.load(LOAD, 5.0, 5.0)
+            connection.predict(Predict([fakes.make_input(b"a")]), 5.0, fail)
+            lost = await connection.lost
+            assert str(lost) == "The server failed at a Reply message: InvalidStateError"
+
+    run(scenario())
+    (record,) = caplog.records
+    assert record.getMessage() == "W-9000: a Reply message cannot be handled."
+    assert record.exc_info is not None
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ parser.add_argument("--lora-modules", nargs="+", default=[])
 parser.add_argument("--enable-lora", action="store_true")
 parser.add_argument("--max-num-seqs", type=int)
 parser.add_argument("--tensor-parallel-size", type=int)
+parser.add_argument("--silent-metrics", action="store_true", help="never answer /metrics")
 parser.add_argument("--fail-after", type=float, help="seconds until it ends, never ready")
 
 
@@ -41,6 +42,8 @@ class Engine:
         return web.json_response({"data": [{"id": name} for name in self.names]})
 
     async def metrics(self, _request):
+        if self.options.silent_metrics:
+            await asyncio.Event().wait()
         return web.Response(
             text="# HELP stand_in:tokens_total Tokens.\n# TYPE stand_in:tokens_total counter\n"
             f'stand_in:tokens_total{{engine="0"}} {self.tokens}\n'
