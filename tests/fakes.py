@@ -12,6 +12,7 @@ import contextlib
 import json
 import selectors
 import socket
+import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -40,6 +41,8 @@ from marserve.frontend.http.http_server import HttpServer
 from marserve.frontend.http.router import Route, Router
 from marserve.frontend.security.guard import Guard
 from marserve.frontend.security.tokens import TokenStore
+from marserve.frontend.security.usage import RequestMemory
+from marserve.frontend.serving.predict_request import PredictRequest
 from marserve.frontend.telemetry.access_log import AccessLog
 from marserve.frontend.telemetry.exposition import render
 from marserve.frontend.telemetry.metrics import Metrics
@@ -117,6 +120,12 @@ def make_input(
 ) -> Input:
     """An input with one part named ``body``."""
     return Input(id_, headers, [Part("body", content_type, body)])
+
+
+def make_request(input_: Input, arrived: float | None = None, **members: Any) -> PredictRequest:
+    """A request that names no version and, without ``arrived``, arrives now."""
+    moment = time.monotonic() if arrived is None else arrived
+    return PredictRequest(input_, RequestMemory(), moment, **{"by_version": False, **members})
 
 
 class AwaitedJob(Job):

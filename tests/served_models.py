@@ -1,7 +1,6 @@
 """Fixtures of a real model version over fake workers."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -17,7 +16,6 @@ from marserve.frontend.configuration.config import Config
 from marserve.frontend.configuration.setting import Fields
 from marserve.frontend.serving.host import WorkerHost
 from marserve.frontend.serving.model_version import ModelVersion, Origin
-from marserve.frontend.serving.predict_request import PredictRequest
 from marserve.frontend.serving.stateful.stateful_version import StatefulModelVersion
 from marserve.frontend.settings.model_settings import resolve_settings
 from marserve.frontend.telemetry.metrics import Metrics
@@ -68,8 +66,7 @@ def ask(fakes: ModuleType) -> Callable[..., asyncio.Task[Any]]:
     """Begin to ask a model; the rest are members of `PredictRequest`."""
 
     def begin(model: ModelVersion, body: bytes = b"x", **members: Any) -> asyncio.Task[Any]:
-        members = {"by_version": False, **members}
-        request = PredictRequest(fakes.make_input(body), time.monotonic(), **members)
+        request = fakes.make_request(fakes.make_input(body), **members)
         return asyncio.ensure_future(model.predict(request))
 
     return begin
@@ -80,8 +77,8 @@ def answers_to(fakes: ModuleType) -> Callable[..., Coroutine[Any, Any, list[byte
     """Submit a request of rows with these bodies, and wait for their answers."""
 
     async def answers(model: ModelVersion, *bodies: bytes) -> list[bytes]:
-        now = time.monotonic()
-        rows = [PredictRequest(fakes.make_input(body), now, by_version=False) for body in bodies]
-        return [bytes(answer.body) for answer in await model.predict_all(rows)]
+        rows = [fakes.make_input(body) for body in bodies]
+        request = fakes.make_request(rows[0])
+        return [bytes(answer.body) for answer in await model.predict_all(request, rows)]
 
     return answers

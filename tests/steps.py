@@ -1,16 +1,18 @@
 """Runs work that is written in steps (`marserve.frontend.aio.long_work`) without an event loop."""
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import TypeVar
 
 T = TypeVar("T")
 
 
-def result_of(steps: Generator[None, None, T]) -> T:
-    """Do the work to its end."""
+def result_of(
+    steps: Generator[int, None, T], hold: Callable[[int], object] = lambda _count: None
+) -> T:
+    """Do the work to its end; ``hold`` gets the bytes that the steps add to memory."""
     try:
         while True:
-            next(steps)
+            hold(next(steps))
     except StopIteration as stop:
         result: T = stop.value
         return result

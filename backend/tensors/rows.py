@@ -1,6 +1,6 @@
 """Rows of tensors: the shape of one row, and the outputs of rows joined to those of a request."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,11 +49,16 @@ class OutputJoiner:
             self._check(output, first, rows)
             buffers.append(output.buffer)
 
+    def pieces(self) -> Iterator[tuple[Output, list[Buffer]]]:
+        """Iterate over the outputs of all rows, and the buffers of each that are to be joined."""
+        for output, buffers in zip(self._outputs, self._buffers, strict=True):
+            output.shape[self._dim] = self._rows
+            yield output, buffers
+
     def joined(self) -> list[Output]:
         """Return the outputs of all rows."""
-        for output, buffers in zip(self._outputs, self._buffers, strict=True):
+        for output, buffers in self.pieces():
             output.buffer = buffers[0] if len(buffers) == 1 else b"".join(buffers)
-            output.shape[self._dim] = self._rows
         return self._outputs
 
     def _check(self, output: Output, first: Output, rows: int) -> None:

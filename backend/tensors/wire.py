@@ -96,11 +96,11 @@ def buffers_behind(inputs: Sequence[Json], body: Buffer, at: int) -> list[memory
     return buffers
 
 
-def pack_request(head: Json, buffers: Sequence[Buffer | None]) -> tuple[bytes, bytes]:
-    """Return the line of JSON of a request, padded to align arrays, and the whole body."""
+def pack_request(head: Json, buffers: Sequence[Buffer | None]) -> list[Buffer]:
+    """Return the pieces of a body: a line of JSON, padded to align arrays, and the buffers."""
     text = json.dumps(head).encode()
     text += b" " * (-(len(text) + 1) % _ALIGNMENT) + b"\n"
-    return text, b"".join([text, *(buffer for buffer in buffers if buffer is not None)])
+    return [text, *(buffer for buffer in buffers if buffer is not None)]
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,7 @@ class Batcher:
         self.queue = queue
         self.workers = BatchRunners()
         self.deadline_admission = DeadlineAdmission(queue, self.workers, self.learning, clock)
-        self.has_rows = False  # whether jobs may be rows of requests in tensors
+        self.has_rows = False  # whether jobs may be rows of requests, whose inputs are made late
         self._clock = clock
         self._window = _Window(loop, self._dispatch)
         self.reconfigure(batching)
@@ -71,7 +71,6 @@ class Batcher:
     def reconfigure(self, batching: Batching) -> None:
         """Apply new batching settings, from the next batch on."""
         self.batching = batching
-        self.has_rows = self.has_rows or batching.splits_lists
         self.learning.reconfigure(batching)
         self._make_policy()
         self._dispatch_waiting()

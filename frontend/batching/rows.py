@@ -1,10 +1,12 @@
-"""Rows of one request in tensors: each is a job, and adjacent rows are sent as one block.
+"""Inputs that are made when they are sent to a worker, such as rows of one request in tensors.
+
+Each row of tensors is a job, and adjacent rows are sent as one block.
 
 The worker answers a block once (`backend.batch_run`): the job of its first row gets the answer, the
 others `REST_OF_BLOCK`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from marserve.backend.protocol import Input, Part, Prediction
@@ -15,6 +17,18 @@ class Rows(Protocol):
 
     def block(self, first: int, count: int) -> Input:
         """Return the input of ``count`` rows, for a worker."""
+
+
+class LateInput(Input):
+    """An input whose parts are returned by ``make`` when it is sent; before, they identify it."""
+
+    __slots__ = ("make",)
+
+    def __init__(
+        self, id_: str, headers: dict[str, str], parts: list[Part], make: Callable[[], list[Part]]
+    ) -> None:
+        super().__init__(id_, headers, parts)
+        self.make = make
 
 
 class RowInput(Input):
@@ -45,8 +59,8 @@ class RowInput(Input):
 REST_OF_BLOCK = Prediction(b"")
 
 
-def in_blocks(inputs: Sequence[Input]) -> tuple[list[Input], Sequence[int]]:
-    """Join adjacent rows of the inputs of a batch into blocks.
+def in_blocks(inputs: Sequence[Input], *, joined: bool = True) -> tuple[list[Input], Sequence[int]]:
+    """Make the inputs of a batch; adjacent rows of tensors are ``joined`` into blocks.
 
     Return the inputs and the number of rows of each; without rows of tensors there are no numbers.
     """
@@ -54,12 +68,13 @@ def in_blocks(inputs: Sequence[Input]) -> tuple[list[Input], Sequence[int]]:
     rows: list[int] = []
     first: RowInput | None = None
     for each in inputs:
-        row = each if type(each) is RowInput else None
+        row = each if type(each) is RowInput and joined else None
         if row and first and row.source is first.source and row.place == first.place + rows[-1]:
             rows[-1] += 1
         else:
             first = row
-            found.append(each)
+            made = Input(each.id, each.headers, each.make()) if type(each) is LateInput else each
+            found.append(made)
             rows.append(1)
     if not any(type(each) is RowInput for each in found):
         return found, ()

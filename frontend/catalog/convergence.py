@@ -79,7 +79,7 @@ class Convergence:
                     wanted[name] = replace(model, default=old.default, versions=old.versions)
             if wanted[name] != old:
                 changed.append(name)
-            yield
+            yield 0
         if self.wanted is None:
             self._manager.await_catalog(wanted)
         self.wanted, self.wrong = wanted, wrong
@@ -95,7 +95,7 @@ class Convergence:
                 self._on_failure()
             self.failures.forget(name)
             self._report(name, self._clock())
-            yield
+            yield 0
 
     def due(self, now: float, most: int = sys.maxsize) -> list[str]:
         """Return the names of at most ``most`` models that the caller must converge now."""

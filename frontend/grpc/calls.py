@@ -30,7 +30,6 @@ from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import DecodeError
 from grpc import StatusCode
 
-from marserve.backend.protocol import Prediction
 from marserve.frontend.batching.jobs import Stream
 from marserve.frontend.errors import ServeError, ServerStopping, unexpected
 from marserve.frontend.grpc.call_limits import CallKind, Limits
@@ -40,7 +39,7 @@ from marserve.frontend.grpc.statuses import GrpcStatus, http_status_of, number_o
 from marserve.frontend.operations.request_options import read_request_options
 from marserve.frontend.security.guard import Guard
 from marserve.frontend.security.tokens import Kind
-from marserve.frontend.security.usage import ClientUsage, Holding
+from marserve.frontend.security.usage import RequestMemory
 from marserve.frontend.serving.predict_request import RequestOptions
 from marserve.frontend.serving.request_ids import new_request_id
 from marserve.frontend.telemetry.access_log import CLIENT_ID_HEADER, AccessLog
@@ -87,6 +86,7 @@ class Call:
         "arrived",
         "context",
         "is_cut_off",
+        "memory",
         "method",
         "model",
         "request_id",
@@ -101,6 +101,7 @@ class Call:
         self.is_cut_off = False  # whether its requests ended because the server stops
         self._usage = router.usage
         self._metadata = metadata
+        self.memory: RequestMemory  # of its last request
         self.context: Context | None = None  # while it is answered
         #: For the log: the model and the id of its last request; empty for none.
         self.model = self.request_id = ""
@@ -112,38 +113,21 @@ class Call:
         self.request_id = new_request_id()
         return self.request_id
 
-    def hold(self, size: int) -> None:
-        """Count the bytes of a large request until the task is done, or raise TooMuchInFlight."""
-        usage = self._usage
-        is_small = size <= _COUNTED_BYTES
-        if is_small and (not usage.bytes or not size):
-            return
-        client = usage.client(self.host())
-        if is_small and not usage.limit_of(client, size):
-            return
-        usage.hold(client, size)
-        self._release_with_task(client, size)
+    def receive(self, size: int) -> RequestMemory:
+        """Return the memory of a request with a message of this size, until the task is done.
 
-    def holding(self) -> Holding:
-        """Return a counter for memory of the call other than its messages."""
-        return Holding(self._usage, self._usage.client(self.host()))
-
-    def count_answer(self, answer: Prediction | Stream | int) -> None:
-        """Count a large answer, or its number of bytes, until the current task has sent it.
-
-        The client may read slowly or never. Of a stream the waiting bytes count; it is broken off
-        when too much is in flight.
+        The task is the current one. Raises TooMuchInFlight.
         """
-        if isinstance(answer, Stream):
-            self._follow(answer)
-            return
-        size = answer if isinstance(answer, int) else len(answer.body)
-        if size > _COUNTED_BYTES:
-            client = self._usage.client(self.host())
-            self._usage.add(client, size)
-            self._release_with_task(client, size)
+        usage, task = self._usage, asyncio.current_task()
+        assert task is not None
+        self.memory = memory = RequestMemory(usage, usage.client(self.host()))
+        if size > _COUNTED_BYTES or (size and usage.bytes):
+            memory.hold(size)
+        task.add_done_callback(lambda _task: memory.close())
+        return memory
 
-    def _follow(self, stream: Stream) -> None:
+    def follow(self, stream: Stream) -> None:
+        """Count what waits in a stream; break it off when too much is in flight."""
         usage, client = self._usage, self._usage.client(self.host())
 
         def count(more: int) -> None:
@@ -154,11 +138,6 @@ class Call:
 
         usage.add(client, stream.waiting_bytes)
         stream.on_waiting = count
-
-    def _release_with_task(self, client: ClientUsage, size: int) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        task.add_done_callback(lambda _task: self._usage.add(client, -size))
 
     def headers(self) -> dict[str, str]:
         """Return the metadata of the client as headers of a request, without secrets."""
@@ -327,7 +306,7 @@ class _Method:
         async def answer() -> bytes:
             request = self._request_of(call, await self._first(call, context))
             data: bytes = (await self._serve(request, call)).SerializeToString()
-            call.count_answer(len(data))
+            call.memory.hold_answer(len(data))
             return data
 
         data: bytes = await self._run(call, context, answer())
@@ -354,7 +333,7 @@ class _Method:
     def _request_of(self, call: Call, data: bytes | None) -> Message:
         if data is None:
             raise DecodeError
-        call.hold(len(data))
+        call.receive(len(data))
         return self._message(call, data)
 
     async def _requests(self, call: Call, context: Context) -> AsyncIterator[Message]:

@@ -9,13 +9,12 @@ With ``grpc_handler_status``, an error that the handler set is the status of the
 import math
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 from grpc import StatusCode
 
 from marserve.backend.protocol import Buffer, Input, Part, Prediction
-from marserve.frontend.aio.long_work import LongWork
 from marserve.frontend.batching.jobs import Stream, StreamBroken
 from marserve.frontend.configuration.config import Config
 from marserve.frontend.documents import json_text
@@ -35,6 +34,7 @@ from marserve.frontend.grpc.statuses import GrpcStatus, number_of, sendable, sta
 from marserve.frontend.operations.open_inference_answers import check_status
 from marserve.frontend.operations.predictions import predict
 from marserve.frontend.operations.workflows import run_workflow
+from marserve.frontend.security.usage import RequestMemory
 from marserve.frontend.serving.predict_request import PredictRequest
 from marserve.frontend.serving.readiness import is_healthy
 from marserve.frontend.serving.registry import ModelRegistry
@@ -81,7 +81,6 @@ class _Inference:
     config: Config
     registry: ModelRegistry
     workflows: WorkflowRegistry
-    long_work: LongWork = field(default_factory=LongWork)
 
     async def ping(self, _request: Message, _call: Call) -> Message:
         status = "Healthy" if is_healthy(self.registry) else "Unhealthy"
@@ -92,12 +91,13 @@ class _Inference:
         answer = await self._predict(request, call)
         if isinstance(answer, Stream):
             limit = self.config.max_response_size
-            answer = await whole_answer(answer, math.inf, limit, call.holding())
+            answer = await whole_answer(answer, math.inf, limit, call.memory)
         return self._response(answer, answer.body)
 
     async def stream_predictions(self, request: Message, call: Call) -> Answers:
         answer = await self._predict(request, call)
-        call.count_answer(answer)
+        if isinstance(answer, Stream):
+            call.follow(answer)
         async with aclosing(self._messages(answer)) as messages:
             async for message in messages:
                 yield message
@@ -113,8 +113,8 @@ class _Inference:
         """Send the answers to one request of a stream, and add its sequence to those ``used``."""
         try:
             self._check_sequence(request, call)
-            call.hold(request.ByteSize())
-            predict_request = self._read(request, call)
+            memory = call.receive(request.ByteSize())
+            predict_request = self._read(request, call, memory)
             model = self.registry.find(request.model_name, request.model_version or None)
             # Nothing is awaited before, because that could change the order.
             try:
@@ -122,7 +122,10 @@ class _Inference:
             finally:
                 headers = predict_request.input.headers
                 used.add(model, headers.get(self.config.ts_header_key_sequence_id))
-            call.count_answer(answer)
+            if isinstance(answer, Stream):
+                call.follow(answer)
+            else:
+                memory.hold_answer(len(answer.body))
             async with aclosing(self._messages(answer)) as messages:
                 async for message in messages:
                     yield message
@@ -130,16 +133,16 @@ class _Inference:
             yield _failed(status_of_prediction(error), request.sequence_id)
 
     async def _predict(self, request: Message, call: Call) -> Prediction | Stream:
-        name, predict_request = request.model_name, self._read(request, call)
+        name, predict_request = request.model_name, self._read(request, call, call.memory)
         try:
             model = self.registry.find(name, request.model_version or None)
         except ModelNotFound:
             if name not in self.workflows or request.model_version:
                 raise
             return await run_workflow(self.workflows.find(name), predict_request)
-        return await predict(model, predict_request, self.long_work)
+        return await predict(model, predict_request)
 
-    def _read(self, request: Message, call: Call) -> PredictRequest:
+    def _read(self, request: Message, call: Call, memory: RequestMemory) -> PredictRequest:
         if not request.model_name:
             raise ParameterMissing("Parameter model_name is required.")
         config = self.config
@@ -155,9 +158,7 @@ class _Inference:
         parts = [Part(name, "", body) for name, body in request.input.items()]
         input_ = Input(call.new_request_id(), headers, parts)
         by_version = bool(request.model_version)
-        predict_request = PredictRequest(input_, call.arrived, by_version, options)
-        predict_request.holding, predict_request.trace = call.holding, call.trace
-        return predict_request
+        return PredictRequest(input_, memory, call.arrived, by_version, options, trace=call.trace)
 
     def _check_sequence(self, request: Message, call: Call) -> None:
         """Require an id, except for a request that starts a sequence, as in TorchServe."""

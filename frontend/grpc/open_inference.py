@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 from google.protobuf.json_format import ParseDict
 
 from marserve.backend.protocol import Input
-from marserve.frontend.aio.long_work import LongWork
 from marserve.frontend.batching.jobs import Stream, StreamBroken
 from marserve.frontend.configuration.config import Config
 from marserve.frontend.errors import ServeError
@@ -36,6 +35,7 @@ from marserve.frontend.operations.open_inference_answers import (
 from marserve.frontend.operations.open_inference_models import OpenInferenceModels
 from marserve.frontend.operations.predictions import predict_rows
 from marserve.frontend.operations.tensor_rows import TensorRows
+from marserve.frontend.security.usage import RequestMemory
 from marserve.frontend.serving.model_version import ModelVersion
 from marserve.frontend.serving.predict_request import PredictRequest, Ticket
 from marserve.frontend.serving.readiness import is_ready, is_server_ready
@@ -143,7 +143,6 @@ class _OpenInference(_Health):
         self.file = load_proto(_FILE, package)
         super().__init__(models, self.file.messages)
         self._sequence_headers = sequence_headers
-        self._long_work = LongWork()
 
     async def model_ready(self, request: Message, _call: Call) -> Message:
         _require(request.name, "name")
@@ -166,15 +165,14 @@ class _OpenInference(_Health):
         return ParseDict(statistics, self.messages.ModelStatisticsResponse())
 
     async def model_infer(self, message: Message, call: Call) -> Message:
-        asked = await self._read(message, call)
-        model, request = asked.model, asked.request
+        asked = await self._read(message, call, call.memory)
         answer = await self._predict(asked)
         if isinstance(answer, Stream):
             answer.close()
             raise ServeError(
-                f"Model {model.name} answers with a stream; use ModelStreamInfer.", status=501
+                f"Model {asked.model.name} answers with a stream; use ModelStreamInfer.", status=501
             )
-        return await self._written(answer, model, request)
+        return await self._written(answer, asked)
 
     def model_stream_infer(self, requests: AsyncIterator[Message], call: Call) -> Answers:
         """Answer each request of a stream: a message for each piece of the answer, or an error.
@@ -190,9 +188,7 @@ class _OpenInference(_Health):
         """Return the answer, or the stream of its pieces, which the caller closes."""
         model, rows = asked.model, asked.rows
         if rows is not None:
-            return await predict_rows(
-                model, asked.predict, rows.rows, rows.joined, self._long_work, on_ticket
-            )
+            return await predict_rows(model, asked.predict, rows.rows, rows.joined, on_ticket)
         answer = await model.predict(asked.predict, on_ticket)
         return answer if isinstance(answer, Stream) else answer_of(answer)
 
@@ -201,12 +197,15 @@ class _OpenInference(_Health):
     ) -> Answers:
         """Send the answers to one request of a stream, and add its sequence to those ``used``."""
         try:
-            call.hold(message.ByteSize())
-            asked, answer = await self._predict_in_order(message, call, order, used)
-            call.count_answer(answer if isinstance(answer, Stream) else answer.size)
+            memory = call.receive(message.ByteSize())
+            asked, answer = await self._predict_in_order(message, call, memory, order, used)
+            if isinstance(answer, Stream):
+                call.follow(answer)
+            else:
+                memory.hold_answer(answer.size)
             async with aclosing(self._pieces(answer, asked.request)) as pieces:
                 async for piece in pieces:
-                    response = await self._written(piece, asked.model, asked.request)
+                    response = await self._written(piece, asked)
                     yield self.messages.ModelStreamInferResponse(infer_response=response)
         except ServeError as error:
             failed = self.messages.ModelStreamInferResponse(error_message=sendable(error.message))
@@ -214,7 +213,12 @@ class _OpenInference(_Health):
             yield failed
 
     async def _predict_in_order(
-        self, message: Message, call: Call, order: asyncio.Lock, used: StreamSequences
+        self,
+        message: Message,
+        call: Call,
+        memory: RequestMemory,
+        order: asyncio.Lock,
+        used: StreamSequences,
     ) -> tuple[_Asked, InferAnswer | Stream]:
         """Predict; the next request of the stream waits until this one is in the queue."""
         await order.acquire()
@@ -226,7 +230,7 @@ class _OpenInference(_Health):
             order.release()
 
         try:
-            asked = await self._read(message, call)
+            asked = await self._read(message, call, memory)
             try:
                 return asked, await self._predict(asked, on_ticket)
             finally:
@@ -257,25 +261,25 @@ class _OpenInference(_Health):
         if not is_final and request.head.get("parameters", {}).get(_WANTS_FINAL):
             yield InferAnswer(parameters={_FINAL: True})
 
-    async def _read(self, message: Message, call: Call) -> _Asked:
+    async def _read(self, message: Message, call: Call, memory: RequestMemory) -> _Asked:
         _require(message.model_name, "model_name")
         model = self.models.registry.find(message.model_name, message.model_version or None)
         headers, by_version = call.headers(), bool(message.model_version)
         options, unread = call.options(headers), Input(call.new_request_id(), headers, [])
-        predict = PredictRequest(unread, call.arrived, by_version, options)
-        predict.holding, predict.trace = call.holding, call.trace
+        predict = PredictRequest(
+            unread, memory, call.arrived, by_version, options, trace=call.trace
+        )
         model.check(predict)  # before tensors are read, which may take long
-        request = await self._long_work.run(read_request(message))
+        request = await memory.run(read_request(message))
         headers |= self._sequence(request.head.get("parameters", {}))
-        made = await self._long_work.run(input_of(request, unread.id, headers, asked_model(model)))
+        made = await memory.run(input_of(request, unread.id, headers, asked_model(model)))
         if isinstance(made, TensorRows):
             return _Asked(model, request, predict, made)
         predict.input = made
         return _Asked(model, request, predict)
 
-    async def _written(
-        self, answer: InferAnswer, model: ModelVersion, request: InferRequest
-    ) -> Message:
+    async def _written(self, answer: InferAnswer, asked: _Asked) -> Message:
+        model, request, memory = asked.model, asked.request, asked.predict.memory
         answer.id = answer.id or request.head["id"]
         answer.model_name = answer.model_name or model.name
         answer.model_version = answer.model_version or model.version
@@ -284,7 +288,7 @@ class _OpenInference(_Health):
                 output.shape = [math.prod(output.shape)]
         response = self.messages.ModelInferResponse()
         try:
-            await self._long_work.run(write_answer(answer, response, is_typed=request.is_typed))
+            await memory.run(write_answer(answer, response, is_typed=request.is_typed))
         except (ValueError, TypeError, struct.error) as error:
             # A name that is not UTF-8, or a length beyond 64 bits, which JSON can have.
             raise UnreadableAnswer from error

@@ -8,6 +8,7 @@ as a whole. One step reads or writes some thousand values.
 from collections.abc import Mapping
 from typing import Any
 
+from marserve.backend.protocol import Buffer
 from marserve.backend.tensors.datatypes import (
     BYTES,
     ITEM_BYTES,
@@ -18,7 +19,7 @@ from marserve.backend.tensors.datatypes import (
     write_numbers,
 )
 from marserve.backend.tensors.rows import Output
-from marserve.frontend.aio.long_work import Steps
+from marserve.frontend.aio.long_work import Steps, joined
 from marserve.frontend.errors import BadRequest
 from marserve.frontend.grpc.messages import Message
 from marserve.frontend.operations.open_inference import InferRequest
@@ -74,7 +75,7 @@ def read_request(message: Message) -> Steps[InferRequest]:
         else:
             buffers.append(raw[place])
         described.append({name: value for name, value in entry.items() if value != {}})
-        yield
+        yield 0
     head: dict[str, Any] = {"id": message.id, "model_name": message.model_name, "inputs": described}
     if message.outputs:
         head["outputs"] = [_requested(output) for output in message.outputs]
@@ -109,10 +110,10 @@ def write_answer(answer: InferAnswer, message: Message, *, is_typed: bool) -> St
             yield from _write_contents(written.contents, output)
         else:
             message.raw_output_contents.append(bytes(output.buffer))
-        yield
+        yield len(output.buffer)
 
 
-def _typed_contents(tensor: Message) -> Steps[bytes]:
+def _typed_contents(tensor: Message) -> Steps[Buffer]:
     datatype, name = tensor.datatype, tensor.name[:_MAX_NAME]
     field = _FIELDS.get(datatype)
     if field is None:
@@ -130,8 +131,8 @@ def _typed_contents(tensor: Message) -> Steps[bytes]:
                 pieces.append(write_numbers(datatype, some))
         except UnusableTensor as error:
             raise BadRequest(f"Input {name!r} {error}.") from error
-        yield
-    return b"".join(pieces)
+        yield len(pieces[-1])
+    return (yield from joined(pieces))
 
 
 def _write_contents(contents: Message, output: Output) -> Steps[None]:
@@ -140,12 +141,12 @@ def _write_contents(contents: Message, output: Output) -> Steps[None]:
         for place, element in enumerate(read_elements(output.buffer), start=1):
             values.append(element)
             if place % _VALUES == 0:
-                yield
+                yield 0
         return
     view, size = memoryview(output.buffer), ITEM_BYTES[output.datatype] * _VALUES
     for start in range(0, len(view), size):
         values.extend(read_numbers(output.datatype, view[start : start + size]))
-        yield
+        yield 0
 
 
 def _requested(output: Message) -> dict[str, Any]:

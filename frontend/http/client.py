@@ -8,11 +8,10 @@ from functools import partial
 from typing import Any, cast
 
 from marserve.backend.protocol import Prediction
-from marserve.frontend.aio.long_work import LongWork
 from marserve.frontend.batching.jobs import Stream, StreamBroken
 from marserve.frontend.http.limits import ConnectionLimits, Connections
 from marserve.frontend.http.responses import STATUSES_WITHOUT_BODY, HttpResponse, response_head
-from marserve.frontend.security.usage import ClientUsage, Holding
+from marserve.frontend.security.usage import ClientUsage, RequestMemory
 
 logger = logging.getLogger(__name__)
 
@@ -36,22 +35,17 @@ class ClientConnection(asyncio.Protocol):
         self._loop = connections.loop
         self._common_headers = common_headers
         self.client: ClientUsage
+        self.memory: RequestMemory  # of the current request
         self.transport: asyncio.Transport
         self.peer = ""  # for the access log
         self.is_open = False  # admitted and not lost
         self._writable = asyncio.Event()  # set while the client reads as fast as we write
         self._writable.set()
-        self._held = 0  # counted in the usage: bytes of the current request
 
     @property
     def limits(self) -> ConnectionLimits:
         """What the client may use."""
         return self._connections.limits
-
-    @property
-    def long_work(self) -> LongWork:
-        """Parses what takes long."""
-        return self._connections.long_work
 
     # -- admission and end -------------------------------------------------------------------------
 
@@ -59,13 +53,14 @@ class ClientConnection(asyncio.Protocol):
         """Count the connection, with the descriptor of ``sock``, if the limits allow one more."""
         self.transport = cast("asyncio.Transport", transport)
         self.client = self._usage.client(_peer_host(transport))
+        self.memory = RequestMemory(self._usage, self.client)
         self.is_open = self._connections.admit(self, sock.fileno())
         return self.is_open
 
     def _release_all(self) -> None:
         self._connections.slow_readers.forget(self)
         self._connections.absent_clients.forget(self.transport)
-        self.release()
+        self.memory.close()
         self.resume_writing()
         if self.is_open:
             self.is_open = False
@@ -108,27 +103,7 @@ class ClientConnection(asyncio.Protocol):
             self._usage.add(self.client, -self._unread)
             self._unread = 0
 
-    # -- bytes in flight ---------------------------------------------------------------------------
-
-    def hold(self, count: int) -> None:
-        """Count bytes of the current request as in flight, or raise TooMuchInFlight."""
-        if self.is_open:
-            self._usage.hold(self.client, count)
-            self._held += count
-
-    def may_hold(self, count: int) -> bool:
-        """Return whether the limits allow so many more bytes in flight."""
-        return not self._usage.limit_of(self.client, count)
-
-    def release(self) -> None:
-        """Count the bytes of the current request as no longer in flight."""
-        if self._held:
-            self._usage.add(self.client, -self._held)
-            self._held = 0
-
-    def holding(self) -> Holding:
-        """Return a counter for memory that a request uses in addition to its body."""
-        return Holding(self._usage, self.client)
+    # -- answers that are not read -----------------------------------------------------------------
 
     @property
     def share_in_flight(self) -> float:

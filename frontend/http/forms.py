@@ -14,14 +14,18 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from urllib.parse import unquote, unquote_to_bytes
 
-from marserve.backend.protocol import Part
+from marserve.backend.protocol import Buffer, Part
 from marserve.frontend.aio.long_work import Steps
 from marserve.frontend.errors import BadRequest
+
+Body = bytes | bytearray
 
 _OCTETS = "application/octet-stream"
 # Bytes that one step searches or copies, and bytes that it decodes.
 _SEARCHED_BYTES = 1 << 20
 _DECODED_BYTES = 1 << 14
+# Bytes of memory of a part beside its value.
+_PART_BYTES = 400
 _MAX_BOUNDARY = 70  # RFC 2046
 _BOUNDARY = re.compile(r';\s*boundary\s*=\s*(?:"([^"]+)"|([^\s;"]+))', re.IGNORECASE)
 # Possessive, so that a failed match does not try shorter runs of blanks. The last alternative is
@@ -47,7 +51,7 @@ class FormLimits:
 # -- application/x-www-form-urlencoded -------------------------------------------------------------
 
 
-def urlencoded_parts(body: bytes, limits: FormLimits) -> Steps[list[Part]]:
+def urlencoded_parts(body: Body, limits: FormLimits) -> Steps[list[Part]]:
     """Return the fields of a form, or raise BadRequest.
 
     A repeated field has its last value, at the position of the first. A last token without ``=`` is
@@ -69,7 +73,7 @@ def urlencoded_parts(body: bytes, limits: FormLimits) -> Steps[list[Part]]:
         if end < 0:
             return list(fields.values())
         at = end + 1
-        yield
+        yield _PART_BYTES
     raise BadRequest(f"The form has more than {limits.max_parts} fields.")
 
 
@@ -93,14 +97,14 @@ def query_value(tokens: Iterable[bytes], wanted: str) -> str:
     return ""
 
 
-def _unquoted(text: bytes) -> bytes:
+def _unquoted(text: Body) -> bytes:
     if _BROKEN_ESCAPE.search(text):  # unquote_to_bytes accepts it
         raise BadRequest("A form field or a query parameter has a malformed percent-escape.")
-    return unquote_to_bytes(text.replace(b"+", b" "))
+    return unquote_to_bytes(bytes(text).replace(b"+", b" "))
 
 
 def _decoded(
-    body: bytes, start: int, end: int, escape: bytes, decode: Callable[[bytes], bytes]
+    body: Body, start: int, end: int, escape: bytes, decode: Callable[[Body], bytes]
 ) -> Steps[bytes]:
     """Decode a slice of a body whose escapes are three bytes long, in pieces between escapes."""
     pieces = []
@@ -110,7 +114,7 @@ def _decoded(
             stop = begun
         pieces.append(decode(body[start:stop]))
         start = stop
-        yield
+        yield len(pieces[-1])
     return b"".join(pieces)
 
 
@@ -123,7 +127,7 @@ def boundary_of(content_type: str) -> str:
     return (found[1] or found[2]) if found else ""
 
 
-def multipart_parts(body: bytes, boundary: str, limits: FormLimits) -> Steps[list[Part]]:
+def multipart_parts(body: Body, boundary: str, limits: FormLimits) -> Steps[list[Part]]:
     """Return the parts of a form, or raise BadRequest; only files have a media type."""
     if len(boundary) > _MAX_BOUNDARY:
         raise _malformed(f"the boundary is longer than {_MAX_BOUNDARY} characters")
@@ -148,25 +152,25 @@ def multipart_parts(body: bytes, boundary: str, limits: FormLimits) -> Steps[lis
         name, media_type, encoding = _read_head(body[head : max(head, head_end)])
         value = yield from _transferred(body, min(head_end + 4, at), at, encoding)
         parts.append(Part(name, media_type, value))
-        yield
+        yield _PART_BYTES
 
 
 def _malformed(why: str) -> BadRequest:
     return BadRequest(f"The multipart body is malformed: {why}.")
 
 
-def _find(body: bytes, delimiter: bytes, start: int) -> Steps[int]:
+def _find(body: Body, delimiter: bytes, start: int) -> Steps[int]:
     while start < len(body):
         stop = start + _SEARCHED_BYTES
         found = body.find(delimiter, start, stop + len(delimiter))
         if found >= 0:
             return found
         start = stop
-        yield
+        yield 0
     raise _malformed("the last boundary is missing")
 
 
-def _end_of_line(body: bytes, at: int) -> int | None:
+def _end_of_line(body: Body, at: int) -> int | None:
     """Return where the line behind a delimiter begins; None behind the last delimiter."""
     if body.startswith(b"--", at):
         return None
@@ -176,7 +180,7 @@ def _end_of_line(body: bytes, at: int) -> int | None:
     return end + 2
 
 
-def _read_head(head: bytes) -> tuple[str, str, str]:
+def _read_head(head: Body) -> tuple[str, str, str]:
     """Return the name of a part, its media type (empty for no file), and its transfer encoding."""
     headers = {}
     for line in head.decode("utf-8", "surrogateescape").split("\r\n"):
@@ -208,24 +212,24 @@ def _unquoted_name(charset: str, text: str) -> str:
         raise _malformed(str(error)) from error
 
 
-def _transferred(body: bytes, start: int, end: int, encoding: str) -> Steps[bytes]:
+def _transferred(body: Body, start: int, end: int, encoding: str) -> Steps[Buffer]:
     if encoding == "base64":
         return (yield from _from_base64(body, start, end))
     if encoding == "quoted-printable":
         return (yield from _decoded(body, start, end, b"=", binascii.a2b_qp))
     if encoding not in ("", "7bit", "8bit", "binary"):
         raise _malformed(f"unknown content transfer encoding: {encoding[:80]}")
-    return body[start:end]
+    return memoryview(body)[start:end]
 
 
-def _from_base64(body: bytes, start: int, end: int) -> Steps[bytes]:
+def _from_base64(body: Body, start: int, end: int) -> Steps[bytes]:
     pieces, rest = [], b""
     for at in range(start, end, _SEARCHED_BYTES):
         rest += body[at : min(at + _SEARCHED_BYTES, end)].translate(None, _NOT_BASE64)
         whole = len(rest) // 4 * 4
         pieces.append(_base64(rest[:whole]))
         rest = rest[whole:]
-        yield
+        yield len(pieces[-1])
     pieces.append(_base64(rest))
     return b"".join(pieces)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from aiohttp import HttpVersion11, web
 from aiohttp.http import HttpProcessingError
 
+from marserve.frontend.aio.long_work import LongWork
 from marserve.frontend.http.limits import ConnectionLimits, Connections
 from marserve.frontend.http.protocol import CLOSING, CONNECTION_INFO, IDLE_SECONDS, Connection
 from marserve.frontend.http.requests import HttpRequest
@@ -44,10 +45,11 @@ class HttpServer:
         *,
         fast_path: bool = True,
         on_limit: Callable[[str], object] = lambda _limit: None,
+        long_work: LongWork | None = None,
     ) -> None:
         self._router = router
         self._fast_path = fast_path
-        self._connections = Connections(limits, on_limit)
+        self._connections = Connections(limits, on_limit, long_work or LongWork())
         self._aiohttp_server = web.Server(
             self._handle,
             access_log=None,

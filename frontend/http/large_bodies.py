@@ -43,9 +43,10 @@ class LargeBody(asyncio.BufferedProtocol):
     def _may_grow(self) -> bool:
         wanted = max(_MIN_BYTES, min(self._filled * _FACTOR, self._filled + _MAX_STEP))
         more = min(wanted, self._length) - self._allowed
-        if not self._connection.may_hold(more):
+        memory = self._connection.memory
+        if not memory.may_hold(more):
             return False
-        self._connection.hold(more)
+        memory.hold(more)
         self._allowed += more
         return True
 

@@ -59,13 +59,17 @@ class ConnectionLimits:
 class Connections:
     """The open connections of a listener, and what they share."""
 
-    def __init__(self, limits: ConnectionLimits, on_limit: Callable[[str], object]) -> None:
+    def __init__(
+        self, limits: ConnectionLimits, on_limit: Callable[[str], object], long_work: LongWork
+    ) -> None:
         self.limits = limits
         self.loop = asyncio.get_running_loop()
         self.is_stopping = False
-        self.long_work = LongWork()
         self.usage = Usage(
-            limits.max_bytes_in_flight, limits.max_client_bytes_in_flight, self.note_limit
+            limits.max_bytes_in_flight,
+            limits.max_client_bytes_in_flight,
+            self.note_limit,
+            long_work,
         )
         self.slow_readers = SlowReaders(self.loop, limits.write_timeout, limits.write_rate)
         self.absent_clients = AbsentClients(self.loop)

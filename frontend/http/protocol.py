@@ -232,7 +232,7 @@ class Connection(ClientConnection):
 
     def end_request(self) -> None:
         """Note that its answer is written."""
-        self.release()
+        self.memory.end()
         self._is_handling = False
         self._answered += 1
         if not self.heads.is_readable:
@@ -284,11 +284,11 @@ class Connection(ClientConnection):
             self._expect_head()
         else:
             self._head_since = None
-            count = self._piece_bytes - self._held
-            if not self.may_hold(count):
+            count = self._piece_bytes - self.memory.bytes
+            if not self.memory.may_hold(count):
                 self.leave_to_aiohttp()  # it refuses the request, and reads on for a while
                 return
-            self.hold(count)
+            self.memory.hold(count)
         if self._collecting_timer is None:
             self._collecting_timer = self._loop.call_later(
                 _COLLECTING_SECONDS, self.leave_to_aiohttp
@@ -353,7 +353,7 @@ class Connection(ClientConnection):
                 timer.cancel()
         self._parser = self._request = self._submit = None
         self._incoming.reset()  # the pieces have the body, too
-        self.release()
+        self.memory.end()
         pieces, self._pieces = self._pieces, []
         try:
             self._hand_over(pieces)
@@ -383,7 +383,7 @@ class Connection(ClientConnection):
         self._is_blocked = True
         try:
             if size > self._usage.uncounted_bytes:
-                self.hold(size - self._held)
+                self.memory.hold(size - self.memory.bytes)
             self._ticket = submit(body, self._on_answer)
         except ServeError as error:
             self._refuse(request, error)
@@ -436,8 +436,8 @@ class Connection(ClientConnection):
         """Continue with the next request when an answer is written, or close the connection."""
         self._idle_since = time.monotonic()
         self._request = self._streaming = None
-        if self._held:
-            self.release()
+        if self.memory.bytes:
+            self.memory.end()
         if not keep_alive or self._connections.is_stopping:
             self.close()
             return

@@ -15,6 +15,7 @@ from aiohttp import StreamReader, web
 from aiohttp.http import HttpProcessingError
 
 from marserve.backend.protocol import Buffer, Input, Part
+from marserve.frontend.aio.long_work import joined
 from marserve.frontend.errors import BadRequest, PayloadTooLarge
 from marserve.frontend.http import forms
 from marserve.frontend.http.requests import HttpRequest, PlainRequest
@@ -76,7 +77,7 @@ def _query_tokens(request: HttpRequest) -> list[bytes]:
     return request.query.encode("utf-8", "surrogateescape").split(b"&")
 
 
-async def read_body(request: HttpRequest, max_bytes: int) -> bytes:
+async def read_body(request: HttpRequest, max_bytes: int) -> bytes | bytearray:
     """Read the body of a request.
 
     Raises:
@@ -99,11 +100,11 @@ async def read_body(request: HttpRequest, max_bytes: int) -> bytes:
             end += len(chunk) / limits.body_rate if limits.body_rate else math.inf
             if size > max_bytes:
                 raise PayloadTooLarge(max_bytes)
-            request.connection.hold(len(chunk))
+            request.memory.hold(len(chunk))
             chunks.append(chunk)
     except (HttpProcessingError, web.RequestPayloadError, ConnectionError, ValueError) as error:
         raise BadRequest("The request body ended early or is malformed.") from error
-    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+    return await request.memory.run(joined(chunks))
 
 
 async def _next_chunk(content: StreamReader, stall: float, end: float) -> bytes:
@@ -123,13 +124,15 @@ def late_body() -> BadRequest:
     return BadRequest("The request body did not arrive in time.", status=408)
 
 
-async def _parts(request: HttpRequest, body: bytes) -> list[Part]:
+async def _parts(request: HttpRequest, body: bytes | bytearray) -> list[Part]:
     content_type = request.headers.get("content-type", "")
     written = content_type.partition(";")[0]
     media_type = written.strip().lower()
-    limits, run = request.connection.limits.forms, request.connection.long_work.run
+    limits, run = request.connection.limits.forms, request.memory.run
     if media_type == _FORM:
-        return await run(forms.urlencoded_parts(body, limits))
+        parts = await run(forms.urlencoded_parts(body, limits))
+        request.memory.release(len(body))  # its values are copies
+        return parts
     if media_type == _MULTIPART and (boundary := forms.boundary_of(content_type)):
         return await run(forms.multipart_parts(body, boundary, limits))
     return [Part("body", written, body)]

@@ -17,6 +17,7 @@ from aiohttp import web
 from marserve.frontend.errors import ServeError
 from marserve.frontend.http.client import ClientConnection
 from marserve.frontend.http.responses import HttpResponse, error_response
+from marserve.frontend.security.usage import RequestMemory
 from marserve.frontend.serving.request_ids import new_request_id
 from marserve.frontend.telemetry.trace_context import TraceContext
 
@@ -44,6 +45,11 @@ class HttpRequest:
         self.trace: TraceContext | None = None
 
     @property
+    def memory(self) -> RequestMemory:
+        """The bytes that the request keeps in memory."""
+        return self.connection.memory
+
+    @property
     def query(self) -> str:
         """The query of the target, as the client wrote it."""
         return self.target.partition("?")[2].partition("#")[0]
@@ -65,6 +71,11 @@ class PlainRequest:
     waits_for_continue: bool  # whether the client sends the body after an answer 100
     refuse: Callable[[ServeError], HttpResponse] = error_response  # see `Route`
     trace: TraceContext | None = None
+
+    @property
+    def memory(self) -> RequestMemory:
+        """The bytes that the request keeps in memory."""
+        return self.connection.memory
 
 
 def split_path(target: str) -> list[str]:

@@ -16,6 +16,7 @@ from marserve.frontend.batching.lengths.length_grouping import LengthGrouping
 from marserve.frontend.configuration import models_key
 from marserve.frontend.configuration.model_schema import SETTINGS
 from marserve.frontend.errors import ServeError
+from marserve.frontend.security.usage import RequestMemory
 from marserve.frontend.serving.model_version import ModelVersion
 from marserve.frontend.serving.predict_request import PredictRequest, RequestOptions
 from marserve.frontend.serving.registry import FailedLoad
@@ -225,7 +226,7 @@ async def customized_metadata(model: ModelVersion, input_: Input) -> dict[str, A
     # A worker of asynchronous handlers may have no deadline.
     options = RequestOptions(timeout=model.settings.response_timeout)
     input_.parts = []
-    request = PredictRequest(input_, time.monotonic(), False, options, describe=True)
+    request = PredictRequest(input_, RequestMemory(), time.monotonic(), False, options, True)
     answer = await model.predict(request)
     if isinstance(answer, Stream):  # not a description
         answer.close()

@@ -5,11 +5,10 @@ lists of numbers of a large request are found by their ends (`json_items`) and p
 """
 
 import json
-import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from marserve.backend.protocol import Prediction
+from marserve.backend.protocol import Buffer, Prediction
 from marserve.backend.tensors.checks import check_request
 from marserve.backend.tensors.datatypes import (
     BYTES,
@@ -24,28 +23,43 @@ from marserve.backend.tensors.datatypes import (
 )
 from marserve.backend.tensors.rows import Output
 from marserve.backend.tensors.wire import LENGTH_HEADER, SIZE, WantedOutputs
-from marserve.frontend.aio.long_work import Steps
+from marserve.frontend.aio.json_items import (
+    SMALL_BYTES,
+    UNREADABLE,
+    Text,
+    each_run,
+    find_member,
+    items_at,
+    number_lists,
+)
+from marserve.frontend.aio.long_work import Steps, joined
 from marserve.frontend.errors import BadRequest, PredictionFailed
-from marserve.frontend.operations.json_items import UNREADABLE, find_member, items_at
 from marserve.frontend.operations.open_inference_answers import InferAnswer
 
 Json = dict[str, Any]
 
-_SMALL = 1 << 16  # bytes of JSON that are parsed in one step
 _VALUES = 4096  # that are written in one step
 _MAX_NAME = 80
 _DATA = "data"
 _BRACKETS = bytes.maketrans(b"[]", b"  ")
-_COMMA = re.compile(rb"[ \t\n\r]*,[ \t\n\r]*")
+_JSON = "application/json"
 
 
-def read_document(body: bytes) -> Steps[Json | None]:
+class _Values(NamedTuple):
+    """The values of an input that are still text: a list between two positions."""
+
+    text: Text
+    start: int
+    stop: int
+
+
+def read_document(body: Text) -> Steps[Json | None]:
     """Return the JSON of a request; None if it is not an object with a list of inputs.
 
     Raises BadRequest if the inputs are unusable.
     """
     try:
-        head = json.loads(body) if len(body) <= _SMALL else (yield from _taken_apart(body))
+        head = json.loads(body) if len(body) <= SMALL_BYTES else (yield from _taken_apart(body))
     except UNREADABLE:
         return None
     if not isinstance(head, dict) or not isinstance(head.get("inputs"), list):
@@ -57,14 +71,15 @@ def read_document(body: bytes) -> Steps[Json | None]:
     return head
 
 
-def as_bytes(tensor: Json) -> Steps[bytes]:
+def as_bytes(tensor: Json) -> Steps[Buffer]:
     """Remove the values of an input from its JSON, and return them, or raise BadRequest."""
     if _DATA not in tensor:
         raise BadRequest(f"Input {tensor['name'][:_MAX_NAME]!r} has no data.")
     values = tensor.pop(_DATA)
     try:
-        if isinstance(values, bytes):  # of `_taken_apart`
-            return (yield from _read_text(tensor["datatype"], values))
+        if isinstance(values, _Values):
+            read = _read_elements if tensor["datatype"] == BYTES else _read_numbers
+            return (yield from read(tensor["datatype"], values))
         shape = nested_shape(values)
         return _written(tensor["datatype"], flattened(values, shape))
     except UnusableTensor as error:
@@ -73,18 +88,23 @@ def as_bytes(tensor: Json) -> Steps[bytes]:
         raise BadRequest(f"Input {tensor['name'][:_MAX_NAME]!r}: {error}.") from error
 
 
-def _taken_apart(body: bytes) -> Steps[Any]:
+def _taken_apart(body: Text) -> Steps[Any]:
     """Return the JSON of a large request, in which the values of its inputs are still text."""
-    start, stop, _ = yield from find_member(body, _begin_of(body, b"{"), "inputs")
-    described, values = [], []
-    for text in (yield from items_at(body[start:stop], _begin_of(body[start:stop], b"[")))[0]:
-        begin, end, _ = yield from find_member(text, _begin_of(text, b"{"), _DATA)
-        values.append(text[begin:end] if begin else None)
-        described.append(b"%bnull%b" % (text[:begin], text[end:]) if begin else text)
-    text = b"%b[%b]%b" % (body[:start], b",".join(described), body[stop:])
-    if len(text) > _SMALL:
+    at = _begin_of(body, 0, b"{")
+    (start, stop), _ = yield from find_member(body, at, "inputs")
+    spans, _ = yield from items_at(body, _begin_of(body, start, b"["), SMALL_BYTES)
+    pieces: list[Buffer] = [body[:start], b"["]
+    values: list[_Values | None] = []
+    for begin, end in spans:
+        (first, last), _ = yield from find_member(body, _begin_of(body, begin, b"{"), _DATA)
+        has_data = first > begin
+        values.append(_Values(body, first, last) if has_data else None)
+        rest = (body[begin:first], b"null", body[last:end]) if has_data else (body[begin:end],)
+        pieces += (b",", *rest) if len(values) > 1 else rest
+    text = yield from joined([*pieces, b"]", body[stop:]])
+    if len(text) > SMALL_BYTES:
         raise BadRequest(
-            f"Beside the data of tensors a request may have {_SMALL} bytes of JSON; this has "
+            f"Beside the data of tensors a request may have {SMALL_BYTES} bytes of JSON; this has "
             f"{len(text)}."
         )
     head = json.loads(text)
@@ -94,34 +114,33 @@ def _taken_apart(body: bytes) -> Steps[Any]:
     return head
 
 
-def _begin_of(text: bytes, bracket: bytes) -> int:
-    at = len(text) - len(text.lstrip())
+def _begin_of(text: Text, at: int, bracket: bytes) -> int:
+    some = text[at : at + SMALL_BYTES]
+    at += len(some) - len(some.lstrip())
     if not text.startswith(bracket, at):
         raise ValueError(f"{bracket.decode()} is missing")
     return at
 
 
-def _read_text(datatype: str, text: bytes) -> Steps[bytes]:
-    if datatype != BYTES:
-        return (yield from _read_numbers(datatype, text.translate(_BRACKETS)))
+def _read_elements(datatype: str, values: _Values) -> Steps[Buffer]:
+    text, pieces = values.text, list[Buffer]()
+
+    def add(start: int, stop: int) -> None:
+        found = json.loads(b"[" + text[start:stop] + b"]")
+        pieces.append(_written(datatype, flattened(found, nested_shape(found))))
+
+    yield from each_run(text, _begin_of(text, values.start, b"["), add)
+    yield sum(map(len, pieces))
+    return (yield from joined(pieces))
+
+
+def _read_numbers(datatype: str, values: _Values) -> Steps[Buffer]:
+    """Return the bytes of numbers between commas, whatever brackets are between them."""
     pieces = []
-    for item in (yield from items_at(text, _begin_of(text, b"[")))[0]:
-        value = json.loads(item)
-        pieces.append(_written(datatype, flattened(value, nested_shape(value))))
-        yield
-    return b"".join(pieces)
-
-
-def _read_numbers(datatype: str, text: bytes) -> Steps[bytes]:
-    """Return the bytes of numbers between commas, whose brackets are removed."""
-    pieces, at = [], 0
-    while at < len(text):
-        found = _COMMA.search(text, at + _SMALL)
-        end = found.start() if found else len(text)
-        pieces.append(_written(datatype, json.loads(b"[%b]" % text[at:end])))
-        at = found.end() if found else end
-        yield
-    return b"".join(pieces)
+    for numbers in number_lists(*values, _BRACKETS):
+        pieces.append(_written(datatype, numbers))
+        yield len(pieces[-1])
+    return (yield from joined(pieces))
 
 
 def _written(datatype: str, values: Sequence[Any]) -> bytes:
@@ -146,47 +165,47 @@ class AnswerBody:
 
     def write(self, answer: InferAnswer) -> Steps[Prediction]:
         """Write an answer; PredictionFailed if it has bytes that are not text."""
-        described, buffers = [], []
+        head, buffers = [b""], []  # the members are first
         for output in answer.outputs:
             entry: Json = {"name": output.name, "datatype": output.datatype, "shape": output.shape}
             parameters = dict(output.parameters)
             if is_binary := self._wanted.is_bytes(output.name):
                 parameters[SIZE] = len(output.buffer)
                 buffers.append(output.buffer)
-            text = json.dumps(entry | ({"parameters": parameters} if parameters else {}))
+            text = json.dumps(entry | ({"parameters": parameters} if parameters else {})).encode()
+            head.append(b", " if len(head) > 1 else b"")
+            head.append(text if is_binary else text[:-1] + b', "data": [')
             if not is_binary:
-                data = yield from _values_in_json(output)
-                text = f'{text[:-1]}, "data": [{data}]}}'
-            described.append(text)
+                yield from _write_values(output, head)
+                head.append(b"]}")
         members = {name: getattr(answer, name) or value for name, value in self._members.items()}
         if answer.parameters:
             members["parameters"] = answer.parameters
-        outputs = ", ".join(described)
-        head = f'{json.dumps(members)[:-1]}, "outputs": [{outputs}]}}\n'.encode()
-        body = b"".join([head, *buffers])
-        kind = "application/octet-stream" if buffers else "application/json"
-        return Prediction(body, headers={LENGTH_HEADER: str(len(head)), "content-type": kind})
+        head[0] = f'{json.dumps(members)[:-1]}, "outputs": ['.encode()
+        head.append(b"]}\n")
+        body = yield from joined([*head, *buffers])
+        kind = "application/octet-stream" if buffers else _JSON
+        size = str(sum(map(len, head)))
+        return Prediction(body, headers={LENGTH_HEADER: size, "content-type": kind})
 
 
-def _values_in_json(output: Output) -> Steps[str]:
-    pieces: list[str] = []
+def _write_values(output: Output, head: list[bytes]) -> Steps[None]:
+    """Append the values of an output as JSON, between commas, to the pieces of a head."""
     if output.datatype == BYTES:
-        some: list[str] = []
-        for element in read_elements(output.buffer):
+        for number, element in enumerate(read_elements(output.buffer)):
             try:
-                some.append(json.dumps(element.decode()))
+                text = json.dumps(element.decode())
             except UnicodeDecodeError as error:
                 raise PredictionFailed(
                     f"Output {output.name!r} has an element that is not text; request it as binary "
                     "data.",
                     status=503,
                 ) from error
-            if len(some) % _VALUES == 0:
-                yield
-        return ", ".join(some)
+            head.append(f", {text}".encode() if number else text.encode())
+            yield len(text)
+        return
     view, size = memoryview(output.buffer), ITEM_BYTES[output.datatype] * _VALUES
     for start in range(0, len(view), size):
-        numbers = read_numbers(output.datatype, view[start : start + size])
-        pieces.append(json.dumps(numbers)[1:-1])
-        yield
-    return ", ".join(pieces)
+        numbers = json.dumps(read_numbers(output.datatype, view[start : start + size]))
+        head.append(f", {numbers[1:-1]}".encode() if start else numbers[1:-1].encode())
+        yield len(head[-1])

@@ -37,7 +37,8 @@ from marserve.backend.tensors.wire import (
     buffers_behind,
     pack_request,
 )
-from marserve.frontend.aio.long_work import Steps
+from marserve.frontend.aio.json_items import text_of
+from marserve.frontend.aio.long_work import Steps, joined
 from marserve.frontend.batching.jobs import Priority
 from marserve.frontend.errors import BadRequest
 from marserve.frontend.operations.json_tensors import AnswerBody, as_bytes, read_document
@@ -125,16 +126,21 @@ def input_of(
     if request.wants_bytes:
         parameters = {**parameters, "binary_data_output": True}
     if model.envelope == _ENVELOPE:
-        text, body = pack_request({**head, "parameters": parameters}, buffers)
-        headers = {**headers, LENGTH_HEADER: str(len(text))}
-        return Input(id_, headers, [Part(_BODY, "application/octet-stream", body)])
+        pieces = pack_request({**head, "parameters": parameters}, buffers)
+        headers = {**headers, LENGTH_HEADER: str(len(pieces[0]))}
+        return Input(id_, headers, [(yield from _body(pieces, "application/octet-stream"))])
     form = {"id": head.get("id") or id_, "outputs": head.get("outputs"), "parameters": parameters}
     if model.dims and (count := row_count(head["inputs"], model.dims[0])) > 1:
         in_bytes = [buffer for buffer in buffers if buffer is not None]  # all of them
         return (yield from _rows(head, in_bytes, count, id_, headers, model, form))
     headers = {**headers, FORMAT_HEADER: _format(model, form)}
-    _, body = pack_request({**head, ARRAYS: model.wants_arrays}, buffers)
-    return Input(id_, headers, [Part(_BODY, TENSORS_TYPE, body)])
+    pieces = pack_request({**head, ARRAYS: model.wants_arrays}, buffers)
+    return Input(id_, headers, [(yield from _body(pieces, TENSORS_TYPE))])
+
+
+def _body(pieces: Sequence[Buffer], media_type: str) -> Steps[Part]:
+    yield sum(map(len, pieces))
+    return Part(_BODY, media_type, (yield from joined(pieces)))
 
 
 def _rows(
@@ -152,10 +158,14 @@ def _rows(
     body = AnswerBody({**head, "parameters": form["parameters"]}, members)
     outputs = [{"name": output["name"]} for output in head.get("outputs") or ()]
     in_bytes = {**form, "outputs": outputs, "parameters": {"binary_data_output": True}}
-    columns = yield from columns_of(head["inputs"], buffers, count, model.dims[0])
+    # One more than can be queued, so that the request is refused.
+    max_rows = model.max_rows + 1
+    columns = yield from columns_of(head["inputs"], buffers, count, model.dims[0], max_rows)
     for_worker = {**head, ARRAYS: model.wants_arrays}
     headers = {**headers, FORMAT_HEADER: _format(model, in_bytes)}
-    return TensorRows(id_, headers, for_worker, columns, count, model.dims, model.max_rows, body)
+    rows = TensorRows(id_, headers, for_worker, columns, count, model.dims, body)
+    yield from rows.cut(max_rows)
+    return rows
 
 
 def _format(model: AskedModel, form: Json) -> str:
@@ -180,7 +190,7 @@ def input_of_body(input_: Input, model: AskedModel) -> Steps[Input | TensorRows]
             request = _read_body(input_.parts[0].body, value)
             return (yield from input_of(request, input_.id, input_.headers, model))
     if model.takes_bytes:
-        head = yield from read_document(bytes(input_.parts[0].body))
+        head = yield from read_document(text_of(input_.parts[0].body))
         if head is not None:
             request = InferRequest(head, [None] * len(head["inputs"]))
             return (yield from input_of(request, input_.id, input_.headers, model))
@@ -232,7 +242,7 @@ def _count_elements(buffer: Buffer) -> Steps[int]:
     count = 0
     for count, _ in enumerate(read_elements(buffer), start=1):
         if count % _ELEMENTS == 0:
-            yield
+            yield 0
     return count
 
 

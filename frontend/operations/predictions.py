@@ -1,11 +1,10 @@
 """Predictions: of a whole request, or of each row where the model splits lists of clients."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from typing import TypeVar
 
 from marserve.backend.protocol import Input, Part, Prediction
-from marserve.frontend.aio.long_work import LongWork, Steps
+from marserve.frontend.aio.long_work import Steps
 from marserve.frontend.batching.jobs import Stream
 from marserve.frontend.operations.client_lists import read_list
 from marserve.frontend.serving.model_version import ModelVersion
@@ -14,17 +13,15 @@ from marserve.frontend.serving.predict_request import PredictRequest, Ticket
 T = TypeVar("T")
 
 
-async def predict(
-    model: ModelVersion, request: PredictRequest, long_work: LongWork
-) -> Prediction | Stream:
+async def predict(model: ModelVersion, request: PredictRequest) -> Prediction | Stream:
     """Predict; of form fields with the same name the handler gets the last."""
     input_ = request.input
     if model.settings.batching.splits_lists:
         capacity = model.queue.free_capacity(request.options.priority)
-        client_list = await long_work.run(read_list(input_, model.manifest.envelope, capacity))
+        client_list = await request.memory.run(read_list(input_, model.manifest.envelope, capacity))
         if client_list is not None:
             rows, join = client_list.rows, client_list.join
-            return await predict_rows(model, request, rows, join, long_work)
+            return await predict_rows(model, request, rows, join)
     if len(input_.parts) > 1:
         input_.parts = last_of_each_name(input_.parts)
     return await model.predict(request)
@@ -33,17 +30,13 @@ async def predict(
 async def predict_rows(
     model: ModelVersion,
     request: PredictRequest,
-    rows: Iterable[Input],
+    rows: Sequence[Input],
     join: Callable[[Sequence[Prediction]], Steps[T]],
-    long_work: LongWork,
     on_ticket: Callable[[Ticket], object] | None = None,
 ) -> T:
     """Predict the rows of a request instead of its input, and join their answers."""
-    requests = [replace(request, input=row) for row in rows]
-    predictions = await model.predict_all(requests, on_ticket) if requests else []
-    with request.holding() as holding:
-        holding.hold(2 * sum(len(row.body) for row in predictions))  # and for the joint answer
-        return await long_work.run(join(predictions))
+    predictions = await model.predict_all(request, rows, on_ticket) if rows else []
+    return await request.memory.run(join(predictions))
 
 
 def last_of_each_name(parts: Iterable[Part]) -> list[Part]:

@@ -1,7 +1,8 @@
 """What the endpoints of all transports share."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from marserve.frontend.aio.long_work import LongWork
 from marserve.frontend.configuration.config import Config
 from marserve.frontend.configuration.memory import bytes_in_flight
 from marserve.frontend.operations.dashboard import Dashboard
@@ -30,6 +31,8 @@ class Services:
     requests: RequestLines
     dashboard: Dashboard
     sampling: Sampling = NO_SAMPLING
+    #: Of all listeners, so that together they use one slice of a turn of the event loop.
+    long_work: LongWork = field(default_factory=LongWork)
 
     def repository(self) -> OpenInferenceModels:
         """Return the models, with what loads and unloads them."""

@@ -24,10 +24,10 @@ from marserve.backend.tensors.datatypes import (
 )
 from marserve.backend.tensors.rows import OutputJoiner
 from marserve.backend.tensors.wire import SIZE, pack_request
-from marserve.frontend.aio.long_work import Steps
+from marserve.frontend.aio.long_work import Steps, joined
 from marserve.frontend.batching.rows import REST_OF_BLOCK, RowInput
 from marserve.frontend.errors import BadRequest, PredictionFailed
-from marserve.frontend.operations.client_lists import failed_item
+from marserve.frontend.operations.client_lists import ROW_BYTES, failed_item
 from marserve.frontend.operations.json_tensors import AnswerBody
 from marserve.frontend.operations.open_inference_answers import InferAnswer, answer_of
 
@@ -38,6 +38,7 @@ Json = dict[str, Any]
 _BODY = "body"
 _MAX_NAME = 80
 _ELEMENTS = 4096  # of BYTES that are read in one step
+_ELEMENT_BYTES = 64  # of an element in a list, at least
 _MOVES = 256  # slices that are copied in one step
 _UNITS: dict[int, Literal["B", "H", "I", "Q"]] = {1: "B", 2: "H", 4: "I", 8: "Q"}
 
@@ -87,9 +88,7 @@ class Column:
 class TensorRows:
     """The rows of a request, whose JSON for the worker is ``head``, without its inputs.
 
-    ``dims`` count the rows, of inputs and of outputs. If there are more than the ``max_rows`` that
-    can be queued, one more is made, so that the request is refused. ``form`` writes the answer
-    over HTTP.
+    ``dims`` count the rows, of inputs and of outputs. ``form`` writes the answer over HTTP.
     """
 
     def __init__(
@@ -100,7 +99,6 @@ class TensorRows:
         columns: Sequence[Column],
         count: int,
         dims: tuple[int, int],
-        max_rows: int,
         form: AnswerBody,
     ) -> None:
         self._id, self._headers, self._head = id_, headers, head
@@ -108,17 +106,17 @@ class TensorRows:
         self._count = count
         self._dims = dims
         self._form = form
-        self.rows = [
-            RowInput(
-                f"{id_}.{place}",
-                headers,
-                [Part(each.described["name"], "", each.rows(place, 1)) for each in columns],
-                self,
-                place,
-                max(each.elements or len(each.rows(place, 1)) for each in columns),
-            )
-            for place in range(min(count, max_rows + 1))
-        ]
+        self.rows: list[RowInput] = []
+
+    def cut(self, max_rows: int) -> Steps[None]:
+        """Make the rows, at most ``max_rows``."""
+        columns = self._columns
+        for place in range(min(self._count, max_rows)):
+            parts = [Part(each.described["name"], "", each.rows(place, 1)) for each in columns]
+            length = max(each.elements or len(each.rows(place, 1)) for each in columns)
+            id_ = f"{self._id}.{place}"
+            self.rows.append(RowInput(id_, self._headers, parts, self, place, length))
+            yield ROW_BYTES
 
     def block(self, first: int, count: int) -> Input:
         """Return the input of successive rows, as a worker gets it."""
@@ -130,7 +128,7 @@ class TensorRows:
             parameters = {**described.get("parameters", {}), SIZE: len(buffer)}
             inputs.append({**described, "shape": shape, "parameters": parameters})
             buffers.append(buffer)
-        _, body = pack_request({**self._head, "inputs": inputs}, buffers)
+        body = b"".join(pack_request({**self._head, "inputs": inputs}, buffers))
         return Input(f"{self._id}.{first}", self._headers, [Part(_BODY, TENSORS_TYPE, body)])
 
     def join(self, predictions: Sequence[Prediction]) -> Steps[Prediction]:
@@ -157,9 +155,14 @@ class TensorRows:
             except UnusableTensor as error:
                 logger.warning("%s: %s", self._id, error)
                 raise _unjoinable(str(error)) from error
-            yield
-        whole.outputs = joiner.joined()
-        for output in whole.outputs if dim else ():
+            yield 0
+        whole.outputs = []
+        for output, buffers in joiner.pieces():
+            yield sum(map(len, buffers))
+            output.buffer = yield from joined(buffers)
+            whole.outputs.append(output)
+            if not dim:
+                continue
             outer, inner = prod(output.shape[:dim]), prod(output.shape[dim + 1 :])
             moving = swapped(output.buffer, output.datatype, self._count, outer, inner)
             output.buffer = yield from moving
@@ -167,9 +170,9 @@ class TensorRows:
 
 
 def columns_of(
-    inputs: Sequence[Json], buffers: Sequence[Buffer], count: int, dim: int
+    inputs: Sequence[Json], buffers: Sequence[Buffer], count: int, dim: int, max_rows: int
 ) -> Steps[list[Column]]:
-    """Return the inputs of a request, whose bytes have been checked."""
+    """Return the inputs of a request, whose bytes have been checked; ``max_rows`` are used."""
     columns = []
     for tensor, buffer in zip(inputs, buffers, strict=True):
         shape, datatype = tensor["shape"], tensor["datatype"]
@@ -178,7 +181,7 @@ def columns_of(
             buffer = yield from swapped(buffer, datatype, outer, count, inner)
         ends: Sequence[int] = ()
         if datatype == BYTES and outer * inner:
-            ends = yield from _row_ends(buffer, outer * inner)
+            ends = yield from _row_ends(buffer, outer * inner, max_rows)
         elements = 0 if datatype == BYTES else outer * inner
         columns.append(Column(tensor, memoryview(buffer), elements, len(buffer) // count, ends))
     return columns
@@ -192,6 +195,7 @@ def swapped(buffer: Buffer, datatype: str, first: int, second: int, inner: int) 
         return (yield from _swapped_elements(buffer, first, second, inner))
     code = _UNITS[ITEM_BYTES[datatype]]
     written = bytearray(len(buffer))
+    yield len(buffer)
     source, target = memoryview(buffer).cast("B").cast(code), memoryview(written).cast(code)
     yield from _swap(source, target, first, second, inner)
     return written
@@ -202,21 +206,21 @@ def _swapped_elements(buffer: Buffer, first: int, second: int, inner: int) -> St
     for element in read_elements(buffer):
         elements.append(element)
         if len(elements) % _ELEMENTS == 0:
-            yield
+            yield _ELEMENTS * _ELEMENT_BYTES
     moved = [b""] * len(elements)
     yield from _swap(elements, moved, first, second, inner)
     pieces = []
     for start in range(0, len(moved), _ELEMENTS):
         pieces.append(write_elements(moved[start : start + _ELEMENTS]))
-        yield
-    return b"".join(pieces)
+        yield len(pieces[-1])
+    return (yield from joined(pieces))
 
 
 def _swap(source: Any, target: Any, first: int, second: int, inner: int) -> Steps[None]:
     for moves, (start, to) in enumerate(_slices(first, second, inner), start=1):
         target[to] = source[start]
         if moves % _MOVES == 0:
-            yield
+            yield 0
 
 
 def _slices(first: int, second: int, inner: int) -> Iterator[tuple[slice, slice]]:
@@ -239,14 +243,17 @@ def _slices(first: int, second: int, inner: int) -> Iterator[tuple[slice, slice]
             yield slice(start, None, row), slice(to, (other + 1) * column, inner)
 
 
-def _row_ends(buffer: Buffer, elements: int) -> Steps[list[int]]:
-    ends, at = [], 0
+def _row_ends(buffer: Buffer, elements: int, max_rows: int) -> Steps[list[int]]:
+    ends: list[int] = []
+    at = 0
     for number, element in enumerate(read_elements(buffer), start=1):
         at += element_bytes(element)
         if number % elements == 0:
             ends.append(at)
+            if len(ends) == max_rows:
+                break
         if number % _ELEMENTS == 0:
-            yield
+            yield 0
     return ends
 
 

@@ -156,7 +156,7 @@ class HttpEndpoints:
             ),
         )
         on_limit = partial(services.count_limit, listener.name)
-        clients = HttpServer(router, limits, on_limit=on_limit)
+        clients = HttpServer(router, limits, on_limit=on_limit, long_work=services.long_work)
         usages[listener.name] = clients.usage
         opened.push_async_callback(clients.close, _CLOSE_SECONDS)
         make: Callable[[], asyncio.Protocol] = clients

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from marserve.backend.protocol import Buffer, Input, Prediction
-from marserve.frontend.aio.long_work import LongWork, Steps
+from marserve.frontend.aio.long_work import Steps
 from marserve.frontend.batching.jobs import OnAnswer, Stream
 from marserve.frontend.errors import BadRequest, RouteNotFound
 from marserve.frontend.http.request_bodies import is_form, plain_input, query_value, read_input
@@ -80,15 +80,16 @@ class Predictor:
         if request.method == "OPTIONS":
             return json_response(describe_model_inference(name))
         options, unread = read_request_options(request.headers), Input(request.id, {}, [])
-        predict_request = PredictRequest(unread, request.arrived, version is not None, options)
-        predict_request.holding, predict_request.trace = request.connection.holding, request.trace
+        by_version, trace = version is not None, request.trace
+        predict_request = PredictRequest(
+            unread, request.memory, request.arrived, by_version, options, trace=trace
+        )
         if input_ is None:
             model.check(predict_request)  # before the body is read and parsed, which may take long
             limit = self.max_request_bytes
             input_ = await read_input(request, limit, extra, with_query=with_query)
         predict_request.input = input_
-        long_work = request.connection.long_work
-        return prediction_response(await _predict(model, predict_request, long_work, convert))
+        return prediction_response(await _predict(model, predict_request, convert))
 
     def accept(
         self, request: PlainRequest, name: str, version: str | None, extra: Extra
@@ -104,14 +105,13 @@ class Predictor:
         self, request: PlainRequest, name: str, version: str | None, extra: Extra, convert: Convert
     ) -> Submit | None:
         """Accept a plain request of which ``convert`` makes the model's input (`Route`)."""
-        model, connection = self.registry.find(name, version), request.connection
+        model = self.registry.find(name, version)
         if _refuses_unread(model, request):
             return None
 
         def submit(predict_request: PredictRequest, on_answer: OnAnswer) -> Ticket:
             model.check(predict_request)  # before the body is parsed, which may take long
-            predict_request.holding = connection.holding
-            answer = partial(_predict, model, predict_request, connection.long_work, convert)
+            answer = partial(_predict, model, predict_request, convert)
             return AnswerTask(answer, on_answer, f"A request to model {name}")
 
         return accept_plain(request, self.max_request_bytes, submit, version is not None, extra)
@@ -125,14 +125,14 @@ def _refuses_unread(model: ModelVersion, request: PlainRequest) -> bool:
 
 
 async def _predict(
-    model: ModelVersion, request: PredictRequest, long_work: LongWork, convert: Convert | None
+    model: ModelVersion, request: PredictRequest, convert: Convert | None
 ) -> Prediction | Stream:
     if convert is not None:
-        converted = await long_work.run(convert(request.input, model))
+        converted = await request.memory.run(convert(request.input, model))
         if isinstance(converted, TensorRows):
-            return await predict_rows(model, request, converted.rows, converted.join, long_work)
+            return await predict_rows(model, request, converted.rows, converted.join)
         request.input = converted
-    return await predict(model, request, long_work)
+    return await predict(model, request)
 
 
 def accept_plain(
@@ -149,7 +149,8 @@ def accept_plain(
 
     def submit(body: Buffer, on_answer: OnAnswer) -> Ticket:
         input_ = plain_input(request, body, extra)
-        asked = PredictRequest(input_, request.arrived, by_version, options, trace=request.trace)
+        memory, trace = request.connection.memory, request.trace
+        asked = PredictRequest(input_, memory, request.arrived, by_version, options, trace=trace)
         return submit_to(asked, on_answer)
 
     return submit

@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 
 from marserve.backend.protocol import Prediction
-from marserve.frontend.aio.long_work import LongWork
+from marserve.frontend.aio.json_items import text_of
 from marserve.frontend.batching.jobs import OnAnswer, Stream
 from marserve.frontend.configuration.setting_kinds import Kind
 from marserve.frontend.errors import MethodNotAllowed, ModelNotFound, ServeError
@@ -28,7 +28,7 @@ from marserve.frontend.http.responses import (
 )
 from marserve.frontend.http.router import Route, Submit
 from marserve.frontend.operations.openai_models import PATHS, find_model, list_models
-from marserve.frontend.operations.openai_rows import SPLITTERS, read_members, read_value
+from marserve.frontend.operations.openai_rows import SPLITTERS, read_members
 from marserve.frontend.operations.predictions import predict, predict_rows
 from marserve.frontend.operations.request_options import read_request_options
 from marserve.frontend.rest.inference import Extra, Predictor, accept_plain
@@ -67,43 +67,40 @@ class _OpenAI(Predictor):
             return HttpResponse(200)
         if request.method != "POST":
             raise MethodNotAllowed
-        connection = request.connection
         options, extra = read_request_options(request.headers), _extra(request)
         input_ = await read_input(request, self.max_request_bytes, extra)
-        predict_request = PredictRequest(input_, request.arrived, by_version=False, options=options)
-        predict_request.holding, predict_request.trace = connection.holding, request.trace
-        return prediction_response(await self._answer(predict_request, connection.long_work))
+        predict_request = PredictRequest(
+            input_, request.memory, request.arrived, False, options, trace=request.trace
+        )
+        return prediction_response(await self._answer(predict_request))
 
     def accept_request(self, request: PlainRequest) -> Submit | None:
         if request.method != "POST":
             return None
-        connection = request.connection
 
         def submit(predict_request: PredictRequest, on_answer: OnAnswer) -> Ticket:
-            predict_request.holding = connection.holding
-            answer = partial(self._answer, predict_request, connection.long_work)
+            answer = partial(self._answer, predict_request)
             return AnswerTask(answer, on_answer, f"A request to {request.target}")
 
         return accept_plain(request, self.max_request_bytes, submit, extra=_extra(request))
 
-    async def _answer(self, request: PredictRequest, long_work: LongWork) -> Prediction | Stream:
-        input_ = request.input
-        body = b"".join(part.body for part in input_.parts if part.name == "body")
-        members = await long_work.run(read_members(body))
-        name = read_value(members, "model", _NAME)
+    async def _answer(self, request: PredictRequest) -> Prediction | Stream:
+        input_, memory = request.input, request.memory
+        input_.parts = [part for part in input_.parts if part.name == "body"][-1:]
+        body = text_of(input_.parts[0].body) if input_.parts else b""
+        members = await memory.run(read_members(body))
+        name = members.read("model", _NAME)
         path = input_.headers["url_path"].removeprefix("v1/")
         model = find_model(self.registry, name, path)
         request.by_version = name == f"{model.name}:{model.version}"
         model.check(request)
         split = SPLITTERS.get(model.settings.openai)
         if split is None:
-            input_.parts = [part for part in input_.parts if part.name == "body"]
-            del body, members  # they would stay in memory, and are not counted
-            return await predict(model, request, long_work)
+            return await predict(model, request)
         max_rows = model.queue.free_capacity(request.options.priority)
-        with request.holding() as holding:
-            rows, join = await long_work.run(split(input_, members, max_rows, holding.hold))
-            return await predict_rows(model, request, rows, join, long_work)
+        copies = model.workers.to_saturate(model.batcher.size)
+        rows, join = await memory.run(split(input_, members, max_rows, copies))
+        return await predict_rows(model, request, rows, join)
 
 
 def _extra(request: HttpRequest | PlainRequest) -> Extra:

@@ -34,7 +34,7 @@ async def read_parameters(
     return Parameters(json_object(body), query_parameters(request).names)
 
 
-def json_object(body: bytes) -> dict[str, Any]:
+def json_object(body: bytes | bytearray) -> dict[str, Any]:
     """Return the JSON object in a body, or raise BadRequest."""
     try:
         document = json.loads(body)

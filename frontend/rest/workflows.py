@@ -9,7 +9,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from marserve.frontend.batching.jobs import OnAnswer
 from marserve.frontend.errors import MethodNotAllowed, NodeFailed, RouteNotFound, ServeError
 from marserve.frontend.http.request_bodies import read_input
 from marserve.frontend.http.requests import HttpRequest, PlainRequest
@@ -31,7 +30,7 @@ from marserve.frontend.rest.api_description import (
 from marserve.frontend.rest.inference import accept_plain
 from marserve.frontend.rest.management import outcome_response
 from marserve.frontend.rest.parameters import query_parameters, read_parameters
-from marserve.frontend.serving.predict_request import PredictRequest, Ticket
+from marserve.frontend.serving.predict_request import PredictRequest
 from marserve.frontend.workflows.workflow import WorkflowRegistry
 
 _PREDICT = "wfpredict"
@@ -70,19 +69,15 @@ class _Inference:
         options = read_request_options(request.headers)
         workflow.check()  # before the body is read and parsed, which may take long
         input_ = await read_input(request, self.max_request_bytes, {})
-        run = PredictRequest(input_, request.arrived, by_version=False, options=options)
-        run.holding, run.trace = request.connection.holding, request.trace
+        run = PredictRequest(
+            input_, request.memory, request.arrived, False, options, trace=request.trace
+        )
         return prediction_response(await run_workflow(workflow, run))
 
     def accept(self, request: PlainRequest) -> Submit | None:
         if len(request.segments) < 2:
             return None
-        workflow = self.registry.find(request.segments[1])
-
-        def submit(run: PredictRequest, on_answer: OnAnswer) -> Ticket:
-            run.holding = request.connection.holding
-            return workflow.submit(run, on_answer)
-
+        submit = self.registry.find(request.segments[1]).submit
         return accept_plain(request, self.max_request_bytes, submit)
 
     async def any_other(self, request: HttpRequest) -> HttpResponse:

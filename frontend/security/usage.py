@@ -1,18 +1,19 @@
 """The connections and the bytes in flight of the clients of a listener.
 
-Bytes in flight are those of requests that are received or unanswered, of answers that their clients
-have not read, and of intermediate results (`Holding`). An answer is never refused, but further
-requests are. Up to 64 KiB per connection are not counted, so that the usual request costs no
-counting. Clients of unix sockets have no address, and no limit per address applies to them.
+Bytes in flight are those that requests keep in memory (`RequestMemory`), and answers that their
+clients have not read. Up to 64 KiB per connection are not counted, so that the usual request costs
+no counting. Clients of unix sockets have no address, and no limit per address applies to them.
 """
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from functools import partial
+from typing import TypeVar
 from weakref import WeakValueDictionary
 
+from marserve.frontend.aio.long_work import LongWork, Steps
 from marserve.frontend.errors import TooMuchInFlight
+
+T = TypeVar("T")
 
 _UNCOUNTED_BYTES = 1 << 16
 
@@ -36,6 +37,7 @@ class Usage:
     max_bytes: int = 0  # in flight, of all clients
     max_client_bytes: int = 0  # of one address
     on_limit: Callable[[str, str], object] = lambda _limit, _what: None
+    long_work: LongWork = field(default_factory=LongWork)
     bytes: int = field(default=0, init=False)
     #: Length up to which requests are not counted; 0 while answers exceed the limit.
     uncounted_bytes: int = field(default=_UNCOUNTED_BYTES, init=False)
@@ -83,26 +85,60 @@ class Usage:
         self.uncounted_bytes = 0 if self.is_full else _UNCOUNTED_BYTES
 
 
-@dataclass(slots=True, eq=False)
-class Holding(AbstractContextManager["Holding"]):
-    """The memory for one request beside its body and its answer, such as outputs of nodes."""
+class RequestMemory:
+    """The bytes that a request keeps in memory, from the first received to the last written one.
 
-    usage: Usage = field(default_factory=Usage)
-    client: ClientUsage = field(default_factory=partial(ClientUsage, ""))
-    bytes: int = 0
+    A transport makes it and calls `end` when the answer is written, or the client has left. What
+    takes memory in proportion to the request is counted here: the body as it arrives, what is made
+    of it (`run`), outputs of nodes, answers to rows, and the answer. HTTP has one for each
+    connection, whose requests follow one another.
+    """
+
+    __slots__ = ("_is_closed", "bytes", "client", "usage")
+
+    def __init__(self, usage: Usage | None = None, client: ClientUsage | None = None) -> None:
+        self.usage = Usage() if usage is None else usage
+        self.client = ClientUsage("") if client is None else client
+        self.bytes = 0
+        self._is_closed = False
 
     def hold(self, count: int) -> None:
-        """Count bytes; raises as `Usage.hold` does."""
-        self.usage.hold(self.client, count)
-        self.bytes += count
+        """Count bytes; TooMuchInFlight, and no count, if they would exceed a limit."""
+        if not self._is_closed:
+            self.usage.hold(self.client, count)
+            self.bytes += count
+
+    def hold_answer(self, count: int) -> None:
+        """Count an answer, also beyond the limits; TooMuchInFlight if they are exceeded already."""
+        if count > _UNCOUNTED_BYTES and not self._is_closed:
+            if self.usage.is_full:
+                self.usage.hold(self.client, count)  # it raises
+            self.usage.add(self.client, count)
+            self.bytes += count
+
+    def may_hold(self, count: int) -> bool:
+        """Return whether the limits allow so many more bytes."""
+        return not self.usage.limit_of(self.client, count)
 
     def release(self, count: int) -> None:
-        """Count less."""
-        self.usage.add(self.client, -count)
-        self.bytes -= count
+        """Count less, because something is dropped before the end of the request."""
+        if not self._is_closed:
+            self.usage.add(self.client, -count)
+            self.bytes -= count
 
-    def close(self, *_error: object) -> None:
-        """Release all."""
-        self.release(self.bytes)
+    async def run(self, steps: Steps[T]) -> T:
+        """Run work whose size the client decides, in slices, and count what it adds to memory.
 
-    __exit__ = close
+        Returns or raises what the work does; TooMuchInFlight if its memory would exceed a limit.
+        """
+        return await self.usage.long_work.run(steps, self.hold)
+
+    def end(self) -> None:
+        """Release all bytes."""
+        if self.bytes:
+            self.release(self.bytes)
+
+    def close(self) -> None:
+        """Release all bytes, and count no more: the client has left."""
+        self.end()
+        self._is_closed = True

@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from urllib.parse import quote
 
+from marserve.backend.protocol import Input
 from marserve.frontend.batching.jobs import Job, OnAnswer, Priority
 from marserve.frontend.errors import (
     NoWorker,
@@ -66,7 +67,7 @@ class Admission:
             request.input,
             queued,
             on_answer,
-            group_of(request),
+            group_of(request, request.input),
             deadline=request.arrived + timeout,
             priority=request.options.priority,
             pending=self._pending,
@@ -79,14 +80,17 @@ class Admission:
         self._take_in(job, (job,), request, timeout)
         return job
 
-    def submit_all(self, requests: Sequence[PredictRequest], on_answer: OnJointAnswer) -> Ticket:
-        """Queue requests that belong together, all or none."""
-        first = requests[0]
-        queued, timeout = self._check(first, len(requests))
-        rows = PendingRows(self._pending, requests, queued, first.arrived + timeout, on_answer)
-        self._put(rows.jobs, first)
-        self._take_in(rows, rows.jobs, first, timeout)
-        return rows
+    def submit_all(
+        self, request: PredictRequest, rows: Sequence[Input], on_answer: OnJointAnswer
+    ) -> Ticket:
+        """Queue the rows of a request, all or none."""
+        queued, timeout = self._check(request, len(rows))
+        self._batcher.has_rows = True
+        deadline = request.arrived + timeout
+        pending = PendingRows(self._pending, request, rows, queued, deadline, on_answer)
+        self._put(pending.jobs, request)
+        self._take_in(pending, pending.jobs, request, timeout)
+        return pending
 
     def fail_queued(self) -> None:
         """Fail all queued requests, because no worker is left to serve them."""

@@ -26,7 +26,7 @@ from marserve.frontend.errors import (
     ServerBusy,
     TooMuchInFlight,
 )
-from marserve.frontend.security.usage import Holding, Usage
+from marserve.frontend.security.usage import RequestMemory, Usage
 from marserve.frontend.serving.model_version import ModelVersion
 from marserve.frontend.serving.predict_request import PredictRequest, RequestOptions, Ticket
 from marserve.frontend.serving.registry import ModelRegistry
@@ -81,14 +81,15 @@ class ModelCalls:
             raise PayloadTooLarge(self._max_request_bytes)
         if caller.nested is None:
             caller.nested = []
-        request = self._request(caller, call)
+        memory = RequestMemory(self._usage)
+        request = self._request(caller, call, memory)
         deadline = request.arrived + request.options.timeout
-        made = _ModelCall(on_answer, deadline, self._max_answer_bytes, Holding(self._usage))
-        made.holding.hold(size)
+        made = _ModelCall(on_answer, deadline, self._max_answer_bytes, memory)
+        memory.hold(size)
         try:
             ticket = made.ticket = model.submit(request, made.answered)
         except ServeError:
-            made.holding.close()
+            memory.end()
             raise
         made.on_end = partial(self._ended, ticket, key, called)
         self._callers[ticket] = callers
@@ -104,7 +105,7 @@ class ModelCalls:
         if not waiting:
             del self._waiting[key]
 
-    def _request(self, caller: Job, call: Call) -> PredictRequest:
+    def _request(self, caller: Job, call: Call, memory: RequestMemory) -> PredictRequest:
         now = time.monotonic()
         # The deadline of an answer in pieces is that of its first piece.
         timeout = math.inf if caller.stream is not None else caller.deadline - now
@@ -118,6 +119,7 @@ class ModelCalls:
         return PredictRequest(
             # A unique id that contains the caller's, for searches in logs.
             Input(f"{caller.input.id}.{self._last}", headers, call.parts),
+            memory,
             now,
             bool(call.version),
             RequestOptions(timeout, caller.priority),
@@ -156,14 +158,14 @@ class _ModelCall:
     """An unanswered call; it reads a streamed answer as a whole."""
 
     def __init__(
-        self, on_answer: OnCallAnswer, deadline: float, max_bytes: int, holding: Holding
+        self, on_answer: OnCallAnswer, deadline: float, max_bytes: int, memory: RequestMemory
     ) -> None:
         self.ticket: Ticket
         self.on_end: Callable[[], None]
         self._on_answer = on_answer
         self._deadline = deadline
         self._max_bytes = max_bytes
-        self.holding = holding
+        self._memory = memory
         self._is_over = False
         self._reading: asyncio.Task[None] | None = None
 
@@ -172,6 +174,7 @@ class _ModelCall:
         if self._is_over:
             return
         self._end()
+        self._memory.close()
         self.ticket.cancel()
         if self._reading is not None:
             self._reading.cancel()
@@ -185,9 +188,8 @@ class _ModelCall:
 
     async def _read(self, stream: Stream) -> None:
         try:
-            holding = Holding(self.holding.usage)
             answer: CallAnswer = await whole_answer(
-                stream, self._deadline, self._max_bytes, holding
+                stream, self._deadline, self._max_bytes, self._memory
             )
         except ServeError as error:
             answer = error
@@ -199,15 +201,15 @@ class _ModelCall:
     def _pass_on(self, answer: CallAnswer) -> None:
         if not self._is_over:
             self._end()
+            self._memory.end()
             try:
-                self.holding.hold(len(answer.body) if isinstance(answer, Prediction) else 0)
+                self._memory.hold(len(answer.body) if isinstance(answer, Prediction) else 0)
             except TooMuchInFlight as error:
                 answer = error
-            self._on_answer(answer, self.holding.close)
+            self._on_answer(answer, self._memory.end)
 
     def _end(self) -> None:
         self._is_over = True
-        self.holding.close()
         self.on_end()
 
 

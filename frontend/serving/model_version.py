@@ -9,7 +9,7 @@ from itertools import chain
 from typing import Any, ClassVar, TypeVar
 
 from marserve.backend.manifest import Manifest
-from marserve.backend.protocol import Prediction
+from marserve.backend.protocol import Input, Prediction
 from marserve.frontend.archives.archive import Archive
 from marserve.frontend.archives.requirements import ModelEnvironment
 from marserve.frontend.batching.batcher import Batcher
@@ -200,12 +200,14 @@ class ModelVersion:
         """
         return self._entrance.submit(request, on_answer)
 
-    def submit_all(self, requests: Sequence[PredictRequest], on_answer: OnJointAnswer) -> Ticket:
-        """Queue requests that belong together, all or none; raises as `submit` does.
+    def submit_all(
+        self, request: PredictRequest, rows: Sequence[Input], on_answer: OnJointAnswer
+    ) -> Ticket:
+        """Queue the rows of a request instead of its input, all or none; raises as `submit` does.
 
-        They differ only in their inputs, and count as one request.
+        They count as one request.
         """
-        return self._entrance.submit_all(requests, on_answer)
+        return self._entrance.submit_all(request, rows, on_answer)
 
     async def predict(
         self, request: PredictRequest, on_ticket: Callable[[Ticket], object] | None = None
@@ -218,11 +220,12 @@ class ModelVersion:
 
     async def predict_all(
         self,
-        requests: Sequence[PredictRequest],
+        request: PredictRequest,
+        rows: Sequence[Input],
         on_ticket: Callable[[Ticket], object] | None = None,
     ) -> list[Prediction]:
-        """Queue requests that belong together; return or raise their `JointAnswer`."""
-        return await _answer_to(partial(self.submit_all, requests), on_ticket)
+        """Queue the rows of a request; return or raise their `JointAnswer`."""
+        return await _answer_to(partial(self.submit_all, request, rows), on_ticket)
 
     def has_sequence(self, sequence_id: str) -> bool:
         """Return whether the version has such a sequence."""
@@ -268,8 +271,10 @@ class _HandedOver:
     def submit(self, request: PredictRequest, on_answer: OnAnswer) -> Ticket:
         return self._next(request).submit(request, on_answer)
 
-    def submit_all(self, requests: Sequence[PredictRequest], on_answer: OnJointAnswer) -> Ticket:
-        return self._next(requests[0]).submit_all(requests, on_answer)
+    def submit_all(
+        self, request: PredictRequest, rows: Sequence[Input], on_answer: OnJointAnswer
+    ) -> Ticket:
+        return self._next(request).submit_all(request, rows, on_answer)
 
     def _next(self, request: PredictRequest) -> "ModelVersion | Admission":
         is_accepted = not request.by_version or self.successor.version == self.model.version

@@ -1,6 +1,6 @@
 """A prediction request of any transport, and its pending jobs, which answer and count it.
 
-    request = PredictRequest(input_, arrived, by_version, options)
+    request = PredictRequest(input_, memory, arrived, by_version, options)
     ticket = model.submit(request, on_answer)    # or it raises the ServeError that is the answer
     ticket.cancel()                              # the client has left: on_answer is not called
 
@@ -30,7 +30,7 @@ from marserve.frontend.errors import (
     ServeError,
     WorkerDied,
 )
-from marserve.frontend.security.usage import Holding
+from marserve.frontend.security.usage import RequestMemory
 from marserve.frontend.telemetry.model_metrics import ModelMetrics, RequestCounters
 from marserve.frontend.telemetry.trace_context import TraceContext
 from marserve.frontend.tracing.time_lines import (
@@ -62,21 +62,20 @@ class PredictRequest:
 
     #: The header ``explain: True`` requests an explanation; a header ``describe`` is removed.
     input: Input
+    memory: RequestMemory
     arrived: float  # seconds on the monotonic clock
     by_version: bool  # whether the client named the version
     options: RequestOptions = NO_OPTIONS
     describe: bool = False  # whether the handler must describe its model; such are not counted
     #: Whether it is a part of an accepted request, which is served while the server stops.
     continues: bool = False
-    #: Makes a counter of its memory, beside the input and the answer.
-    holding: Callable[[], Holding] = Holding
     #: The nested time lines of the request that waits for this one.
     nested_in: list[TimeLine] | None = None
     trace: TraceContext | None = None
 
 
-#: The answer to requests submitted together: their predictions in order, up to the first with a
-#: status other than 200; or the error of the first that failed.
+#: The answer to the rows of a request: their predictions in order, up to the first with a status
+#: other than 200; or the error of the first that failed.
 JointAnswer = list[Prediction] | ServeError
 OnJointAnswer = Callable[[JointAnswer], None]
 
@@ -315,39 +314,39 @@ class _RowJob(_RequestJob):
 
 
 class PendingRows:
-    """The jobs of requests submitted together; one `Ticket`, counted as one request."""
+    """The jobs of the rows of a request; one `Ticket`, counted as one request."""
 
     def __init__(
         self,
         pending: PendingRequests,
-        requests: Sequence[PredictRequest],
+        request: PredictRequest,
+        rows: Sequence[Input],
         queued: float,
         deadline: float,
         on_answer: OnJointAnswer,
     ) -> None:
-        first = requests[0]
         self._pending = pending
-        self._arrived, self._queued = first.arrived, queued
+        self._arrived, self._queued = request.arrived, queued
         self._on_answer: OnJointAnswer | None = on_answer
         self._predictions: list[Prediction] = []
         #: Answers out of order, by index.
         self._early: dict[int, Prediction | ServeError] = {}
-        self._holding = first.holding()
-        self._nested_in = first.nested_in
+        self._memory = request.memory
+        self._nested_in = request.nested_in
         self.timer: asyncio.TimerHandle | None = None
-        self.counters = pending.counters_of(first)
-        make = _RowJob if len(requests) > 1 else _RequestJob
+        self.counters = pending.counters_of(request)
+        make = _RowJob if len(rows) > 1 else _RequestJob
         self.jobs = [
             make(
-                request.input,
+                row,
                 queued,
                 partial(self._collect, index),
-                group_of(request),
+                group_of(request, row),
                 deadline=deadline,
-                priority=first.options.priority,
-                trace=first.trace,
+                priority=request.options.priority,
+                trace=request.trace,
             )
-            for index, request in enumerate(requests)
+            for index, row in enumerate(rows)
         ]
 
     @property
@@ -369,7 +368,7 @@ class PendingRows:
             answer = ServeError("The model streams its answers, which cannot be items of a list.")
         if isinstance(answer, Prediction):
             try:
-                self._holding.hold(len(answer.body))
+                self._memory.hold(len(answer.body))
             except ServeError as error:
                 answer = error
         self._early[index] = answer
@@ -389,7 +388,6 @@ class PendingRows:
         if on_answer is None:
             return
         pending, jobs = self._pending, self.jobs
-        self._holding.close()
         if self.timer is not None:
             self.timer.cancel()
         for job in jobs:
@@ -423,9 +421,9 @@ class PendingRows:
             on_answer(answer)
 
 
-def group_of(request: PredictRequest) -> Group:
-    """Return the group of requests that it may share a batch with."""
-    headers = request.input.headers
+def group_of(request: PredictRequest, input_: Input) -> Group:
+    """Return the group of requests that an input of this request may share a batch with."""
+    headers = input_.headers
     # Only the server sets this header: a client's would turn the whole batch into descriptions.
     headers.pop("describe", None)
     if request.describe:

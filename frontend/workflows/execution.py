@@ -91,7 +91,7 @@ class Run:
         self._nodes = graph.specification.nodes
         self._request = request
         self._deadline = request.arrived + request.options.timeout
-        self.holding = request.holding()  # of the outputs of nodes; the caller closes it
+        self._memory = request.memory
         self._outputs: dict[str, Prediction] = {}
         #: How many children of a node have answered.
         self._answered: Counter[str] = Counter()
@@ -111,8 +111,6 @@ class Run:
                 return {"": first.prediction}
             raise first from first.__cause__
         leaves = self._graph.specification.leaves
-        if len(leaves) > 1:
-            self.holding.hold(self.holding.bytes)  # for the joint answer
         return {name: self._outputs[name] for name in leaves}
 
     async def _run_from(self, node: Node, group: asyncio.TaskGroup) -> None:
@@ -141,7 +139,7 @@ class Run:
         self._answered.update(node.parents)
         for parent in node.parents:
             if self._answered[parent] == len(self._nodes[parent].children):
-                self.holding.release(len(self._outputs.pop(parent).body))
+                self._memory.release(len(self._outputs.pop(parent).body))
 
     async def _output_of(self, node: Node) -> Prediction:
         times = NodeTimes(node.name, time.monotonic())
@@ -203,9 +201,8 @@ class Run:
                 times.is_final = times.started is not None and not model.repeats_requests
         if isinstance(prediction, Stream):
             deadline, limit = start + timeout, self._graph.max_output_bytes
-            holding = self._request.holding()
-            prediction = await whole_answer(prediction, deadline, limit, holding)
-        self.holding.hold(len(prediction.body))
+            return await whole_answer(prediction, deadline, limit, self._memory)
+        self._memory.hold(len(prediction.body))
         return prediction
 
     def _request_of(self, node: Node, attempt: int, start: float, timeout: float) -> PredictRequest:
@@ -224,6 +221,7 @@ class Run:
             options = replace(options, timeout=timeout)
         return PredictRequest(
             input_,
+            self._memory,
             start,
             by_version=False,
             options=options,

@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 
 from marserve.backend.manifest import ManifestError, WorkflowManifest
 from marserve.frontend.aio.background import BackgroundTasks, outcome_of
-from marserve.frontend.aio.long_work import LongWork
 from marserve.frontend.archives.archive import Archive
 from marserve.frontend.archives.contents import WorkflowContents
 from marserve.frontend.configuration.config import Config
@@ -69,7 +68,6 @@ class WorkflowRegistrar:
     time_lines: TimeLines
 
     def __post_init__(self) -> None:
-        self._long_work = LongWork()
         self._background = BackgroundTasks()
         #: Names that are being registered.
         self._registering: set[str] = set()
@@ -120,7 +118,7 @@ class WorkflowRegistrar:
                 queues = (model.settings.batching.queue_size for model in models)
                 max_runs = self.config.max_workflow_runs or min(queues)
                 lines = self.time_lines.of_model(name, "")
-                workflow = Workflow(archive, graph, max_runs, self._long_work, lines)
+                workflow = Workflow(archive, graph, max_runs, lines)
                 self.workflows.add(workflow)
         logger.info("Workflow %s registered: %s", name, specification.dag_text)
         return workflow

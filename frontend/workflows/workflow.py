@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from marserve.backend.protocol import Buffer, Prediction
-from marserve.frontend.aio.long_work import LongWork, Steps
+from marserve.frontend.aio.json_items import UNREADABLE, Text, check_json, text_of
+from marserve.frontend.aio.long_work import Steps, joined
 from marserve.frontend.archives.archive import Archive
 from marserve.frontend.batching.jobs import OnAnswer
 from marserve.frontend.errors import ServeError, ServerBusy, WorkflowNotFound
@@ -32,7 +33,6 @@ class Workflow:
     archive: Archive
     graph: Graph
     max_runs: int  # at the same time
-    long_work: LongWork
     lines: ModelLines
 
     def __post_init__(self) -> None:
@@ -65,8 +65,7 @@ class Workflow:
         run = Run(self.graph, request)
         answer: Prediction | ServeError | None = None  # None if the client leaves
         try:
-            with run.holding:
-                answer = await self.long_work.run(answer_of(await run.outputs()))
+            answer = await request.memory.run(answer_of(await run.outputs()))
         except ServeError as error:
             answer = error
             raise
@@ -164,28 +163,33 @@ def answer_of(outputs: Mapping[str, Prediction]) -> Steps[Prediction]:
         yield from ()
         reason = output.reason or _PHRASES.get(output.status, "")
         return Prediction(output.body, output.status, reason, headers | output.headers)
-    pieces: list[bytes] = []
+    pieces: list[Buffer] = []
     for name, output in outputs.items():
         before = f"{',' if pieces else '{'}\n  {json.dumps(name, ensure_ascii=False)}: "
-        pieces += (before.encode(), _json_text(name, output.body))
-        yield
-    body = b"".join((*pieces, b"\n}\n"))  # bytes, because text would be copied
+        pieces += (before.encode(), (yield from _json_text(name, output.body)))
+        yield len(pieces[-1])
+    body = yield from joined([*pieces, b"\n}\n"])
     return Prediction(body, 200, _PHRASES[200], {"content-type": _JSON})
 
 
-def _json_text(name: str, body: Buffer) -> bytes:
+def _json_text(name: str, body: Buffer) -> Steps[Text]:
     """Return an output as JSON: unchanged if it is JSON, else as a string."""
+    text = text_of(body)
     try:
-        text = bytes(body).decode()
+        text.decode()
     except UnicodeDecodeError as error:
         raise ServeError(
             f"The output of {name} is neither JSON nor text, and the workflow has other leaves."
         ) from error
     try:
-        json.loads(text, parse_constant=_refuse_constant)  # NaN and infinities
-    except (ValueError, RecursionError):
-        return json.dumps(text, ensure_ascii=False).encode()
-    return text.strip().encode()
+        start, stop = yield from check_json(text, _load_strictly)
+    except UNREADABLE:
+        return json.dumps(text.decode(), ensure_ascii=False).encode()
+    return text[start:stop]
+
+
+def _load_strictly(text: Text) -> object:
+    return json.loads(text.decode(), parse_constant=_refuse_constant)  # NaN and infinities
 
 
 def _refuse_constant(name: str) -> None:

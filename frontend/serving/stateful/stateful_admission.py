@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Sequence
 from typing import cast
 
+from marserve.backend.protocol import Input
 from marserve.frontend.batching.jobs import Job, OnAnswer
 from marserve.frontend.batching.sequences.stateful_sequence import (
     MADE_HERE,
@@ -52,7 +53,7 @@ class StatefulAdmission(Admission):
             request.input,
             queued,
             on_answer,
-            group_of(request),
+            group_of(request, request.input),
             deadline=request.arrived + timeout,
             priority=request.options.priority,
             pending=self._pending,
@@ -80,9 +81,11 @@ class StatefulAdmission(Admission):
         self._take_in(job, (job,), request, timeout)
         return job
 
-    def submit_all(self, requests: Sequence[PredictRequest], on_answer: OnJointAnswer) -> Ticket:
+    def submit_all(
+        self, request: PredictRequest, rows: Sequence[Input], on_answer: OnJointAnswer
+    ) -> Ticket:
         """Refuse rows of one request, which would belong to one sequence."""
-        del requests, on_answer
+        del request, rows, on_answer
         raise BadRequest("The model is stateful: its requests come one by one.")
 
     def fail_queued(self) -> None:

@@ -56,6 +56,8 @@ class DispatchStrategy(ABC):
     timeout: float | None
     #: Whether the model has other workers, or will have, to retry jobs.
     has_workers_left: Callable[[], bool]
+    #: Whether adjacent rows of tensors are sent, and answered, as one.
+    joins_rows: ClassVar[bool] = False
     #: The maximum number of batches, or of single requests, that are in flight.
     limit: int = field(default=1, kw_only=True)
     worker_id: int = field(default=0, kw_only=True)
@@ -184,9 +186,11 @@ class DispatchStrategy(ABC):
         on_reply: OnReply,
         run_as: int = 0,
         caller: Job | None = None,
-        rows: Sequence[int] = (),
     ) -> int:
         """Send one message; return its number, 0 if it is too large to be sent."""
+        rows: Sequence[int] = ()
+        if self.batcher.has_rows:
+            inputs, rows = in_blocks(inputs, joined=self.joins_rows)
         predict = Predict(inputs, 0, run_as, rows)
         try:
             self.connection.predict(predict, self.timeout, on_reply, caller)
@@ -205,6 +209,7 @@ class DispatchStrategy(ABC):
 class Batched(DispatchStrategy):
     """Sends one batch at a time; one that failed is split before the next is requested."""
 
+    joins_rows: ClassVar[bool] = True
     #: Whether batches of samples can be measured between those of requests.
     can_profile: ClassVar[bool] = True
     #: Batches sent and not answered, in order; for a part of a failed batch, its splitting.
@@ -235,11 +240,7 @@ class Batched(DispatchStrategy):
     def _run(self, batch: Batch, splitting: BatchSplitting | None) -> None:
         self._in_flight[batch] = splitting
         batch.worker_id = self.worker_id
-        inputs: list[Input] = batch.inputs
-        rows: Sequence[int] = ()
-        if self.batcher.has_rows:
-            inputs, rows = in_blocks(inputs)
-        self._send(inputs, partial(self._on_reply, batch), batch.run_as, rows=rows)
+        self._send(batch.inputs, partial(self._on_reply, batch), batch.run_as)
 
     def _on_reply(self, batch: Batch, reply: BatchAnswer) -> None:
         if isinstance(reply, Piece):

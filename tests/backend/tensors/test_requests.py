@@ -95,7 +95,7 @@ from marserve.backend.tensors.stacking import Stacking
 from marserve.backend.tensors.wire import SIZE, WantedOutputs, pack_request
 
 head = {"inputs": [{"name": "x", "datatype": "INT16", "shape": [2], "parameters": {SIZE: 4}}]}
-document = document_of(pack_request(head, [b"\\1\\0\\2\\0"])[1])
+document = document_of(b"".join(pack_request(head, [b"\\1\\0\\2\\0"])))
 form = AnswerFormat({"id": "7"}, WantedOutputs({"y": True}))
 body, end = form.encode({"outputs": [{**document["inputs"][0], "name": "y"}]})
 try:

@@ -18,7 +18,9 @@ CONVERSION = Conversion(True, 1000)
 def block_of(x: Any) -> Input:
     tensor = {"name": "x", "datatype": "FP32", "shape": list(x.shape)}
     head = {"inputs": [{**tensor, "parameters": {SIZE: x.nbytes}}]}
-    return Input("id.0", {}, [Part("body", TENSORS_TYPE, pack_request(head, [x.tobytes()])[1])])
+    return Input(
+        "id.0", {}, [Part("body", TENSORS_TYPE, b"".join(pack_request(head, [x.tobytes()])))]
+    )
 
 
 @pytest.mark.parametrize("rows", [3, 3000])

@@ -1,18 +1,21 @@
 """Long work on the event loop, in real time."""
 
 import asyncio
+import contextlib
 import time
+from typing import Any
 
 import pytest
+from steps import result_of
 
-from marserve.frontend.aio.long_work import LongWork, Steps
+from marserve.frontend.aio.long_work import LongWork, Steps, joined
 
 
 def busy(seconds: float, result: str = "done") -> Steps[str]:
     """Works as long in small steps."""
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
-        yield
+        yield 0
     return result
 
 
@@ -66,3 +69,34 @@ def test_work_that_fails_or_is_given_up_lets_the_others_go_on() -> None:
         assert closed == [True]
 
     asyncio.run(scenario())
+
+
+def test_pieces_of_new_work_that_come_at_once_share_a_slice() -> None:
+    async def scenario() -> None:
+        long_work, turns = LongWork(), 0
+        tasks = [asyncio.ensure_future(long_work.run(busy(0.004))) for _ in range(50)]
+        while not all(task.done() for task in tasks):
+            began = time.thread_time()
+            await asyncio.sleep(0)
+            assert time.thread_time() - began < 0.02
+            turns += 1
+        assert turns > 50
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "pieces", [[], [b"a"], [b"a", b"", memoryview(b"bc")], [b"x" * 300_000] * 5]
+)
+def test_pieces_are_joined(pieces: list[Any]) -> None:
+    assert result_of(joined(pieces)) == b"".join(pieces)
+
+
+def test_large_pieces_are_joined_in_short_steps() -> None:
+    steps, longest = joined([b"x" * (1 << 18)] * 200), 0.0
+    with contextlib.suppress(StopIteration):
+        while True:
+            began = time.thread_time()
+            next(steps)
+            longest = max(longest, time.thread_time() - began)
+    assert longest < 0.02

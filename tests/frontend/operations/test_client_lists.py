@@ -13,6 +13,7 @@ from steps import result_of
 from marserve.backend.conversion import encode_result
 from marserve.backend.protocol import Input, Part, Prediction
 from marserve.frontend.batching.options import Batching
+from marserve.frontend.batching.rows import in_blocks
 from marserve.frontend.http.responses import HttpResponse
 from marserve.frontend.operations.client_lists import ClientList
 from marserve.frontend.operations.client_lists import read_list as read_list_in_steps
@@ -46,7 +47,7 @@ def taken_apart(input_: Input, envelope: str = "", max_rows: int = MANY) -> Clie
 
 
 def bodies(found: ClientList) -> list[Any]:
-    return [json.loads(bytes(row.parts[-1].body)) for row in found.rows]
+    return [json.loads(bytes(row.parts[-1].body)) for row in in_blocks(found.rows)[0]]
 
 
 def body_of(answer: HttpResponse) -> str:

@@ -7,8 +7,9 @@ import pytest
 from steps import result_of
 
 from marserve.backend.protocol import Input, Part, Prediction
-from marserve.frontend.errors import BadRequest, PredictionFailed, ServeError, TooMuchInFlight
-from marserve.frontend.operations.json_items import SMALL_BYTES
+from marserve.frontend.aio.json_items import SMALL_BYTES
+from marserve.frontend.batching.rows import in_blocks
+from marserve.frontend.errors import BadRequest, PredictionFailed, ServeError
 from marserve.frontend.operations.openai_rows import (
     Rows,
     embedding_rows,
@@ -17,23 +18,22 @@ from marserve.frontend.operations.openai_rows import (
 )
 
 MAX_ROWS = 10
+COPIES = 2  # of the query, at the same time
 LARGE = SMALL_BYTES * 2
 
 
-def nothing(_count: int) -> None:
-    """Memory is not limited."""
-
-
-def split(rows: Any, hold: Any = nothing, **members: Any) -> Rows:
+def split(rows: Any, hold: Any = int, **members: Any) -> Rows:
     body = json.dumps({"model": "m", **members}).encode()
     headers = {"content-type": "text/plain", "content-length": str(len(body)), "x-mine": "1"}
     input_ = Input("id", headers, [Part("body", "text/plain", body)])
-    found: Rows = result_of(rows(input_, result_of(read_members(body)), MAX_ROWS, hold))
+    steps = rows(input_, result_of(read_members(body)), MAX_ROWS, COPIES)
+    found: Rows = result_of(steps, hold)
     return found
 
 
 def bodies(rows: Rows) -> list[Any]:
-    return [json.loads(bytes(part.body)) for row in rows[0] for part in row.parts]
+    sent, _ = in_blocks(rows[0])
+    return [json.loads(bytes(part.body)) for row in sent for part in row.parts]
 
 
 def answer(rows: Rows, *answers: Any) -> Any:
@@ -136,7 +136,7 @@ def test_a_document_may_have_bytes_that_are_no_utf_8() -> None:
     """Python's parser accepts encoded surrogates."""
     body = b'{"model": "m", "query": "q", "documents": ["\xed\xa0\x80"]}'
     members = result_of(read_members(body))
-    rows = result_of(reranking_rows(Input("id", {}, []), members, MAX_ROWS, nothing))
+    rows = result_of(reranking_rows(Input("id", {}, []), members, MAX_ROWS, COPIES))
     [found] = answer(rows, 1)["results"]
     assert set(found["document"]["text"]) == {"\ufffd"}
 
@@ -147,16 +147,25 @@ def test_the_best_are_returned(top: int | None, count: int) -> None:
     assert len(answer(rows, 1, 2, 3)["results"]) == count
 
 
-def test_the_copies_of_the_query_are_counted_before_they_are_made() -> None:
-    counts: list[int] = []
-    split(reranking_rows, counts.append, query="long", documents=["a", "b", "c"])
-    assert counts == [len(b'"long"') * 3]
+def test_the_query_is_copied_and_counted_for_the_pairs_that_are_sent_at_a_time() -> None:
+    def counted(query: str) -> int:
+        counts: list[int] = []
+        split(reranking_rows, counts.append, query=query, documents=["a", "b", "c"])
+        return sum(counts)
 
-    def refuse(_count: int) -> None:
-        raise TooMuchInFlight("max_bytes_in_flight")
+    assert counted("q" * LARGE) - counted("q") == COPIES * (LARGE - 1)
 
-    with pytest.raises(TooMuchInFlight):
-        split(reranking_rows, refuse, query="long", documents=["a"])
+
+def test_a_pair_of_another_query_is_another_content() -> None:
+    (one, *_), _ = split(reranking_rows, query="q", documents=["a"])
+    (other, *_), _ = split(reranking_rows, query="Q", documents=["a"])
+    assert [part.body for part in one.parts] != [part.body for part in other.parts]
+
+
+def test_a_pair_has_the_length_of_its_body() -> None:
+    (first, second), _ = split(reranking_rows, query="q", documents=["a", "bc"])
+    lengths = [len(row.parts[0].body) for row in in_blocks([first, second])[0]]
+    assert [row.headers["content-length"] for row in (first, second)] == [str(n) for n in lengths]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from marserve.frontend.configuration.model_schema import Autoscaling
 from marserve.frontend.errors import WorkersFailed
 from marserve.frontend.registration.autoscaler import Autoscaler, Demand, ScalingDecision
 from marserve.frontend.serving.model_version import ModelVersion
-from marserve.frontend.serving.predict_request import PredictRequest
 
 RULE = Autoscaling(grow_after=1.0, shrink_after=60.0)
 LATE = 1.1
@@ -126,9 +125,8 @@ async def set_current_count(model: ModelVersion, count: int) -> None:
 
 
 def ask(model: ModelVersion, fakes: ModuleType, count: int) -> list["asyncio.Future[Any]"]:
-    loop = asyncio.get_running_loop()
     return [
-        asyncio.ensure_future(model.predict(PredictRequest(fakes.make_input(), loop.time(), False)))
+        asyncio.ensure_future(model.predict(fakes.make_request(fakes.make_input())))
         for _ in range(count)
     ]
 

@@ -1,9 +1,12 @@
 """What clients of a listener may keep in memory."""
 
+import asyncio
+
 import pytest
 
+from marserve.frontend.aio.long_work import Steps
 from marserve.frontend.errors import TooMuchInFlight
-from marserve.frontend.security.usage import Holding, Usage
+from marserve.frontend.security.usage import RequestMemory, Usage
 
 
 def test_bytes_are_refused_beyond_a_limit_and_counted_exactly() -> None:
@@ -55,13 +58,48 @@ def test_a_client_knows_what_share_of_its_limits_is_used() -> None:
     assert Usage().share(one) == 0.0
 
 
-def test_what_a_request_holds_is_released_with_it() -> None:
+def test_the_memory_of_a_request_is_released_at_its_end() -> None:
     usage = Usage(100)
     client = usage.client("1.1.1.1")
-    with Holding(usage, client) as holding:
-        holding.hold(60)
-        holding.release(20)
+    memory = RequestMemory(usage, client)
+    memory.hold(60)
+    memory.release(20)
+    with pytest.raises(TooMuchInFlight):
+        memory.hold(61)
+    assert (usage.bytes, client.bytes, memory.bytes) == (40, 40, 40)
+    memory.end()
+    assert (usage.bytes, client.bytes, memory.bytes) == (0, 0, 0)
+
+
+def test_nothing_is_counted_for_a_client_that_has_left() -> None:
+    usage = Usage(100)
+    memory = RequestMemory(usage, usage.client("1.1.1.1"))
+    memory.hold(60)
+    memory.close()
+    memory.hold(101)
+    memory.release(60)
+    memory.end()
+    assert (usage.bytes, memory.bytes) == (0, 0)
+
+
+def test_what_work_adds_to_memory_is_counted_and_limited() -> None:
+    closed: list[bool] = []
+
+    def grow(pieces: int) -> Steps[str]:
+        try:
+            for _ in range(pieces):
+                yield 30
+        finally:
+            closed.append(True)
+        return "done"
+
+    async def scenario() -> None:
+        usage = Usage(100)
+        memory = RequestMemory(usage, usage.client("1.1.1.1"))
+        assert await memory.run(grow(2)) == "done"
+        assert (usage.bytes, closed) == (60, [True])
         with pytest.raises(TooMuchInFlight):
-            holding.hold(61)
-        assert (usage.bytes, client.bytes, holding.bytes) == (40, 40, 40)
-    assert (usage.bytes, client.bytes, holding.bytes) == (0, 0, 0)
+            await memory.run(grow(1000))
+        assert (usage.bytes, closed) == (90, [True, True])
+
+    asyncio.run(scenario())

@@ -1,7 +1,6 @@
 import asyncio
 import contextlib
 import gc
-import time
 import traceback
 from collections.abc import Callable
 from types import ModuleType
@@ -18,7 +17,7 @@ from marserve.frontend.errors import (
     ServerStopping,
     WorkerDied,
 )
-from marserve.frontend.serving.predict_request import PredictRequest, RequestOptions
+from marserve.frontend.serving.predict_request import RequestOptions
 
 Call = Callable[..., Any]
 
@@ -149,11 +148,11 @@ def test_a_request_that_took_too_long_to_read_reaches_no_worker(
     async def scenario() -> None:
         async with serve_model(client_timeout=2.0) as model:
             arrived = loop.time() - 2.0
-            request = PredictRequest(fakes.make_input(b"x"), arrived, False, **options)
+            request = fakes.make_request(fakes.make_input(b"x"), arrived, **options)
             with pytest.raises(RequestExpired, match=whose):
                 await model.predict(request)
             with pytest.raises(RequestExpired, match=whose):
-                await model.predict_all([request] * 2)
+                await model.predict_all(request, [request.input] * 2)
             assert len(model.batcher.history) == 0
             assert (len(model.queue), model.pending) == (0, 0)
 
@@ -297,7 +296,7 @@ def test_a_refusal_does_not_gather_what_it_has_refused(
             model.admission.refusal = refusal
             depths = set()
             for _ in range(3):
-                request = PredictRequest(fakes.make_input(), time.monotonic(), by_version=False)
+                request = fakes.make_request(fakes.make_input())
                 with contextlib.suppress(ServerStopping):
                     model.submit(request, lambda _answer: None)
                 depths.add(len(traceback.extract_tb(refusal.__traceback__)))
@@ -318,7 +317,7 @@ def test_requests_that_found_a_version_which_has_left_go_to_its_successor(
             old.admission.refusal = ModelNotFound("Model not found: m")
             old.hand_over(new)
             # The bodies of these were still being read when the version left.
-            old.check(PredictRequest(fakes.make_input(), time.monotonic(), by_version=False))
+            old.check(fakes.make_request(fakes.make_input()))
             assert (await ask(old)).body == b"new"
             assert await answers_to(old, b"a", b"b") == [b"new", b"new"]
             with pytest.raises(ModelNotFound):

@@ -18,6 +18,7 @@ from marserve.frontend.errors import (
     WorkerDied,
 )
 from marserve.frontend.operations.describe import customized_metadata
+from marserve.frontend.security.usage import RequestMemory
 from marserve.frontend.serving.model_version import ModelVersion
 from marserve.frontend.serving.predict_request import JointAnswer, PredictRequest, RequestOptions
 from marserve.frontend.telemetry.exposition import render
@@ -94,7 +95,7 @@ def test_a_client_cannot_ask_for_a_description_by_its_header(
         async with serve_model(fakes.Life(predict=[answer])) as model:
             input_ = fakes.make_input(**({} if describe else {"describe": "True"}))
             arrived = asyncio.get_running_loop().time()
-            await model.predict(PredictRequest(input_, arrived, False, describe=describe))
+            await model.predict(fakes.make_request(input_, arrived, describe=describe))
             assert seen == [header]
 
     run(scenario())
@@ -188,9 +189,9 @@ def test_the_first_row_that_is_not_200_speaks_for_all(
             fakes.Life(predict=[Reply(503, "later")]),
         ]
         async with serve_model(*lives, workers=2) as model:
-            request = PredictRequest(fakes.make_input(b"x"), time.monotonic(), by_version=False)
+            request = fakes.make_request(fakes.make_input(b"x"))
             answers: list[JointAnswer] = []
-            model.submit_all([request] * 3, answers.append)
+            model.submit_all(request, [request.input] * 3, answers.append)
             await asyncio.sleep(5.0)
             [answer] = answers
             if isinstance(answer, ServeError):
@@ -211,9 +212,9 @@ def test_the_pieces_of_a_later_row_do_not_wait_in_memory_for_the_first(
             fakes.Life(predict=[[PIECE] * 3]),  # and it never ends
         ]
         async with serve_model(*lives, workers=2) as model:
-            request = PredictRequest(fakes.make_input(b"x"), time.monotonic(), by_version=False)
+            request = fakes.make_request(fakes.make_input(b"x"))
             answers: list[JointAnswer] = []
-            model.submit_all([request] * 2, answers.append)
+            model.submit_all(request, [request.input] * 2, answers.append)
             await asyncio.sleep(1.0)
             streams = [each for each in gc.get_objects() if type(each) is Stream]
             assert not any(stream.is_open for stream in streams)
@@ -232,7 +233,7 @@ class Transport:
 
     def __init__(self, model: ModelVersion, input_: Input, **members: Any) -> None:
         self.answers: list[Answer] = []
-        request = PredictRequest(input_, time.monotonic(), by_version=False, **members)
+        request = PredictRequest(input_, RequestMemory(), time.monotonic(), False, **members)
         self.ticket = model.submit(request, self.on_answer)
 
     def on_answer(self, answer: Answer) -> None:

@@ -1,5 +1,4 @@
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -20,7 +19,6 @@ from marserve.frontend.configuration.model_schema import TorchRun
 from marserve.frontend.errors import NotEnoughDevices, WorkerDied
 from marserve.frontend.serving.host import WorkerHost
 from marserve.frontend.serving.model_version import ModelVersion
-from marserve.frontend.serving.predict_request import PredictRequest
 from marserve.frontend.serving.worker_pool import WorkerPool
 from marserve.frontend.serving.worker_spec import ServedModel
 from marserve.frontend.settings.model_settings import (
@@ -350,7 +348,7 @@ def test_what_a_dying_worker_held_is_run_again_only_if_somebody_is_left_to_do_it
             workers = model.workers
             [dying] = workers
             answer = asyncio.ensure_future(
-                model.predict(PredictRequest(fakes.make_input(b"a"), time.monotonic(), False))
+                model.predict(fakes.make_request(fakes.make_input(b"a")))
             )
             await asyncio.sleep(0.5)
             if left:

@@ -41,7 +41,7 @@ def test_times_are_milliseconds_since_the_start_of_the_run() -> None:
 
 def test_the_last_hundred_are_kept() -> None:
     graph: Any = SimpleNamespace(name="w", specification=None)
-    parts: Any = [None, graph, 1, None, None]
+    parts: Any = [None, graph, 1, None]
     timeline = Workflow(*parts).timeline
     timeline.extend(RunTimes(str(number), 0.0) for number in range(150))
     assert [run.id for run in timeline] == [str(n) for n in range(50, 150)]

@@ -9,9 +9,10 @@ from typing import TypeVar
 from fuzz.limits import Limits
 
 from marserve.backend.protocol import Input, Part, Prediction
+from marserve.frontend.aio.json_items import JsonItems, json_items
 from marserve.frontend.aio.long_work import Steps
+from marserve.frontend.batching.rows import in_blocks
 from marserve.frontend.operations.client_lists import read_list
-from marserve.frontend.operations.json_items import JsonItems, json_items
 
 T = TypeVar("T")
 
@@ -32,7 +33,7 @@ def target(data: bytes) -> None:
         if rows is None:
             continue
         assert len(rows.rows) <= _MAX_ROWS + 1
-        bodies = [bytes(row.parts[-1].body) for row in rows.rows]
+        bodies = [bytes(row.parts[-1].body) for row in in_blocks(rows.rows)[0]]
         answer = _done(rows.join([Prediction(each) for each in bodies]))
         items = json.loads(bytes(answer.body))
         found = items[rows.member] if rows.member else items
@@ -56,7 +57,7 @@ def _compare(body: bytes) -> None:
 
 
 def _items(found: JsonItems) -> list[str]:
-    return [repr(json.loads(text)) for text in found.texts]
+    return [repr(json.loads(bytes(text))) for text in found.texts]
 
 
 def _done(steps: Steps[T]) -> T:

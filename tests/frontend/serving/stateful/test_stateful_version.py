@@ -1,7 +1,6 @@
 """A stateful model version over a fake worker, with each way to dispatch requests."""
 
 import asyncio
-import time
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -10,7 +9,6 @@ import pytest
 
 from marserve.frontend.errors import BadRequest, SequenceOver
 from marserve.frontend.serving.model_version import ModelVersion
-from marserve.frontend.serving.predict_request import PredictRequest
 
 KINDS: dict[str, dict[str, Any]] = {
     "batched": {},
@@ -35,7 +33,7 @@ def serve(request: pytest.FixtureRequest, serve_model: Callable[..., Any]) -> Ca
 def send(fakes: ModuleType) -> Callable[..., asyncio.Task[Any]]:
     def begin(model: ModelVersion, sequence_id: str, body: bytes) -> asyncio.Task[Any]:
         input_ = fakes.make_input(body, ts_request_sequence_id=sequence_id)
-        request = PredictRequest(input_, time.monotonic(), by_version=False)
+        request = fakes.make_request(input_)
         return asyncio.ensure_future(model.predict(request))
 
     return begin
@@ -117,8 +115,9 @@ def test_rows_of_one_request_are_refused(
 ) -> None:
     async def scenario() -> None:
         async with serve() as model:
-            rows = [PredictRequest(fakes.make_input(), time.monotonic(), False)] * 2
+            input_ = fakes.make_input()
+            request = fakes.make_request(input_)
             with pytest.raises(BadRequest, match="one by one"):
-                await model.predict_all(rows)
+                await model.predict_all(request, [input_] * 2)
 
     run(scenario())

@@ -8,11 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from steps import result_of
 
-from marserve.frontend.operations import json_items as tested
-from marserve.frontend.operations.json_items import (
+from marserve.frontend.aio import json_items as tested
+from marserve.frontend.aio.json_items import (
     UNREADABLE,
     JsonItems,
+    check_json,
     json_items,
+    load_utf8,
     object_members,
 )
 
@@ -30,7 +32,7 @@ values = st.recursive(
 def everything_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """The windows are small, so that the texts of the tests are long."""
     monkeypatch.setattr(tested, "SMALL_BYTES", 16)
-    monkeypatch.setattr(tested, "_WINDOW", 3)
+    monkeypatch.setattr(tested, "_WINDOW", 6)  # as long as an escape
     monkeypatch.setattr(tested, "_TOKENS", 2)
 
 
@@ -47,7 +49,7 @@ def test_the_items_are_those_that_a_parser_finds(items: list[Any], indent: int |
     found = found_in(padded(items, indent))
     assert found is not None
     assert not found.are_instances
-    assert repr([json.loads(text) for text in found.texts]) == repr(items)
+    assert repr([json.loads(bytes(text)) for text in found.texts]) == repr(items)
 
 
 @given(before=st.dictionaries(st.text(), values), items=st.lists(values), after=st.lists(st.text()))
@@ -58,7 +60,7 @@ def test_instances_are_found_among_other_members(
     found = found_in(padded(document, None))
     assert found is not None
     assert found.are_instances
-    assert repr([json.loads(text) for text in found.texts]) == repr(items)
+    assert repr([json.loads(bytes(text)) for text in found.texts]) == repr(items)
 
 
 @given(st.binary(max_size=40) | st.text('[]{},:"\\ 1a', max_size=40).map(str.encode))
@@ -106,6 +108,42 @@ def test_a_list_of_any_size_is_searched_in_small_steps(monkeypatch: pytest.Monke
     assert sum(1 for _ in json_items(body, MANY)) >= 1_000_000 // 256
 
 
+# -- all of a text ---------------------------------------------------------------------------------
+
+
+def is_json(text: str) -> bool:
+    try:
+        start, stop = result_of(check_json(text.encode(), load_utf8))
+    except UNREADABLE:
+        return False
+    assert text.encode()[start:stop] == text.encode().strip(b" \t\n\r")
+    return True
+
+
+@given(document=values, indent=st.sampled_from([None, 0, 2]), is_ascii=st.booleans())
+def test_what_a_parser_has_written_is_json(
+    document: Any, indent: int | None, is_ascii: bool
+) -> None:
+    assert is_json(f" {json.dumps(document, indent=indent, ensure_ascii=is_ascii)}\n")
+
+
+tokens = st.sampled_from(["[", "]", "{", "}", ",", '"a":', "1", '"x"', '"\\u00"', " "])
+
+
+@given(st.text('[]{},:"\\ 1aé\n', max_size=40) | st.lists(tokens, max_size=12).map("".join))
+def test_other_text_is_json_if_it_is_for_a_parser(text: str) -> None:
+    try:
+        json.loads(text)
+    except UNREADABLE:
+        assert not is_json(text)
+    else:
+        assert is_json(text)
+
+
+def test_json_that_is_nested_too_deeply_is_refused() -> None:
+    assert not is_json("[" * 5000 + "]" * 5000)
+
+
 # -- members of an object --------------------------------------------------------------------------
 
 
@@ -114,9 +152,11 @@ NAMES = ("a", '"', "\u00e9", "\\")
 
 @given(document=st.dictionaries(st.sampled_from(NAMES) | st.text(), values, min_size=1))
 def test_the_members_are_those_that_a_parser_finds(document: dict[str, Any]) -> None:
-    found = result_of(object_members(padded(document, None), NAMES))
+    body = padded(document, None)
+    found = result_of(object_members(body, NAMES))
     expected = {name: value for name, value in document.items() if name in NAMES}
-    assert repr({name: json.loads(text) for name, text in found.items()}) == repr(expected)
+    values = {name: json.loads(body[start:stop]) for name, (start, stop) in found.items()}
+    assert repr(values) == repr(expected)
 
 
 @given(st.binary(max_size=40) | st.text('{}[],:"\\ a1', max_size=40).map(str.encode))
