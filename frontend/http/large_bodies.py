@@ -50,10 +50,10 @@ class LargeBody(asyncio.BufferedProtocol):
         self._allowed += more
         return True
 
-    def take(self) -> memoryview:
+    def take(self) -> bytearray | memoryview:
         """Return what has arrived, and forget it, since uvloop keeps this object."""
         memory, self._memory = self._memory, bytearray()
-        return memoryview(memory)[: self._filled]
+        return memory if self._filled == len(memory) else memoryview(memory)[: self._filled]
 
     def seconds_left(self) -> float:
         """Return how long the next bytes, and all of them, may still take; 0 or less if late."""
