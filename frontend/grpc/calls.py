@@ -39,7 +39,7 @@ from marserve.frontend.grpc.statuses import GrpcStatus, http_status_of, number_o
 from marserve.frontend.operations.request_options import read_request_options
 from marserve.frontend.security.guard import Guard
 from marserve.frontend.security.tokens import Kind
-from marserve.frontend.security.usage import RequestMemory
+from marserve.frontend.security.usage import UNCOUNTED_BYTES, RequestMemory
 from marserve.frontend.serving.predict_request import RequestOptions
 from marserve.frontend.serving.request_ids import new_request_id
 from marserve.frontend.telemetry.access_log import CLIENT_ID_HEADER, AccessLog
@@ -50,7 +50,8 @@ logger = logging.getLogger(__name__)
 # Metadata that handlers do not get.
 _SECRETS = frozenset({"authorization", "cookie", "proxy-authorization"})
 _UPPER = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
-_COUNTED_BYTES = 1 << 16
+# Calls that are answered beyond the limits, so that balancers do not remove every replica.
+_HEALTH = frozenset(("Ping", "ServerLive", "ServerReady", "ModelReady"))
 _MAX_WAITING_WHEN_FULL = 1 << 20
 
 
@@ -113,15 +114,17 @@ class Call:
         self.request_id = new_request_id()
         return self.request_id
 
-    def receive(self, size: int) -> RequestMemory:
+    def receive(self, size: int, *, is_vital: bool = False) -> RequestMemory:
         """Return the memory of a request with a message of this size, until the task is done.
 
-        The task is the current one. Raises TooMuchInFlight.
+        The task is the current one. Raises TooMuchInFlight; if it ``is_vital``, only for a message
+        that is not small.
         """
         usage, task = self._usage, asyncio.current_task()
         assert task is not None
         self.memory = memory = RequestMemory(usage, usage.client(self.host()))
-        if size > _COUNTED_BYTES or (size and usage.bytes):
+        memory.is_vital = is_vital
+        if size > UNCOUNTED_BYTES or usage.bytes:
             memory.hold(size)
         task.add_done_callback(lambda _task: memory.close())
         return memory
@@ -294,6 +297,7 @@ class _Method:
         self._model_field = next((name for name in ("model_name", "name") if name in fields), "")
         self._serve = getattr(service.calls, _UPPER.sub("_", method.name).lower())
         self._takes_stream = method.client_streaming
+        self._is_vital = service.key != "inference" or method.name in _HEALTH
         self._make: Callable[[Any], Any] = grpc.stream_unary_rpc_method_handler
         self._answer: Callable[..., Awaitable[Any]] = self._unary
         if method.server_streaming:
@@ -333,7 +337,7 @@ class _Method:
     def _request_of(self, call: Call, data: bytes | None) -> Message:
         if data is None:
             raise DecodeError
-        call.receive(len(data))
+        call.receive(len(data), is_vital=self._is_vital)
         return self._message(call, data)
 
     async def _requests(self, call: Call, context: Context) -> AsyncIterator[Message]:

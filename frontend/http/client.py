@@ -7,7 +7,7 @@ import struct
 from functools import partial
 from typing import Any, cast
 
-from marserve.backend.protocol import Prediction
+from marserve.backend.protocol import Buffer, Prediction
 from marserve.frontend.batching.jobs import Stream, StreamBroken
 from marserve.frontend.http.limits import ConnectionLimits, Connections
 from marserve.frontend.http.responses import STATUSES_WITHOUT_BODY, HttpResponse, response_head
@@ -27,6 +27,8 @@ class ClientConnection(asyncio.Protocol):
     # attributes more slowly.
     #: Counted in the usage: bytes of answers that the client has not read.
     _unread = 0
+    #: Bytes of the large body that is being written. The transport keeps all of it until the end.
+    _writing = 0
     _answer_stream: Stream | None = None
 
     def __init__(self, connections: Connections, common_headers: str) -> None:
@@ -97,6 +99,7 @@ class ClientConnection(asyncio.Protocol):
     def resume_writing(self) -> None:
         """Write again: the client has read nearly everything."""
         self._writable.set()
+        self._writing = 0
         if not self.transport.is_closing():  # else it must read the rest, too
             self._connections.slow_readers.forget(self)
         if self._unread:
@@ -112,7 +115,7 @@ class ClientConnection(asyncio.Protocol):
 
     def count_unread(self) -> None:
         """Count the bytes that wait for the client to read them."""
-        unread = self.transport.get_write_buffer_size()
+        unread = max(self.transport.get_write_buffer_size(), self._writing)
         if self._answer_stream is not None:
             unread += self._answer_stream.waiting_bytes
         self._usage.add(self.client, unread - self._unread)
@@ -162,7 +165,15 @@ class ClientConnection(asyncio.Protocol):
             transport.write(head)  # a client would read a body as the next answer
         elif len(body) <= _MAX_JOINED_BYTES:
             transport.write(head + body)
-        elif transport.get_extra_info("sslcontext") is None:
+        else:
+            self._writing = len(body)
+            self._write_large(head, body)
+            if not transport.get_write_buffer_size():
+                self._writing = 0
+
+    def _write_large(self, head: bytes, body: Buffer) -> None:
+        transport = self.transport
+        if transport.get_extra_info("sslcontext") is None:
             transport.writelines([head, body])
         else:
             # With TLS, uvloop buffers a large piece in its inner transport, which has no limit, and
@@ -189,6 +200,7 @@ class ClientConnection(asyncio.Protocol):
         """
         if answer.stream is None:
             self.write(answer, request_id, keep_alive=keep_alive, with_body=with_body)
+            self.memory.end()  # what the client has not read is counted apart
             await self._writable.wait()  # a client that does not read gets no further answer
             return keep_alive
         stream, transport = answer.stream, self.transport
@@ -209,6 +221,7 @@ class ClientConnection(asyncio.Protocol):
             return False
         finally:
             self._answer_stream = None
+            self._writing = 0
             stream.close()
 
     async def _write_pieces(self, stream: Stream, has_body: bool, chunked: bool) -> bool:
@@ -219,6 +232,7 @@ class ClientConnection(asyncio.Protocol):
                 return False
             if piece and has_body:
                 chunk = (b"%x\r\n" % len(piece), piece, b"\r\n") if chunked else (piece,)
+                self._writing = len(piece)
                 transport.writelines(chunk)
                 await self._writable.wait()
         if chunked and has_body and not transport.is_closing():

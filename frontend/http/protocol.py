@@ -38,6 +38,7 @@ from marserve.frontend.http.responses import (
     prediction_response,
 )
 from marserve.frontend.http.router import Router, Submit, refusal
+from marserve.frontend.security.usage import UNCOUNTED_BYTES
 from marserve.frontend.serving.predict_request import Ticket
 from marserve.frontend.serving.request_ids import new_request_id
 
@@ -399,6 +400,8 @@ class Connection(ClientConnection):
         try:
             if isinstance(outcome, Prediction):
                 check_prediction(outcome)
+                if len(outcome.body) > UNCOUNTED_BYTES:
+                    self.memory.hold_answer(len(outcome.body))
                 self._answer(request, outcome)
             elif isinstance(outcome, Stream):
                 self._streaming = self._loop.create_task(self._stream(request, outcome))

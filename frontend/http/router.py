@@ -51,6 +51,8 @@ class Route:
             path. None, or a `ServeError`, leaves the request to ``serve``.
         choose: Returns the route of a request where the first segment alone does not determine it;
             the other attributes are then those of the chosen route. It raises nothing.
+        when_full: Whether it is served, as management is, while the clients use as much memory as
+            they may. Health is, so that balancers do not remove every replica.
     """
 
     serve: Callable[[HttpRequest], Awaitable[HttpResponse]]
@@ -58,6 +60,7 @@ class Route:
     refuse: Callable[[ServeError], HttpResponse] = error_response
     accept: Callable[[PlainRequest], Submit | None] | None = None
     choose: "Callable[[HttpRequest | PlainRequest], Route] | None" = None
+    when_full: bool = False
 
 
 async def _not_found(_request: HttpRequest) -> HttpResponse:
@@ -89,7 +92,12 @@ class Router:
         self._find_trace(request, route)
         try:
             self.guard.admit(route.key, request.headers)
+            memory = request.memory
+            memory.is_vital = route.when_full or route.key == "management"
+            if not memory.is_vital:
+                memory.hold(0)  # a request without a body may have a large answer
             answer = await route.serve(request)
+            memory.hold_answer(len(answer.body))
         except ServeError as error:
             if isinstance(error, InvalidToken) and self._is_preflight(request):
                 answer = HttpResponse(200)

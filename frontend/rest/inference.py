@@ -160,8 +160,8 @@ def inference_routes(registry: ModelRegistry, max_request_bytes: int) -> Mapping
     """Return the routes of the inference listener, except those of `kserve` and `workflows`."""
     inference = _Inference(registry, max_request_bytes)
     return {
-        "ping": Route(inference.ping, "inference"),
-        "ready": Route(inference.ready),  # a probe has no key
+        "ping": Route(inference.ping, "inference", when_full=True),
+        "ready": Route(inference.ready, when_full=True),  # a probe has no key
         "predictions": Route(
             inference.predictions, "inference", accept=inference.accept_prediction
         ),

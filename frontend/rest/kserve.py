@@ -53,8 +53,17 @@ def kserve_platform_routes(
                 raise
             return json_response({"status": "alive"})
 
-    route = Route(platform.serve, "inference", refusal, accept=platform.accept_prediction)
-    return {"": Route(live), "v1": with_openai(route, registry, max_request_bytes)}
+    readiness = Route(platform.serve, "inference", refusal, when_full=True)
+    others = Route(platform.serve, "inference", refusal, accept=platform.accept_prediction)
+
+    def choose(request: HttpRequest | PlainRequest) -> Route:
+        return readiness if _is_probe(request) else others
+
+    v1 = Route(platform.serve, choose=choose)
+    return {
+        "": Route(live, when_full=True),
+        "v1": with_openai(v1, registry, max_request_bytes),
+    }
 
 
 class _KServe(Predictor):
@@ -67,11 +76,17 @@ class _KServe(Predictor):
         return self.accept(request, name, None, extra)
 
 
+def _is_probe(request: HttpRequest | PlainRequest) -> bool:
+    match request.segments:
+        case [_, "models", name]:
+            return request.method == "GET" and ":" not in name
+    return False
+
+
 class _KServePlatform(_KServe):
     def serve(self, request: HttpRequest) -> Awaitable[HttpResponse]:
-        match request.segments:
-            case [_, "models", name] if request.method == "GET" and ":" not in name:
-                return self._readiness(name)
+        if _is_probe(request):
+            return self._readiness(request.segments[-1])
         return super().serve(request)
 
     async def _readiness(self, name: str) -> HttpResponse:

@@ -27,6 +27,7 @@ from marserve.frontend.serving.registry import ModelRegistry
 
 # The headers that the server adds for the handler, by verb.
 _VERBS = {"infer": {"explain": "False"}, "explain": {"explain": "True"}}
+_HEALTH = ("live", "ready")  # the last segments of paths
 _EXTENSIONS = ["kserve", "kubeflow"]
 _MAX_BODY = 1 << 16  # of a request that has no tensors
 
@@ -38,9 +39,13 @@ def open_inference_routes(
     models = OpenInferenceModels(registry)
     protocol = _OpenInference(registry, max_request_bytes, models=models)
     if is_whole:
-        return {
-            "v2": Route(protocol.serve, "inference", refusal, accept=protocol.accept_prediction)
-        }
+        health = Route(protocol.serve, "inference", refusal, when_full=True)
+        others = Route(protocol.serve, "inference", refusal, accept=protocol.accept_prediction)
+
+        def choose(request: HttpRequest | PlainRequest) -> Route:
+            return health if request.segments[-1] in _HEALTH else others
+
+        return {"v2": Route(protocol.serve, choose=choose)}
     accept = protocol.accept_unversioned
     return {"v2": Route(protocol.predictions, "inference", accept=accept)}
 

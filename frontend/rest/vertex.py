@@ -36,7 +36,8 @@ def vertex_routes(
     if predict:
         routes = _with(routes, "POST", split_path(predict), predicts, _PREDICTING)
     if health:
-        routes = _with(routes, "GET", split_path(health), Route(vertex.health), _HEALTH)
+        ready = Route(vertex.health, when_full=True)
+        routes = _with(routes, "GET", split_path(health), ready, _HEALTH)
     return routes
 
 

@@ -15,7 +15,8 @@ from marserve.frontend.errors import TooMuchInFlight
 
 T = TypeVar("T")
 
-_UNCOUNTED_BYTES = 1 << 16
+#: Of a connection.
+UNCOUNTED_BYTES = 1 << 16
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -40,7 +41,7 @@ class Usage:
     long_work: LongWork = field(default_factory=LongWork)
     bytes: int = field(default=0, init=False)
     #: Length up to which requests are not counted; 0 while answers exceed the limit.
-    uncounted_bytes: int = field(default=_UNCOUNTED_BYTES, init=False)
+    uncounted_bytes: int = field(default=UNCOUNTED_BYTES, init=False)
     _clients: WeakValueDictionary[str, ClientUsage] = field(
         default_factory=WeakValueDictionary, init=False
     )
@@ -82,7 +83,7 @@ class Usage:
         """Count bytes without a check; a negative number releases them."""
         client.bytes += count
         self.bytes += count
-        self.uncounted_bytes = 0 if self.is_full else _UNCOUNTED_BYTES
+        self.uncounted_bytes = 0 if self.is_full else UNCOUNTED_BYTES
 
 
 class RequestMemory:
@@ -94,27 +95,30 @@ class RequestMemory:
     connection, whose requests follow one another.
     """
 
-    __slots__ = ("_is_closed", "bytes", "client", "usage")
+    __slots__ = ("_is_closed", "bytes", "client", "is_vital", "usage")
 
     def __init__(self, usage: Usage | None = None, client: ClientUsage | None = None) -> None:
         self.usage = Usage() if usage is None else usage
         self.client = ClientUsage("") if client is None else client
         self.bytes = 0
+        #: Whether the request is served beyond the limits, with a small body and any answer.
+        self.is_vital = False
         self._is_closed = False
 
     def hold(self, count: int) -> None:
         """Count bytes; TooMuchInFlight, and no count, if they would exceed a limit."""
-        if not self._is_closed:
+        if self.is_vital and self.bytes + count <= UNCOUNTED_BYTES:
+            self._add(count)
+        elif not self._is_closed:
             self.usage.hold(self.client, count)
             self.bytes += count
 
     def hold_answer(self, count: int) -> None:
         """Count an answer, also beyond the limits; TooMuchInFlight if they are exceeded already."""
-        if count > _UNCOUNTED_BYTES and not self._is_closed:
-            if self.usage.is_full:
-                self.usage.hold(self.client, count)  # it raises
-            self.usage.add(self.client, count)
-            self.bytes += count
+        if count > UNCOUNTED_BYTES:
+            if not self.is_vital:
+                self.hold(0)
+            self._add(count)
 
     def may_hold(self, count: int) -> bool:
         """Return whether the limits allow so many more bytes."""
@@ -122,19 +126,23 @@ class RequestMemory:
 
     def release(self, count: int) -> None:
         """Count less, because something is dropped before the end of the request."""
+        self._add(-count)
+
+    def _add(self, count: int) -> None:
         if not self._is_closed:
-            self.usage.add(self.client, -count)
-            self.bytes -= count
+            self.usage.add(self.client, count)
+            self.bytes += count
 
     async def run(self, steps: Steps[T]) -> T:
         """Run work whose size the client decides, in slices, and count what it adds to memory.
 
         Returns or raises what the work does; TooMuchInFlight if its memory would exceed a limit.
         """
-        return await self.usage.long_work.run(steps, self.hold)
+        return await self.usage.long_work.run(steps, self._add if self.is_vital else self.hold)
 
     def end(self) -> None:
         """Release all bytes."""
+        self.is_vital = False
         if self.bytes:
             self.release(self.bytes)
 

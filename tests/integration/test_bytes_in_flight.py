@@ -2,6 +2,7 @@
 
 import contextlib
 import re
+import socket
 from functools import partial
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import grpc
 import psutil
 import pytest
 from grpc_client import connected, failure
-from servers import make_workflow
+from servers import PATIENCE, make_workflow
 
 pytestmark = pytest.mark.integration
 
@@ -231,3 +232,58 @@ def test_requests_that_have_failed_are_not_kept_in_memory(start, transport):
                 call = client.stream if "stream" in transport else client.predict
                 assert failure(partial(call, "failing", b"x" * SIZE))[0] == "UNAVAILABLE"
         assert peak(server) - before < 20 * SIZE
+
+
+LARGE = f"""
+def handle(data, context):
+    return data and ["x" * {SIZE} for _ in data]
+"""
+
+
+def unread(server, target, listener="inference", requests=1):
+    """A client that does not read its answers; returns the status of the first."""
+    connection = server.opened.enter_context(socket.socket())
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # the kernel reads little, too
+    connection.settimeout(PATIENCE)
+    connection.connect(("127.0.0.1", server.ports[listener]))
+    connection.sendall(b"GET %b HTTP/1.1\r\nHost: localhost\r\n\r\n" % target * requests)
+    return connection.recv(12).split()[1]
+
+
+def test_answers_to_requests_without_a_body_cannot_fill_the_memory(start):
+    limits = dict.fromkeys(("max_bytes_in_flight", "max_client_bytes_in_flight"), str(LIMIT))
+    with start(**limits, ts_open_inference_protocol="true") as server:
+        server.install(LARGE, "large")
+        memory = psutil.Process(server.process.pid)
+        before = memory.memory_info().rss
+        statuses = [unread(server, b"/predictions/large") for _ in range(60)]
+        assert set(statuses[:5]) == {b"200"}
+        assert statuses.count(b"503") > 40
+        assert memory.memory_info().rss - before < LIMIT + 4 * SIZE
+        assert reached(server, "max_bytes_in_flight")
+        # A balancer must not remove every replica, and an operator must see why.
+        for path in (
+            "/ping",
+            "/ready",
+            "/v2/health/live",
+            "/v2/health/ready",
+            "/v2/models/m/ready",
+        ):
+            assert server.inference("GET", path).status_code == 200
+        assert server.inference("GET", "/v2").status_code == 503
+        assert server.predict("m", data=b"x").status_code == 503
+        assert server.management("GET", "/models/m").status_code == 200
+
+
+def test_pages_of_metrics_cannot_fill_the_memory(start, make_archive):
+    with start(max_bytes_in_flight=str(LIMIT), max_request_size="1000") as server:
+        archive = make_archive(server.store, ECHO, "archive")
+        for number in range(60):
+            name = f"m{number}{'x' * 250}"
+            server.register(archive, model_name=name, initial_workers=0)
+            assert server.predict(name).status_code == 503  # it is counted
+        memory = psutil.Process(server.process.pid)
+        before = memory.memory_info().rss
+        statuses = [unread(server, b"/metrics", "metrics", 4) for _ in range(40)]
+        assert {statuses[0], statuses[-1]} == {b"200", b"503"}
+        assert memory.memory_info().rss - before < LIMIT + 4 * SIZE

@@ -15,6 +15,7 @@ from marserve.frontend.errors import (
     PredictionFailed,
     ServeError,
 )
+from marserve.frontend.http.limits import ConnectionLimits
 from marserve.frontend.http.requests import HttpRequest
 from marserve.frontend.http.responses import HttpResponse, json_response
 from marserve.frontend.http.router import Route
@@ -297,3 +298,25 @@ def test_every_answer_is_counted_and_logged(
     [line] = [record.getMessage() for record in caplog.records if record.name == "ACCESS_LOG"]
     assert f'"PUT /a?x=1 HTTP/1.1" {answer.status} ' in line
     assert "- /127.0.0.1:" in line
+
+
+@pytest.mark.parametrize(
+    ("route", "status"),
+    [
+        (Route(show), b"503"),
+        (Route(show, "inference"), b"503"),
+        (Route(show, "inference", when_full=True), b"200"),
+        (Route(show, "management"), b"200"),
+    ],
+)
+def test_while_memory_is_full_only_health_and_management_are_served(
+    route: Route, status: bytes, listen: Callable[..., None], fakes: ModuleType
+) -> None:
+    async def test(listener: Any) -> None:
+        usage = listener.server.usage
+        usage.add(usage.client("1.1.1.1"), 2000)
+        reader, writer = await listener.connect()
+        writer.write(fakes.request("/a", "POST", b"body"))
+        assert (await reader.readline()).split()[1] == status
+
+    listen(test, {"a": route}, ConnectionLimits(max_bytes_in_flight=1000))

@@ -71,6 +71,36 @@ def test_the_memory_of_a_request_is_released_at_its_end() -> None:
     assert (usage.bytes, client.bytes, memory.bytes) == (0, 0, 0)
 
 
+def test_an_answer_may_exceed_a_limit_and_keeps_others_out() -> None:
+    usage = Usage(100_000)
+    first, second = (RequestMemory(usage, usage.client(each)) for each in ("1.1.1.1", "2.2.2.2"))
+    first.hold_answer(200_000)
+    for refused in (second.hold, second.hold_answer):
+        with pytest.raises(TooMuchInFlight):
+            refused(100_000)
+    with pytest.raises(TooMuchInFlight):
+        second.hold(0)
+    second.hold_answer(10)  # small ones are not counted
+    assert (usage.bytes, second.bytes) == (200_000, 0)
+    first.end()
+    second.hold_answer(200_000)
+
+
+def test_a_vital_request_may_have_a_small_body_and_any_answer() -> None:
+    usage = Usage(100_000)
+    other, memory = (RequestMemory(usage, usage.client("1.1.1.1")) for _ in range(2))
+    other.hold_answer(200_000)
+    memory.is_vital = True
+    memory.hold(1000)
+    with pytest.raises(TooMuchInFlight):
+        memory.hold(100_000)
+    memory.hold_answer(100_000)
+    assert usage.bytes == 301_000
+    memory.end()
+    with pytest.raises(TooMuchInFlight):
+        memory.hold(1000)  # of the next request
+
+
 def test_nothing_is_counted_for_a_client_that_has_left() -> None:
     usage = Usage(100)
     memory = RequestMemory(usage, usage.client("1.1.1.1"))
