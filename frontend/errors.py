@@ -81,6 +81,17 @@ class ServeError(Exception):
         """The sentence for the client."""
         return str(self.args[0])
 
+    def drop_frames(self) -> None:
+        """Remove the tracebacks of the error and of its causes; whoever answers it calls this.
+
+        Their frames refer to the request. If one of them also refers to the error, the request
+        would stay in memory until the garbage collector runs.
+        """
+        error: BaseException | None = self
+        while error is not None:
+            error.__traceback__ = None
+            error = error.__cause__ or error.__context__
+
 
 class BadRequest(ServeError, status=400, wire_type="BadRequestException"):
     """A parameter or a body that cannot be used."""

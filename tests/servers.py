@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 import psutil
 import pytest
 import requests
+import watched_program
 
 from marserve.tools.archiver.archiver import generate_model_archive
 from marserve.tools.archiver.config import ModelArchiverConfig
@@ -37,6 +38,7 @@ T = TypeVar("T")
 
 HANDLERS = Path(__file__).with_name("integration") / "handlers"
 TORCHSERVE = Path(sys.executable).with_name("torchserve")
+_watched: list["Server"] = []  # by `no_slow_turn`
 _PORTS = range(12_000, 32_000)
 PATIENCE = 60.0  # seconds for what takes milliseconds on an idle machine
 
@@ -110,6 +112,7 @@ class Server:
         program: The command; ours, or TorchServe's where the two are compared.
         habits: Flags of each start.
         process: The process, after `start` or `launch`.
+        slow_turns: A file with the slow turns of its event loop since it was ready.
     """
 
     def __init__(
@@ -120,6 +123,7 @@ class Server:
         program: Path = TORCHSERVE,
     ) -> None:
         self.program = program
+        self.slow_turns = directory / "slow_turns.txt"
         self.directory = directory
         self.store = directory / "model_store"
         self.temp = directory / "t"
@@ -135,6 +139,7 @@ class Server:
             "TMPDIR": str(self.temp),
             "TEMP": str(self.temp),
             "MARSERVE_TEST": self.mark,
+            watched_program.SLOW_TURNS: str(self.slow_turns),
             **environment,
         }
         self.habits = ["--ncs"]
@@ -187,6 +192,7 @@ class Server:
         """Wait until the inference listener answers with any status and all listeners are open."""
         wait_for(self._answers, what=self.console_text)
         wait_for(lambda: all(map(is_open, self.ports.values())), what=self.console_text)
+        self.slow_turns.unlink(missing_ok=True)  # those of the start
 
     def _answers(self) -> bool:
         if self.process is not None:
@@ -502,15 +508,27 @@ StartServer = Callable[..., contextlib.AbstractContextManager[Server]]
 def prepare_server(tmp_path_factory: pytest.TempPathFactory) -> StartServer:
     """Make a server that is not started; its processes end with the ``with`` block."""
 
+    program = watched_program.make_program(tmp_path_factory.mktemp("program"))
+
     @contextlib.contextmanager
     def prepare(environment: dict[str, str] | None = None, **properties: str) -> Iterator[Server]:
-        server = Server(tmp_path_factory.mktemp("s"), environment or {}, properties)
+        server = Server(tmp_path_factory.mktemp("s"), environment or {}, properties, program)
+        _watched.append(server)
         try:
             yield server
         finally:
             server.close()
 
     return prepare
+
+
+@pytest.fixture(autouse=True)
+def no_slow_turn() -> Iterator[None]:
+    """Fail a test during which the event loop of a server had a slow turn."""
+    yield
+    turns = [turn for server in _watched for turn in watched_program.slow_turns(server.slow_turns)]
+    _watched[:] = [server for server in _watched if server.is_running]
+    assert not turns, "\n".join(turns)
 
 
 @pytest.fixture(scope="session")

@@ -53,7 +53,7 @@ class FailedSteps(dict[str, dict[str, FailedStep]]):
         pause = _PAUSES[min(attempts, len(_PAUSES)) - 1]
         url = step.entry.url if isinstance(step, EntryStep) else ""
         failures[step.version] = FailedStep(
-            name, step.version, url, error, attempts, self._clock() + pause
+            name, step.version, url, error.with_traceback(None), attempts, self._clock() + pause
         )
         return pause
 

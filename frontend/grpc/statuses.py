@@ -79,7 +79,8 @@ class _ModelApiDisabled(ServeError, status=403, wire_type="ModelException"):
 
 
 def status_of(error: ServeError) -> GrpcStatus:
-    """Return the status of an error."""
+    """Return the status of an error, which is answered."""
+    error.drop_frames()
     if isinstance(error, MethodNotAllowed):  # only of a model API that is disabled
         error = _ModelApiDisabled("Model API disabled")
     package = _PACKAGES.get(error.wire_type, "http")

@@ -175,6 +175,7 @@ def refusal(
     Without one they are those of TorchServe to the byte, which clients compare.
     """
     answer = refuse(error)
+    error.drop_frames()
     if request.trace is None:
         return answer
     document = json.loads(bytes(answer.body))

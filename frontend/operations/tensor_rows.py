@@ -85,6 +85,30 @@ class Column:
         return self.buffer[self.ends[first - 1] if first else 0 : self.ends[first + count - 1]]
 
 
+@dataclass(frozen=True)
+class _Source:
+    """The inputs of a request; ``head`` is its JSON for the worker, without them."""
+
+    id: str
+    headers: dict[str, str]
+    head: Json
+    columns: Sequence[Column]
+    dim: int  # that counts the rows
+
+    def block(self, first: int, count: int) -> Input:
+        """Return the input of successive rows, as a worker gets it."""
+        inputs, buffers = [], []
+        for column in self.columns:
+            buffer, described = column.rows(first, count), column.described
+            shape = described["shape"].copy()
+            shape[self.dim] = count
+            parameters = {**described.get("parameters", {}), SIZE: len(buffer)}
+            inputs.append({**described, "shape": shape, "parameters": parameters})
+            buffers.append(buffer)
+        body = b"".join(pack_request({**self.head, "inputs": inputs}, buffers))
+        return Input(f"{self.id}.{first}", self.headers, [Part(_BODY, TENSORS_TYPE, body)])
+
+
 class TensorRows:
     """The rows of a request, whose JSON for the worker is ``head``, without its inputs.
 
@@ -101,35 +125,23 @@ class TensorRows:
         dims: tuple[int, int],
         form: AnswerBody,
     ) -> None:
-        self._id, self._headers, self._head = id_, headers, head
-        self._columns = columns
+        self._id, self._dim = id_, dims[1]
+        self._source = _Source(id_, headers, head, columns, dims[0])
         self._count = count
-        self._dims = dims
         self._form = form
         self.rows: list[RowInput] = []
 
     def cut(self, max_rows: int) -> Steps[None]:
         """Make the rows, at most ``max_rows``."""
-        columns = self._columns
+        # They do not refer to this object: a cycle would keep the request in memory.
+        source = self._source
         for place in range(min(self._count, max_rows)):
-            parts = [Part(each.described["name"], "", each.rows(place, 1)) for each in columns]
-            length = max(each.elements or len(each.rows(place, 1)) for each in columns)
+            columns = [(each, each.rows(place, 1)) for each in source.columns]
+            parts = [Part(each.described["name"], "", row) for each, row in columns]
+            length = max(each.elements or len(row) for each, row in columns)
             id_ = f"{self._id}.{place}"
-            self.rows.append(RowInput(id_, self._headers, parts, self, place, length))
+            self.rows.append(RowInput(id_, source.headers, parts, source, place, length))
             yield ROW_BYTES
-
-    def block(self, first: int, count: int) -> Input:
-        """Return the input of successive rows, as a worker gets it."""
-        inputs, buffers, dim = [], [], self._dims[0]
-        for column in self._columns:
-            buffer, described = column.rows(first, count), column.described
-            shape = described["shape"].copy()
-            shape[dim] = count
-            parameters = {**described.get("parameters", {}), SIZE: len(buffer)}
-            inputs.append({**described, "shape": shape, "parameters": parameters})
-            buffers.append(buffer)
-        body = b"".join(pack_request({**self._head, "inputs": inputs}, buffers))
-        return Input(f"{self._id}.{first}", self._headers, [Part(_BODY, TENSORS_TYPE, body)])
 
     def join(self, predictions: Sequence[Prediction]) -> Steps[Prediction]:
         """Return the answer over HTTP; that of a row that failed, if one did."""
@@ -144,7 +156,7 @@ class TensorRows:
             answer_of(predictions[-1])  # raises the handler's error, if it is one
             number = len(predictions) - 1
             raise _unjoinable(f"row {number} was answered with status {status}")
-        dim = self._dims[1]
+        dim = self._dim
         joiner, whole = OutputJoiner(dim), InferAnswer()
         for prediction, count in _blocks(predictions):
             answer = answer_of(prediction)

@@ -8,10 +8,10 @@ Each change runs in its own task. A registration pushes an undo for each of its 
 
 import asyncio
 import contextlib
-import functools
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import AsyncExitStack
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -52,7 +52,7 @@ def _shielded(
 ) -> Callable[Concatenate["ModelManager", P], Coroutine[Any, Any, T]]:
     """Make a method run to its end even if its caller is cancelled."""
 
-    @functools.wraps(change)
+    @wraps(change)
     async def run(self: "ModelManager", /, *arguments: P.args, **named: P.kwargs) -> T:
         return await outcome_of(self._start(change(self, *arguments, **named)))
 
@@ -104,7 +104,7 @@ class ModelManager(ModelChanges):
                     yield
                 finally:
                     for model in self._registry:
-                        model.admission.refusal = ServerStopping()
+                        model.admission.refusal = ServerStopping
         finally:
             await self._close(drain, skip_drain, drained)
 
@@ -253,7 +253,7 @@ class ModelManager(ModelChanges):
     async def _end(self, model: ModelVersion, successor: ModelVersion | None) -> None:
         """Finish the accepted requests of an unregistered version, and end it."""
         model.workers.order.superseded.set()
-        model.admission.refusal = ModelNotFound(f"Model not found: {model.name}")
+        model.admission.refusal = partial(ModelNotFound, f"Model not found: {model.name}")
         if successor is not None:
             model.hand_over(successor)
         gone = self._leaving[model] = asyncio.Event()

@@ -41,7 +41,7 @@ class WorkerChanges:
             raise ModelNotFound(f"Model not found: {model.name}")
         order = model.workers.begin_order(low, high)
         if not high:  # the queue is finished first
-            model.admission.refusal = model.admission.no_worker()
+            model.admission.refusal = model.admission.no_worker
             await self._unless_superseded(model, order, model.admission.drain(self.timeout))
         started, retired = model.workers.resize(low, high)
         model.admission.refusal = None

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from urllib.parse import quote
 
 from marserve.backend.protocol import Input
@@ -42,7 +42,8 @@ class Admission:
         self, settings: ModelSettings, workers: WorkerPool, pending: PendingRequests
     ) -> None:
         self.settings = settings  # replaced when they change
-        self.refusal: ServeError | None = None  # for every request
+        #: Makes the error for every request; None while they are accepted.
+        self.refusal: Callable[[], ServeError] | None = None
         self._workers = workers
         self._pending = pending
         self._batcher, self._metrics = pending.batcher, pending.metrics
@@ -98,7 +99,7 @@ class Admission:
         cause = "" if failure is None else failure.cause or failure.what
         for job in self._queue.clear():
             died = WorkerDied(cause) if job.crashes else None  # it waited for a retry
-            job.fail(died or self.refusal or self.no_worker())
+            job.fail(died or (self.refusal or self.no_worker)())
 
     async def drain(self, timeout: float) -> None:
         """Wait until every request is answered, at most ``timeout`` seconds.
@@ -132,43 +133,45 @@ class Admission:
         Raises:
             ServeError: The request is refused.
         """
-        if self.refusal is not None and not (
-            request.continues and isinstance(self.refusal, ServerStopping)
-        ):
-            # One exception for all requests: drop the traceback of the previous raise.
-            raise self.refusal.with_traceback(None)
+        if self.refusal is not None and not (request.continues and self.refusal is ServerStopping):
+            raise self.refusal()
         if not self.has_room(request.options.priority, jobs):
-            is_open = self._workers.is_open
-            self._metrics.rejected("queue_full" if is_open else "no_worker")
-            refusal = self._refusal_of(request, jobs)
-            if is_open and jobs <= self._queue.capacity:
-                expected = self._batcher.deadline_admission.expected_seconds()
-                refusal.retry_after = retry_after(expected)
-            self._note_refused(request, refusal)
-            raise refusal
+            raise self._without_room(request, jobs)
         # `arrived` is the first byte's time; the queue time starts now, after the upload.
         queued = time.monotonic()
         timeout = min(request.options.timeout, self.settings.client_timeout or math.inf)
         if request.arrived + timeout <= queued:  # expired during the upload
-            self._metrics.rejected("expired")
-            expired = self._expired(request, timeout)
-            self._note_refused(request, expired)
-            raise expired
+            error = self._expired(request, timeout)
+            raise self._refused(request, error, "expired")
         return queued, timeout
+
+    def _without_room(self, request: PredictRequest, jobs: int) -> ServeError:
+        is_open = self._workers.is_open
+        refusal = self._refusal_of(request, jobs)
+        if is_open and jobs <= self._queue.capacity:
+            expected = self._batcher.deadline_admission.expected_seconds()
+            refusal.retry_after = retry_after(expected)
+        return self._refused(request, refusal, "queue_full" if is_open else "no_worker")
 
     def _put(self, jobs: Sequence[Job], request: PredictRequest) -> None:
         try:
             self._batcher.put(*jobs)
         except Overloaded as error:
-            self._metrics.rejected("overloaded")
-            self._note_refused(request, error)
+            self._refused(request, error, "overloaded")
             raise
 
-    def _note_refused(self, request: PredictRequest, error: ServeError) -> None:
+    def _refused(self, request: PredictRequest, error: ServeError, reason: str) -> ServeError:
+        """Record a refused request; return the error.
+
+        Callers raise the result, not a variable: a frame that refers to its error is a cycle.
+        """
+        self._metrics.rejected(reason)
         now = time.monotonic()
         lines = self._pending.lines
-        reason = error.status, error.message
-        lines.refused(request.input.id, request.arrived, now, *reason, request.trace)
+        lines.refused(
+            request.input.id, request.arrived, now, error.status, error.message, request.trace
+        )
+        return error
 
     def _take_in(
         self,

@@ -107,6 +107,7 @@ class WorkerCalls:
 def _reply_of(number: int, answer: CallAnswer) -> CallReply:
     if isinstance(answer, Prediction):
         return CallReply(number, answer)
+    answer.drop_frames()
     return CallReply(
         number, None, answer.status, answer.wire_type, answer.message, answer.retry_after
     )

@@ -100,16 +100,18 @@ class Run:
 
     async def outputs(self) -> Mapping[str, Prediction]:
         """Run all nodes; return the outputs of the leaves, or the one with an error status."""
-        start = self._graph.specification.start
+        start, error = self._graph.specification.start, None
         try:
             async with asyncio.TaskGroup() as group:
                 await self._run_from(start, group)
         except BaseExceptionGroup as failed:
-            self._outputs.clear()  # reference cycles of tracebacks keep this run in memory
-            first = failed.exceptions[0]
-            if isinstance(first, _Answered):
-                return {"": first.prediction}
-            raise first from first.__cause__
+            error = failed.exceptions[0]
+            for each in (failed, *failed.exceptions):  # they are cycles with asyncio's frames
+                each.__traceback__ = None
+        if isinstance(error, _Answered):
+            return {"": error.prediction}
+        if error is not None:
+            raise error from error.__cause__  # not above: the group would be its context
         leaves = self._graph.specification.leaves
         return {name: self._outputs[name] for name in leaves}
 

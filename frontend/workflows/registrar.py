@@ -10,6 +10,7 @@ import logging
 from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from marserve.backend.manifest import ManifestError, WorkflowManifest
@@ -82,7 +83,7 @@ class WorkflowRegistrar:
                 yield
         finally:
             for workflow in self.workflows:
-                workflow.refusal = ServerStopping()
+                workflow.refusal = ServerStopping
 
     async def register(self, registration: WorkflowRegistration) -> Workflow:
         """Open an archive, register its nodes, and serve it when all their workers are ready."""
@@ -161,7 +162,7 @@ class WorkflowRegistrar:
     async def _unregister(self, name: str) -> None:
         workflow = self.workflows.find(name)
         self.workflows.remove(workflow)
-        workflow.refusal = WorkflowNotFound(f"Workflow not found: {name}")
+        workflow.refusal = partial(WorkflowNotFound, f"Workflow not found: {name}")
         gone = self._leaving[name] = asyncio.Event()
         try:
             with contextlib.suppress(TimeoutError):

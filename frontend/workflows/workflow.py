@@ -5,7 +5,7 @@ import http
 import json
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -39,14 +39,15 @@ class Workflow:
         self.name = self.graph.name
         self.specification = self.graph.specification
         self.timeline: deque[RunTimes] = deque(maxlen=_MAX_RUNS_KEPT)
-        self.refusal: ServeError | None = None  # of every request; None while they are accepted
+        #: Makes the error for every request; None while they are accepted.
+        self.refusal: Callable[[], ServeError] | None = None
         self.runs = 0
         self._drained = asyncio.Event()
 
     def check(self) -> None:
         """Raise the error with which `run` would refuse a request now."""
         if self.refusal is not None:
-            raise self.refusal.with_traceback(None)
+            raise self.refusal()
         if self.runs >= self.max_runs:
             self.graph.metrics.runs["refused"].update(1)
             raise ServerBusy(

@@ -16,7 +16,7 @@ from marserve.frontend.batching.sequences.stateful_sequence import (
     SequenceJob,
     SequencesFull,
 )
-from marserve.frontend.errors import BadRequest, SequenceOver, retry_after
+from marserve.frontend.errors import BadRequest, SequenceOver, ServeError, retry_after
 from marserve.frontend.serving.admission import Admission
 from marserve.frontend.serving.predict_request import (
     OnJointAnswer,
@@ -69,17 +69,17 @@ class StatefulAdmission(Admission):
         try:
             sequences.table.put(sequence_id, job)
         except SequencesFull as error:
-            self._metrics.rejected("queue_full")
-            refusal = self._full(self.no_worker(by_version=request.by_version), str(error))
-            refusal.retry_after = retry_after(0)  # it is not known when a sequence ends
-            self._note_refused(request, refusal)
-            raise refusal from None
+            raise self._without_slot(request, str(error)) from None
         except SequenceOver as error:
-            self._metrics.rejected("sequence_over")
-            self._note_refused(request, error)
+            self._refused(request, error, "sequence_over")
             raise
         self._take_in(job, (job,), request, timeout)
         return job
+
+    def _without_slot(self, request: PredictRequest, why: str) -> ServeError:
+        error = self._full(self.no_worker(by_version=request.by_version), why)
+        error.retry_after = retry_after(0)  # it is not known when a sequence ends
+        return self._refused(request, error, "queue_full")
 
     def submit_all(
         self, request: PredictRequest, rows: Sequence[Input], on_answer: OnJointAnswer
@@ -90,7 +90,7 @@ class StatefulAdmission(Admission):
 
     def fail_queued(self) -> None:
         """Fail all queued requests, because no worker is left to serve them."""
-        self._workers.sequences.table.fail_queued(self.refusal or self.no_worker())
+        self._workers.sequences.table.fail_queued((self.refusal or self.no_worker)())
 
     def _put(self, jobs: Sequence[Job], request: PredictRequest) -> None:
         """Send a describe request, which has no sequence, to the worker with the fewest."""

@@ -5,6 +5,7 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -314,10 +315,10 @@ def test_calls_are_served_while_the_server_stops_and_not_by_a_model_that_is_gone
     async def scenario() -> None:
         async with serve_model() as model:
             calls = Calls(model, fakes)
-            model.admission.refusal = ServerStopping()
+            model.admission.refusal = ServerStopping
             answer, _ = calls.begin(body=b"still")
             assert (await answer).body == b"still"
-            model.admission.refusal = ModelNotFound("Gone.")
+            model.admission.refusal = partial(ModelNotFound, "Gone.")
             with pytest.raises(ServeError, match="Gone"):
                 calls.begin()
             with pytest.raises(ModelNotFound):
