@@ -19,6 +19,7 @@ from functools import partial
 from typing import Any
 
 from fed_decoder import Decoder
+from steps import page_of
 
 from marserve.backend.framing import encode
 from marserve.backend.protocol import (
@@ -44,7 +45,6 @@ from marserve.frontend.security.tokens import TokenStore
 from marserve.frontend.security.usage import RequestMemory
 from marserve.frontend.serving.predict_request import PredictRequest
 from marserve.frontend.telemetry.access_log import AccessLog
-from marserve.frontend.telemetry.exposition import render
 from marserve.frontend.telemetry.metrics import Metrics
 from marserve.frontend.workers.failures import Diagnostics
 
@@ -343,7 +343,7 @@ def sample_value(metrics: Metrics, name: str, labels: Mapping[str, str]) -> floa
     """What the page of metrics says of a sample; None where it is not there."""
     pairs = "".join(f'{key}="{value}",' for key, value in labels.items())
     start = f"{name}{{{pairs}}} "
-    found = [line for line in render(metrics.registry).splitlines() if line.startswith(start)]
+    found = [line for line in page_of(metrics.registry).splitlines() if line.startswith(start)]
     return float(found[0][len(start) :]) if found else None
 
 

@@ -1,7 +1,10 @@
 """Runs work that is written in steps (`marserve.frontend.aio.long_work`) without an event loop."""
 
 from collections.abc import Callable, Generator
-from typing import TypeVar
+from typing import Any, TypeVar
+
+from marserve.frontend.telemetry.exposition import render
+from marserve.frontend.telemetry.series import Registry
 
 T = TypeVar("T")
 
@@ -16,3 +19,8 @@ def result_of(
     except StopIteration as stop:
         result: T = stop.value
         return result
+
+
+def page_of(registry: Registry, *arguments: Any) -> str:
+    """Return the page of metrics."""
+    return result_of(render(registry, *arguments)).decode()

@@ -29,6 +29,7 @@ LIMIT = 0.05
 KNOWN = (
     ", in create_subprocess_exec\n",  # the system call returns when the other program runs
     "self._request.FromString(data)\n",  # protobuf parses a message in one call
+    ", in _start\n",  # before it has started
     ", in own_workdir\n",  # at the end, when nothing is served
 )
 _PERIOD = 0.02

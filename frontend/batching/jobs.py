@@ -166,7 +166,7 @@ class Job:
     batch: "Batch | None" = field(default=None, init=False)  # the latest that it was sent in
     stream: Stream | None = field(default=None, init=False)
     #: The time lines of the calls that its handler has made; None without any.
-    nested: "list[Any] | None" = field(default=None, init=False)
+    nested: Any = field(default=None, init=False)
     on_end: Callable[[], object] | None = field(default=None, init=False)
     crashes: int = field(default=0, init=False)  # workers that died while they had it
     #: Whether the same content has failed alone; then it must not share a batch.

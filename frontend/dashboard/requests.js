@@ -70,6 +70,12 @@ export function TimeLine({ line, root = line }) {
       ${line.attempts > 1 && html`<dt>Attempts</dt><dd>${line.attempts}</dd>`}</dl>`}</div>`;
 }
 
+/** All of a request of the list, which has a part of its nested requests. */
+function Whole({ line }) {
+  const { requests } = useRequests({ id: line.id }, true);
+  return html`<${TimeLine} line=${requests?.[0] || line} />`;
+}
+
 function Row({ line, isOpen, toggle }) {
   return html`<li class=${isOpen ? "request open" : "request"}>
     <button class="row" aria-expanded=${isOpen} onClick=${toggle}>
@@ -79,7 +85,7 @@ function Row({ line, isOpen, toggle }) {
       <${Shares} line=${line} />
       <span class="explanation">${line.explanation}
         ${saysMore(line) && ` ${line.error}`}</span></button>
-    ${isOpen && html`<${TimeLine} line=${line} />`}</li>`;
+    ${isOpen && html`<${Whole} line=${line} />`}</li>`;
 }
 
 /** The requests for these parameters, read again every some seconds unless they are held. */

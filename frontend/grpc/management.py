@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from marserve.backend.protocol import Input
-from marserve.frontend.documents import json_text
+from marserve.frontend.documents import json_steps
 from marserve.frontend.errors import BadRequest
 from marserve.frontend.grpc.calls import Call, Service
 from marserve.frontend.grpc.messages import Message, load_proto
@@ -34,16 +34,19 @@ def management_service(operations: ModelManagement) -> Service:
 class _Management:
     operations: ModelManagement
 
-    async def describe_model(self, request: Message, _call: Call) -> Message:
+    async def describe_model(self, request: Message, call: Call) -> Message:
         asked = Input(new_request_id(), {}, []) if request.customized else None
         version = request.model_version or None
-        documents = await self.operations.describe(request.model_name, version, asked)
-        return _document(documents)
+        name = request.model_name
+        return await _document(
+            await self.operations.describe(name, version, call.memory, asked), call
+        )
 
-    async def list_models(self, request: Message, _call: Call) -> Message:
+    async def list_models(self, request: Message, call: Call) -> Message:
         """Without a limit TorchServe lists nothing."""
         limit = request.limit or MAX_LISTED
-        return _document(self.operations.list_models(limit, request.next_page_token))
+        page = self.operations.list_models(limit, request.next_page_token)
+        return await _document(page, call)
 
     async def register_model(self, request: Message, _call: Call) -> Message:
         """Unlike POST /models, it is asynchronous by default."""
@@ -82,8 +85,9 @@ class _Management:
         return _sentence(await self.operations.unregister(request.model_name, version))
 
 
-def _document(document: object) -> Message:
-    return _Response(msg=json_text(document).rstrip("\n"))
+async def _document(document: object, call: Call) -> Message:
+    text = await call.memory.run(json_steps(document))
+    return _Response(msg=text.decode().rstrip("\n"))
 
 
 def _sentence(outcome: Outcome) -> Message:

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from marserve.backend.protocol import Buffer, Prediction
+from marserve.frontend.aio.long_work import Steps
 from marserve.frontend.batching.jobs import Stream
-from marserve.frontend.documents import json_text
+from marserve.frontend.documents import json_steps, json_text
 from marserve.frontend.errors import PredictionFailed, ServeError
 
 STATUSES_WITHOUT_BODY = (204, 304)
@@ -47,13 +48,17 @@ _NO_MEMBERS: Mapping[str, str] = {}
 
 @dataclass(slots=True)
 class HttpResponse:
-    """A response with a body, or with a stream, which is closed after it is written."""
+    """A response with a body, or with a stream, which is closed after it is written.
+
+    ``content`` makes a body whose size others decide; the router runs it in slices.
+    """
 
     status: int
     body: Buffer = b""
     headers: Mapping[str, str] | None = None  # beside those of all answers
     reason: str | None = None  # None: the standard phrase
     stream: Stream | None = None
+    content: Steps[Buffer] | None = None
 
 
 def common_headers(cors: Mapping[str, str | None]) -> str:
@@ -126,8 +131,14 @@ def json_response(
     document: Any, status: int = 200, headers: Mapping[str, str] = _NO_MEMBERS
 ) -> HttpResponse:
     """Return a JSON response: indented by two spaces, a newline at the end, no null members."""
-    body = json_text(document).encode("utf-8", "replace")
-    return HttpResponse(status, body, {**_JSON_HEADERS, **headers})
+    return content_response(json_steps(document), {**_JSON_HEADERS, **headers}, status)
+
+
+def content_response(
+    content: Steps[Buffer], headers: Mapping[str, str] = _JSON_HEADERS, status: int = 200
+) -> HttpResponse:
+    """Return a response whose body is made in steps; JSON, unless the headers tell otherwise."""
+    return HttpResponse(status, headers=headers, content=content)
 
 
 def text_response(text: str, content_type: str) -> HttpResponse:
@@ -141,4 +152,12 @@ def error_response(error: ServeError, more: Mapping[str, object] = _NO_MEMBERS) 
     message = error.message if error.message or isinstance(error, PredictionFailed) else None
     document = {"code": error.status, "type": error.wire_type, "message": message, **more}
     headers = {} if error.retry_after is None else {"retry-after": str(error.retry_after)}
-    return json_response(document, error.status, headers)
+    return refusal_response(document, error.status, headers)
+
+
+def refusal_response(
+    document: Mapping[str, object], status: int, headers: Mapping[str, str]
+) -> HttpResponse:
+    """Return a JSON response with a short document."""
+    body = json_text(document).encode("utf-8", "replace")
+    return HttpResponse(status, body, {**_JSON_HEADERS, **headers})

@@ -15,7 +15,7 @@ from marserve.backend.spans import TRACEPARENT
 from marserve.frontend.batching.jobs import OnAnswer
 from marserve.frontend.errors import InvalidToken, RouteNotFound, ServeError, unexpected
 from marserve.frontend.http.requests import HttpRequest, PlainRequest
-from marserve.frontend.http.responses import HttpResponse, error_response, json_response
+from marserve.frontend.http.responses import HttpResponse, error_response, refusal_response
 from marserve.frontend.security.guard import Guard
 from marserve.frontend.security.tokens import Kind
 from marserve.frontend.serving.predict_request import Ticket
@@ -97,7 +97,10 @@ class Router:
             if not memory.is_vital:
                 memory.hold(0)  # a request without a body may have a large answer
             answer = await route.serve(request)
-            memory.hold_answer(len(answer.body))
+            if answer.content is not None:
+                answer.body = await memory.run(answer.content)
+            else:
+                memory.hold_answer(len(answer.body))
         except ServeError as error:
             if isinstance(error, InvalidToken) and self._is_preflight(request):
                 answer = HttpResponse(200)
@@ -182,4 +185,4 @@ def refusal(
     if "type" not in document or "error" in document:
         return answer
     ids = {"requestId": request.id, "traceId": request.trace.trace_id}
-    return json_response({**document, **ids}, answer.status, answer.headers or {})
+    return refusal_response({**document, **ids}, answer.status, answer.headers or {})

@@ -9,12 +9,15 @@ from typing import Any
 import psutil
 
 from marserve.backend.protocol import Input
+from marserve.frontend.aio.json_items import SMALL_BYTES, UNREADABLE, Text, check_json, text_of
+from marserve.frontend.aio.long_work import Steps
 from marserve.frontend.batching.isolation.failure_isolation import FailureIsolation
 from marserve.frontend.batching.jobs import Stream
 from marserve.frontend.batching.learning.latency_model import BOUND_SHARE, LatencyModel
 from marserve.frontend.batching.lengths.length_grouping import LengthGrouping
 from marserve.frontend.configuration import models_key
 from marserve.frontend.configuration.model_schema import SETTINGS
+from marserve.frontend.documents import JsonText
 from marserve.frontend.errors import ServeError
 from marserve.frontend.security.usage import RequestMemory
 from marserve.frontend.serving.model_version import ModelVersion
@@ -217,7 +220,7 @@ def _ms(seconds: float) -> float:
     return round(seconds * 1000, 3)
 
 
-async def customized_metadata(model: ModelVersion, input_: Input) -> dict[str, Any]:
+async def customized_metadata(model: ModelVersion, input_: Input, memory: RequestMemory) -> Any:
     """Return the handler's own description of its model; an empty one if it is not a JSON object.
 
     The handler gets the headers of ``input_``. Raises ServeError if no worker is ready, or the
@@ -226,7 +229,7 @@ async def customized_metadata(model: ModelVersion, input_: Input) -> dict[str, A
     # A worker of asynchronous handlers may have no deadline.
     options = RequestOptions(timeout=model.settings.response_timeout)
     input_.parts = []
-    request = PredictRequest(input_, RequestMemory(), time.monotonic(), False, options, True)
+    request = PredictRequest(input_, memory, time.monotonic(), False, options, True)
     answer = await model.predict(request)
     if isinstance(answer, Stream):  # not a description
         answer.close()
@@ -234,10 +237,19 @@ async def customized_metadata(model: ModelVersion, input_: Input) -> dict[str, A
     if answer.status != 200:
         raise ServeError("The handler could not describe its model.", status=answer.status)
     try:
-        document = json.loads(bytes(answer.body))
-    except (ValueError, RecursionError):
+        return await memory.run(_object_in(text_of(answer.body)))
+    except UNREADABLE:
         return {}
-    return document if isinstance(document, dict) else {}
+
+
+def _object_in(body: Text) -> Steps[Any]:
+    """Return the JSON object in a text; one of `UNREADABLE` is raised for malformed JSON."""
+    if len(body) <= SMALL_BYTES:
+        document = json.loads(body)
+        return document if isinstance(document, dict) else {}
+    yield len(body)
+    start, stop = yield from check_json(body)
+    return JsonText(body[start:stop].decode()) if body[start : start + 1] == b"{" else {}
 
 
 def _describe_worker(worker: WorkerSupervisor, gpus: Sequence[Gpu]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from marserve.frontend.operations.model_parameters import (
 )
 from marserve.frontend.operations.parameters import Parameters
 from marserve.frontend.registration.model_changes import ModelChanges, Registration
+from marserve.frontend.security.usage import RequestMemory
 from marserve.frontend.serving.model_version import ModelVersion
 from marserve.frontend.serving.registry import ModelRegistry
 from marserve.frontend.telemetry.gpu import GpuReader
@@ -62,11 +63,12 @@ class ModelManagement:
         return {"nextPageToken": next_page, "models": page}
 
     async def describe(
-        self, name: str, version: str | None, asked: Input | None = None
+        self, name: str, version: str | None, memory: RequestMemory, asked: Input | None = None
     ) -> list[dict[str, Any]]:
         """Return the description of one version, or of all versions of a model (``"all"``).
 
-        ``asked`` is the request for the handler's own description; None leaves that out.
+        ``asked`` is the request for the handler's own description, which is counted in ``memory``;
+        None leaves that out.
         """
         is_all = version == "all"
         failed = self.registry.failed.find(name, None if is_all else version)
@@ -79,7 +81,7 @@ class ModelManagement:
             if not failed:
                 raise
             return [describe_failed(load) for load in failed]
-        customized = None if asked is None else await customized_metadata(model, asked)
+        customized = None if asked is None else await customized_metadata(model, asked, memory)
         return await self._described([model], customized)
 
     async def _described(

@@ -1,10 +1,12 @@
 """The time lines of requests as JSON objects: the slowest, the failed, or one."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from marserve.frontend.aio.long_work import Steps
+from marserve.frontend.documents import json_steps
 from marserve.frontend.errors import BadRequest, RouteNotFound
 from marserve.frontend.operations.parameters import Parameters
 from marserve.frontend.serving.registry import ModelRegistry
@@ -14,6 +16,8 @@ from marserve.frontend.tracing.time_lines import ModelLines, TimeLine, TimeLines
 _DEFAULT_COUNT = 20
 _MAX_COUNT = 1000
 _DEFAULT_SINCE = 600
+# The nested lines in a list; `id` returns all of them.
+_LISTED_NESTED = 10
 # Of which the usual size is the median.
 _USUAL_REQUESTS = 200
 
@@ -25,30 +29,35 @@ class RequestLines:
     lines: TimeLines
     registry: ModelRegistry
 
-    def list(self, parameters: Parameters) -> dict[str, Any]:
-        """Return the slowest requests, the failed ones (``failed``), or one (``id``).
+    def list(self, parameters: Parameters) -> Steps[bytearray]:
+        """Return JSON with the slowest requests, the failed ones (``failed``), or one (``id``).
 
         Raises:
             BadRequest: A number is not valid, or both kinds are requested.
             RouteNotFound: No request of that id is known.
         """
+        facts: dict[ModelLines, Facts] = {}
         if parameters.has("id"):
             line = self.lines.find(parameters.text("id"))
             if line is None:
                 raise RouteNotFound("No request of that id is known: it is too old, or too quick.")
-            return {"requests": [self._document(line, {})]}
+            documents = [self._document(line, facts, whole=True)]
+            return (yield from json_steps({"requests": documents}, indented=False))
         if parameters.has("slowest") and parameters.has("failed"):
             raise BadRequest("Only one of slowest and failed is accepted.")
         is_failed = parameters.has("failed")
         count = parameters.at_least("failed" if is_failed else "slowest", 1) or _DEFAULT_COUNT
         list_lines = self.lines.failed if is_failed else self.lines.slowest
-        facts: dict[ModelLines, Facts] = {}
-        found = list_lines(min(count, _MAX_COUNT), _filter(parameters))
-        return {"requests": [self._document(line, facts) for line in found]}
+        found = yield from list_lines(min(count, _MAX_COUNT), _filter(parameters))
+        listed = (self._document(line, facts) for line in found)
+        return (yield from json_steps({"requests": listed}, indented=False))
 
-    def _document(self, line: TimeLine, known: dict[ModelLines, Facts]) -> dict[str, Any]:
+    def _document(
+        self, line: TimeLine, known: dict[ModelLines, Facts], *, whole: bool = False
+    ) -> dict[str, Any]:
         if line.model not in known:
             known[line.model] = self._facts(line.model)
+        nested: Sequence[TimeLine] = line.nested if whole else line.nested[:_LISTED_NESTED]
         batch, shares = line.batch, Shares.of(line)
         return {
             "id": line.id,
@@ -86,7 +95,8 @@ class RequestLines:
                 "tookMs": _ms(batch.took),
                 "predictedMs": _ms(batch.predicted) if batch.predicted else None,
             },
-            "nested": [self._document(each, known) for each in line.nested],
+            "nested": (self._document(each, known, whole=whole) for each in nested),
+            "nestedLeftOut": len(line.nested) - len(nested) or None,
         }
 
     def _facts(self, lines: ModelLines) -> Facts:

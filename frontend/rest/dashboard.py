@@ -17,7 +17,12 @@ from pathlib import Path
 from marserve.frontend.errors import MethodNotAllowed, RouteNotFound
 from marserve.frontend.http.request_bodies import query_value, read_input
 from marserve.frontend.http.requests import HttpRequest, PlainRequest
-from marserve.frontend.http.responses import HttpResponse, json_response, prediction_response
+from marserve.frontend.http.responses import (
+    HttpResponse,
+    content_response,
+    json_response,
+    prediction_response,
+)
 from marserve.frontend.http.router import Route
 from marserve.frontend.logs.setup import log_files
 from marserve.frontend.operations.dashboard import Dashboard
@@ -128,4 +133,4 @@ class _Dashboard(Predictor):
             raise RouteNotFound
         if request.method != "GET":
             raise MethodNotAllowed
-        return json_response(self.requests.list(query_parameters(request)))
+        return content_response(self.requests.list(query_parameters(request)))

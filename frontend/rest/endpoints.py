@@ -19,7 +19,7 @@ from marserve.frontend.http.http_server import HttpServer
 from marserve.frontend.http.limits import ConnectionLimits
 from marserve.frontend.http.listeners import BoundListener, Listener, TlsHandshake, bind_listener
 from marserve.frontend.http.requests import HttpRequest
-from marserve.frontend.http.responses import HttpResponse, common_headers, text_response
+from marserve.frontend.http.responses import HttpResponse, common_headers, content_response
 from marserve.frontend.http.router import ANY_OTHER, Route, Router
 from marserve.frontend.operations.services import Services
 from marserve.frontend.rest.api_description import description_routes
@@ -34,7 +34,7 @@ from marserve.frontend.rest.vertex import vertex_routes
 from marserve.frontend.rest.workflows import workflow_inference_routes, workflow_management_routes
 from marserve.frontend.security.guard import Guard
 from marserve.frontend.security.usage import Usage
-from marserve.frontend.serving.engine_metrics import engine_metrics
+from marserve.frontend.serving.engine_metrics import engine_lines, engine_pages
 from marserve.frontend.serving.registry import ModelRegistry
 from marserve.frontend.telemetry.exposition import (
     CONTENT_TYPE,
@@ -194,12 +194,12 @@ def metrics_routes(
 
     async def show(request: HttpRequest) -> HttpResponse:
         names = parse_qs(request.target.partition("?")[2]).get("name[]", ())
-        of_engines = await engine_metrics(registry, names)
-        if prefers_openmetrics(request.headers.get("accept", "")):
-            page = render_openmetrics(metrics.registry, names, is_on_page, of_engines)
-            return text_response(page, OPENMETRICS_TYPE)
-        page = render(metrics.registry, names, is_on_page) + of_engines
-        return text_response(page, CONTENT_TYPE)
+        of_engines = await request.memory.run(engine_lines(await engine_pages(registry), names))
+        is_open = prefers_openmetrics(request.headers.get("accept", ""))
+        steps = render_openmetrics if is_open else render
+        page = steps(metrics.registry, names, is_on_page, of_engines)
+        media_type = OPENMETRICS_TYPE if is_open else CONTENT_TYPE
+        return content_response(page, {"content-type": media_type})
 
     return {"metrics": Route(show)}
 

@@ -107,7 +107,8 @@ class _Management:
         asked = None
         if query_parameters(request).flag("customized", default=False):
             asked = await read_input(request, self.max_request_bytes, {})
-        return json_response(await self.operations.describe(name, version, asked))
+        described = await self.operations.describe(name, version, request.memory, asked)
+        return json_response(described)
 
     async def _register(self, request: HttpRequest) -> HttpResponse:
         self.operations.check_model_api()  # before the body is read

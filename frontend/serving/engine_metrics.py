@@ -7,9 +7,11 @@ its Python process, are left out. The labels ``registered_model``, ``model_versi
 
 import asyncio
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
+from typing import NamedTuple
 
 from marserve.backend.protocol import ENGINE_METRICS, Input, Predict, Reply
+from marserve.frontend.aio.long_work import Steps
 from marserve.frontend.serving.model_version import ModelVersion
 from marserve.frontend.serving.registry import ModelRegistry
 from marserve.frontend.telemetry.exposition import quote
@@ -17,6 +19,7 @@ from marserve.frontend.workers.connection import WorkerConnection
 
 # An engine that takes longer is left out.
 _SECONDS = 1.0
+_MAX_LINE = 1 << 14  # longer ones are left out
 _LABELS = ("registered_model", "model_version", "worker_id")
 # A line with a sample: the name, the labels and the value. A moment that may follow is left out.
 _SAMPLE = re.compile(
@@ -24,20 +27,40 @@ _SAMPLE = re.compile(
 )
 
 
-async def engine_metrics(registry: ModelRegistry, only: Collection[str] = ()) -> str:
-    """Return the metrics of the engines of all ready workers; ``only`` of samples, if not empty."""
+class EnginePage(NamedTuple):
+    """The metrics of an engine, and the labels to add."""
+
+    labels: str
+    text: str
+
+
+async def engine_pages(registry: ModelRegistry) -> list[EnginePage]:
+    """Return the metrics of the engines of all ready workers."""
     relays = [
         (_labels(model, worker.worker_id), dispatch.connection)
         for model in registry
         for worker in model.workers
         if (dispatch := worker.dispatch) is not None and dispatch.connection.is_relay
     ]
-    pages = await asyncio.gather(*(_page(connection) for _, connection in relays))
-    return "".join(
-        _relabelled(line, labels, only)
-        for (labels, _), page in zip(relays, pages, strict=True)
-        for line in page.split("\n")
-    )
+    texts = await asyncio.gather(*(_page(connection) for _, connection in relays))
+    return [EnginePage(labels, text) for (labels, _), text in zip(relays, texts, strict=True)]
+
+
+def engine_lines(pages: Iterable[EnginePage], only: Collection[str] = ()) -> Steps[list[str]]:
+    """Return the samples of engines with their labels; ``only`` of samples, if not empty."""
+    found = list[str]()
+    for labels, text in pages:
+        yield len(text)
+        start = 0
+        while start < len(text):
+            end = text.find("\n", start)
+            end = len(text) if end < 0 else end
+            is_long = end - start > _MAX_LINE
+            if line := "" if is_long else _relabelled(text[start:end], labels, only):
+                found.append(line)
+            yield len(line)
+            start = end + 1
+    return found
 
 
 def _labels(model: ModelVersion, worker_id: int) -> str:

@@ -31,6 +31,7 @@ from marserve.frontend.serving.model_version import ModelVersion
 from marserve.frontend.serving.predict_request import PredictRequest, RequestOptions, Ticket
 from marserve.frontend.serving.registry import ModelRegistry
 from marserve.frontend.serving.whole_answers import whole_answer
+from marserve.frontend.tracing.time_lines import NestedLines
 from marserve.frontend.workers.calls import CallAnswer, CallModel, OnCallAnswer
 
 logger = logging.getLogger(__name__)
@@ -80,7 +81,7 @@ class ModelCalls:
         if size > self._max_request_bytes:
             raise PayloadTooLarge(self._max_request_bytes)
         if caller.nested is None:
-            caller.nested = []
+            caller.nested = NestedLines()
         memory = RequestMemory(self._usage)
         request = self._request(caller, call, memory)
         deadline = request.arrived + request.options.timeout

@@ -38,9 +38,9 @@ from marserve.frontend.tracing.time_lines import (
     CANCELLED,
     EXPIRED,
     FAILED,
-    MAX_NESTED,
     REFUSED,
     ModelLines,
+    NestedLines,
     TimeLine,
 )
 
@@ -70,7 +70,7 @@ class PredictRequest:
     #: Whether it is a part of an accepted request, which is served while the server stops.
     continues: bool = False
     #: The nested time lines of the request that waits for this one.
-    nested_in: list[TimeLine] | None = None
+    nested_in: NestedLines | None = None
     trace: TraceContext | None = None
 
 
@@ -149,7 +149,7 @@ class PendingRequests:
         self,
         counters: RequestCounters,
         line: TimeLine,
-        nested_in: list[TimeLine] | None,
+        nested_in: NestedLines | None,
         complete: bool,
         broken: str,
     ) -> None:
@@ -166,13 +166,8 @@ class PendingRequests:
             line = line._replace(outcome=CANCELLED, status=499)
             self.metrics.request_failed("client_gone")
         self.lines.add(line)
-        nest(line, nested_in)
-
-
-def nest(line: TimeLine, nested_in: list[TimeLine] | None) -> None:
-    """Nest the time line of a request in that of the request that waits for it, if one does."""
-    if nested_in is not None and len(nested_in) < MAX_NESTED:
-        nested_in.append(line)
+        if nested_in is not None:
+            nested_in.nest(line)
 
 
 def outcome_of(answer: Answer | JointAnswer | None) -> tuple[str, int, str]:
@@ -215,7 +210,7 @@ class PendingJob(_RequestJob):
     pending: PendingRequests
     request_arrived: float
     counters: RequestCounters
-    nested_in: list[TimeLine] | None
+    nested_in: NestedLines | None
     timer: asyncio.TimerHandle | None = field(default=None, init=False)
 
     def answer(self, answer: Answer) -> None:
@@ -280,7 +275,7 @@ class PendingJob(_RequestJob):
             line = self._line(*outcome_of(answer), now)
             pending.lines.add(line)
         if self.nested_in is not None:
-            nest(line, self.nested_in)
+            self.nested_in.nest(line)
         if self.dispatched is None:
             self.discard()
             pending.count_unserved(answer)
@@ -408,7 +403,8 @@ class PendingRows:
             trace=last.trace,
         )
         pending.lines.add(line)
-        nest(line, self._nested_in)
+        if self._nested_in is not None:
+            self._nested_in.nest(line)
         if jobs[0].dispatched is None:
             pending.count_unserved(answer)
         elif isinstance(answer, list):

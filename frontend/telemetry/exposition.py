@@ -10,10 +10,12 @@ as a counter without the suffix ``_total``, has the type unknown there, which ke
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
+from itertools import islice
 from typing import TypeVar
 
+from marserve.frontend.aio.long_work import Steps
 from marserve.frontend.telemetry.series import Family, Labels, Registry, WatchedGauge
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -42,55 +44,78 @@ def prefers_openmetrics(accept: str) -> bool:
 
 
 _MAX_EXEMPLAR = 128  # characters of its labels
+_LINES = 256  # that are written in one step
 
 
 def render(
     registry: Registry,
     only: Collection[str] = (),
     includes: Callable[[str], bool] = lambda _name: True,
-) -> str:
-    """Return the metrics for which ``includes`` is true, as text.
+    relayed: Iterable[str] = (),
+) -> Steps[bytearray]:
+    """Return the metrics for which ``includes`` is true as text, then the lines ``relayed``.
 
     If ``only`` contains names, return only the samples with these names.
     """
-    lines = list[str]()
-    for metric, samples in _shown(registry, only, includes):
-        lines.append(f"# HELP {metric.name} {_escape(metric.help)}\n")
-        lines.append(f"# TYPE {metric.name} {metric.kind}\n")
-        for name, labels, value in samples:
-            lines.append(f"{name}{_braced(labels)} {_number(value)}\n")
-    return "".join(lines)
+    page = bytearray()
+    for metric in registry:
+        if not includes(metric.name):
+            continue
+        samples = yield from _samples(metric, only)
+        if samples or not only:
+            page += f"# HELP {metric.name} {_escape(metric.help)}\n".encode()
+            page += f"# TYPE {metric.name} {metric.kind}\n".encode()
+        lines = (f"{name}{_braced(labels)} {_number(value)}\n" for name, labels, value in samples)
+        yield from _write(page, lines)
+    yield from _write(page, relayed)
+    return page
 
 
 def render_openmetrics(
     registry: Registry,
     only: Collection[str] = (),
     includes: Callable[[str], bool] = lambda _name: True,
-    relayed: str = "",
-) -> str:
-    """Return what `render` does in OpenMetrics 1.0; ``relayed`` are lines of further samples."""
-    taken, lines = set(registry.sample_names), list[str]()
-    for metric, samples in _shown(registry, only, includes):
+    relayed: Iterable[str] = (),
+) -> Steps[bytearray]:
+    """Return what `render` does in OpenMetrics 1.0."""
+    taken, page = set(registry.sample_names), bytearray()
+    for metric in registry:
+        if not includes(metric.name):
+            continue
+        samples = yield from _samples(metric, only)
         family = metric.name.removesuffix("_total") if metric.kind == "counter" else metric.name
         occupied = {family + suffix for suffix in _OCCUPIED.get(metric.kind, ())}
         exemplars = dict[Labels, str]()
+        blocks: list[tuple[str, str, list[_Row]]]
         if not only and taken.isdisjoint(occupied) and _has_valid_type(metric, samples):
             taken |= occupied
             blocks = [(family, metric.kind, samples)]
             if isinstance(metric, Family):
-                exemplars = dict(_exemplars(metric))
+                exemplars = yield from _exemplars(metric)
         else:
             blocks = [(name, "unknown", rows) for name, rows in _by_name(samples)]
         for name, kind, block in blocks:
-            lines.append(f"# HELP {name} {quote(metric.help)}\n# TYPE {name} {kind}\n")
-            for sample, labels, value in block:
-                end = exemplars.get(labels, "")
-                lines.append(f"{sample}{_braced(labels, _bound, '')} {_number(value)}{end}\n")
-    for name, of_name in _by_name((line.partition("{")[0], line) for line in relayed.split("\n")):
-        if name:
-            lines.append(f"# TYPE {name} unknown\n")
-            lines += (f"{line}\n" for _, line in of_name)
-    return "".join((*lines, "# EOF\n"))
+            page += f"# HELP {name} {quote(metric.help)}\n# TYPE {name} {kind}\n".encode()
+            yield from _write(page, _openmetrics_lines(block, exemplars))
+    for name, lines in _by_name((line.partition("{")[0], line) for line in relayed):
+        page += f"# TYPE {name} unknown\n".encode()
+        yield from _write(page, (line for _, line in lines))
+    page += b"# EOF\n"
+    return page
+
+
+def _openmetrics_lines(rows: Sequence[_Row], exemplars: Mapping[Labels, str]) -> Iterator[str]:
+    for name, labels, value in rows:
+        end = exemplars.get(labels, "")
+        yield f"{name}{_braced(labels, _bound, '')} {_number(value)}{end}\n"
+
+
+def _write(page: bytearray, lines: Iterable[str]) -> Steps[None]:
+    left = iter(lines)
+    while some := "".join(islice(left, _LINES)):
+        text = some.encode("utf-8", "replace")
+        page += text
+        yield len(text)
 
 
 def java_number(value: float) -> str:
@@ -104,21 +129,15 @@ def java_number(value: float) -> str:
     return f"{'-' if sign else ''}{first}.{''.join(others) or '0'}E{power}"
 
 
-def _shown(
-    registry: Registry, only: Collection[str], includes: Callable[[str], bool]
-) -> Iterator[tuple[Family | WatchedGauge, list[_Row]]]:
-    names = frozenset(only)
-    for metric in registry:
-        if not includes(metric.name):
-            continue
-        samples = [
-            (metric.name + suffix, labels, value) for suffix, labels, value in metric.samples()
-        ]
-        if names:
-            samples = [sample for sample in samples if sample[0] in names]
-            if not samples:
-                continue
-        yield metric, samples
+def _samples(metric: Family | WatchedGauge, only: Collection[str]) -> Steps[list[_Row]]:
+    rows = list[_Row]()
+    for place, (suffix, labels, value) in enumerate(metric.samples(), start=1):
+        name = metric.name + suffix
+        if not only or name in only:
+            rows.append((name, labels, value))
+        if place % _LINES == 0:
+            yield 0
+    return rows
 
 
 def _by_name(rows: Iterable[_R]) -> list[tuple[str, list[_R]]]:
@@ -142,19 +161,23 @@ def _has_valid_type(metric: Family | WatchedGauge, samples: list[_Row]) -> bool:
     )
 
 
-def _exemplars(metric: Family) -> Iterator[tuple[Labels, str]]:
-    """Iterate over the labels of buckets and the text of their exemplars."""
+def _exemplars(metric: Family) -> Steps[dict[Labels, str]]:
+    """Return the text of the exemplars, by the labels of their buckets."""
     # Rounded, so that an exemplar has the same time at each reading: else it would be a new one.
     epoch = round(time.time() - time.monotonic(), 1)
-    for labels, exemplar, value in metric.exemplars():
+    found = dict[Labels, str]()
+    for place, (labels, exemplar, value) in enumerate(metric.exemplars(), start=1):
         ids: Labels = (("request_id", str(exemplar[0])),)
         if trace_id := getattr(exemplar, "trace_id", None):
             ids = (*ids, ("trace_id", str(trace_id)))
-        if sum(len(name) + len(str(text)) for name, text in ids) > _MAX_EXEMPLAR:
-            continue  # the id of a workflow's node may be long
-        answered = getattr(exemplar, "answered", None)
-        moment = "" if answered is None else f" {epoch + answered:.3f}"
-        yield labels, f" # {_braced(ids, end='')} {_number(value)}{moment}"
+        # The id of a workflow's node may be long.
+        if sum(len(name) + len(str(text)) for name, text in ids) <= _MAX_EXEMPLAR:
+            answered = getattr(exemplar, "answered", None)
+            moment = "" if answered is None else f" {epoch + answered:.3f}"
+            found[labels] = f" # {_braced(ids, end='')} {_number(value)}{moment}"
+        if place % _LINES == 0:
+            yield 0
+    return found
 
 
 def _number(value: float) -> str:

@@ -169,23 +169,23 @@ class Family:
         self.on_page.pop(series.values, None)
 
     def samples(self) -> Iterator[Sample]:
-        """Iterate over the samples on the page."""
+        """Iterate over the samples on the page; those of one series are of the same moment."""
         names, bounds = self.declared.dimensions, (*self.declared.buckets, float("inf"))
-        for values, series in self.on_page.items():
+        for values, series in list(self.on_page.items()):
             labels = tuple(zip(names, values, strict=True))
             if self.kind != "histogram":
                 yield "", labels, series.total
                 continue
-            counts = list(accumulate(series.counts))
+            counts, total = list(accumulate(series.counts)), series.total
             for bound, count in zip(bounds, counts, strict=True):
                 yield "_bucket", (*labels, ("le", bound)), count
             yield "_count", labels, counts[-1]
-            yield "_sum", labels, series.total
+            yield "_sum", labels, total
 
     def exemplars(self) -> Iterator[tuple[Labels, Exemplar, float]]:
         """Iterate over the labels of the buckets with an exemplar, the exemplar and its value."""
         names, bounds = self.declared.dimensions, (*self.declared.buckets, float("inf"))
-        for values, series in self.on_page.items():
+        for values, series in list(self.on_page.items()):
             labels = tuple(zip(names, values, strict=True))
             for bucket, exemplar in enumerate(series.exemplars):
                 if exemplar is not None:

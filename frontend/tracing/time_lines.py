@@ -7,14 +7,15 @@ that failed, so that many quick requests do not displace them.
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from heapq import heappush, heappushpop
+from heapq import heappush, heappushpop, nlargest
 from itertools import chain, count, islice
 from typing import NamedTuple
 
+from marserve.frontend.aio.long_work import Steps
 from marserve.frontend.batching.batches import Batch
 from marserve.frontend.telemetry.trace_context import TraceContext
 
-#: The most nested time lines that one keeps.
+#: The most nested time lines that one keeps, in all depths.
 MAX_NESTED = 100
 _RECENT = 10_000
 _LATEST = 1000  # requests of a batch, which are answered together
@@ -70,6 +71,28 @@ class TimeLine(NamedTuple):
         return self.answered - self.arrived
 
 
+IsWanted = Callable[[TimeLine], bool]
+
+
+class NestedLines(list[TimeLine]):
+    """The time lines of the requests that a request waits for, at most `MAX_NESTED`."""
+
+    __slots__ = ("total",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = 0  # in all depths
+
+    def nest(self, line: TimeLine) -> None:
+        """Add a line, unless there are too many; without its own nested lines if they are."""
+        inner = line.nested.total if isinstance(line.nested, NestedLines) else 0
+        if self.total + 1 + inner > MAX_NESTED:
+            line, inner = line._replace(nested=()), 0
+        if self.total < MAX_NESTED:
+            self.total += 1 + inner
+            self.append(line)
+
+
 class TimeLines:
     """The time lines of a server: the last of all requests, and those that the models keep."""
 
@@ -100,15 +123,26 @@ class TimeLines:
         latest = islice(reversed(self.recent), _LATEST)
         return next((line for line in latest if line.id == request_id), None)
 
-    def slowest(self, most: int, is_wanted: Callable[[TimeLine], bool]) -> list[TimeLine]:
+    def slowest(self, most: int, is_wanted: IsWanted) -> Steps[list[TimeLine]]:
         """Return the slowest time lines, the slowest first."""
-        found = (line for lines in self._models for line in lines.slow() if is_wanted(line))
-        return sorted(found, key=lambda line: -line.took)[:most]
+        return self._first(most, is_wanted, ModelLines.slow, lambda line: line.took)
 
-    def failed(self, most: int, is_wanted: Callable[[TimeLine], bool]) -> list[TimeLine]:
+    def failed(self, most: int, is_wanted: IsWanted) -> Steps[list[TimeLine]]:
         """Return the last that failed, expired or were refused, the newest first."""
-        found = (line for lines in self._models for line in lines.failures() if is_wanted(line))
-        return sorted(found, key=lambda line: -line.answered)[:most]
+        return self._first(most, is_wanted, ModelLines.failures, lambda line: line.answered)
+
+    def _first(
+        self,
+        most: int,
+        is_wanted: IsWanted,
+        lines_of: Callable[["ModelLines"], Iterator[TimeLine]],
+        key: Callable[[TimeLine], float],
+    ) -> Steps[list[TimeLine]]:
+        found: list[TimeLine] = []
+        for lines in list(self._models):
+            found = nlargest(most, chain(found, filter(is_wanted, lines_of(lines))), key)
+            yield 0
+        return found
 
 
 class ModelLines:

@@ -43,7 +43,7 @@ from marserve.frontend.serving.predict_request import (
 from marserve.frontend.serving.registry import ModelRegistry
 from marserve.frontend.serving.whole_answers import whole_answer
 from marserve.frontend.telemetry.metrics import WorkflowMetrics
-from marserve.frontend.tracing.time_lines import TimeLine
+from marserve.frontend.tracing.time_lines import NestedLines
 from marserve.frontend.workflows.specification import Node, Specification
 from marserve.frontend.workflows.timeline import NodeTimes, RunTimes
 
@@ -96,7 +96,7 @@ class Run:
         #: How many children of a node have answered.
         self._answered: Counter[str] = Counter()
         self.times = RunTimes(request.input.id, time.monotonic())
-        self.nested: list[TimeLine] = []  # of the nodes
+        self.nested = NestedLines()  # of the nodes
 
     async def outputs(self) -> Mapping[str, Prediction]:
         """Run all nodes; return the outputs of the leaves, or the one with an error status."""

@@ -251,6 +251,24 @@ def test_nodes_of_a_workflow_and_calls_of_models_are_nested(server, install_work
     assert "were in 2 nodes, the longest in" in line["explanation"]
 
 
+def test_a_list_has_a_part_of_the_nested_requests_and_a_request_by_id_has_all(
+    server, install_workflow
+):
+    names = [f"n{number}" for number in range(13)]
+    dag = "models: {}\ndag: {n0: [" + ", ".join(names[1:]) + "]}\n"
+    functions = "def n0(data, context):\n    return data and [b'1']\n\n\n"
+    workflow = install_workflow(dag, functions + " = ".join([*names[1:], "n0"]) + "\n")
+    answer = server.inference("POST", f"/wfpredict/{workflow}", data=b"x")
+    assert answer.status_code == 200, answer.text
+    whole = line_of(server, answer)
+    assert len(whole["nested"]) == 13
+    assert "nestedLeftOut" not in whole
+    listed = server.management("GET", f"/requests?model={workflow}")
+    assert b"\n" not in listed.content
+    (line,) = listed.json()["requests"]
+    assert (len(line["nested"]), line["nestedLeftOut"]) == (10, 3)
+
+
 def test_server_timing_is_sent_on_request(server, install):
     name = install()
     plain = server.ask(name, id=1)

@@ -17,7 +17,7 @@ from marserve.frontend.errors import (
 )
 from marserve.frontend.http.limits import ConnectionLimits
 from marserve.frontend.http.requests import HttpRequest
-from marserve.frontend.http.responses import HttpResponse, json_response
+from marserve.frontend.http.responses import HttpResponse, json_response, refusal_response
 from marserve.frontend.http.router import Route
 from marserve.frontend.security.tokens import TokenStore
 from marserve.frontend.telemetry.metrics import Metrics
@@ -135,7 +135,7 @@ def test_a_failure_becomes_the_body_that_clients_know(
 
 
 def in_another_format(error: ServeError) -> HttpResponse:
-    return json_response({"oh": error.message}, error.status)
+    return refusal_response({"oh": error.message}, error.status, {})
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from steps import page_of
 
 from marserve.backend.protocol import Input, Part, Piece, Prediction, Reply
 from marserve.frontend.batching.jobs import Answer, Stream
@@ -21,7 +22,6 @@ from marserve.frontend.operations.describe import customized_metadata
 from marserve.frontend.security.usage import RequestMemory
 from marserve.frontend.serving.model_version import ModelVersion
 from marserve.frontend.serving.predict_request import JointAnswer, PredictRequest, RequestOptions
-from marserve.frontend.telemetry.exposition import render
 from marserve.frontend.telemetry.metrics import Metrics
 
 Call = Callable[..., Any]
@@ -374,10 +374,10 @@ def test_a_description_leaves_no_timer_behind_and_is_not_counted(
         async with serve_model(life, metrics=metrics, client_timeout=50.0) as model:
             input_ = WatchedInput("id", {}, [])
             left = weakref.ref(input_)
-            assert await customized_metadata(model, input_) == {"a": 1}
+            assert await customized_metadata(model, input_, RequestMemory()) == {"a": 1}
             del input_
             assert left() is None
-            assert "ts_inference_requests_total{" not in render(metrics.registry)
+            assert "ts_inference_requests_total{" not in page_of(metrics.registry)
 
     gc.collect()
     gc.disable()
@@ -400,7 +400,7 @@ def test_a_description_has_the_time_that_a_batch_has(
         async with serve_model(life, **changes) as model:
             began = loop.time()
             with pytest.raises(RequestExpired, match=message):
-                await customized_metadata(model, fakes.make_input())
+                await customized_metadata(model, fakes.make_input(), RequestMemory())
             assert loop.time() - began == pytest.approx(client_timeout or 20.0)
             assert model.pending == 0
 

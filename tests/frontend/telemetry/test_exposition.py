@@ -1,7 +1,7 @@
 import contextlib
 import math
 import time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given
@@ -9,14 +9,18 @@ from hypothesis import strategies as st
 from prometheus_client import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
+from steps import page_of, result_of
 
 from marserve.frontend.telemetry.exposition import (
     prefers_openmetrics,
-    render,
     render_openmetrics,
 )
 from marserve.frontend.telemetry.metrics_config import Declared
 from marserve.frontend.telemetry.series import Family, Registry
+
+
+def openmetrics_of(registry: Registry, *arguments: Any, **options: Any) -> str:
+    return result_of(render_openmetrics(registry, *arguments, **options)).decode()
 
 
 def add(
@@ -40,7 +44,7 @@ def registry() -> Registry:
 
 
 def lines(registry: Registry, *only: str) -> list[str]:
-    return render(registry, only).splitlines()
+    return page_of(registry, only).splitlines()
 
 
 def test_names_stand_as_they_were_declared(registry: Registry) -> None:
@@ -63,7 +67,7 @@ def test_the_reader_may_ask_for_some_names_only(registry: Registry) -> None:
         "# TYPE Requests2XX counter",
         'Requests2XX{Level="Host",} 2.0',
     ]
-    assert render(registry, ["unknown"]) == ""
+    assert page_of(registry, ["unknown"]) == ""
 
 
 def test_of_a_histogram_single_series_can_be_asked_for() -> None:
@@ -132,7 +136,7 @@ def test_bounds_of_a_histogram_are_numbers_and_other_labels_are_not() -> None:
 
 
 def test_a_parser_of_prometheus_reads_the_text(registry: Registry) -> None:
-    families = text_string_to_metric_families(render(registry))
+    families = text_string_to_metric_families(page_of(registry))
     read = [
         (each.type, sample.labels, sample.value) for each in families for sample in each.samples
     ]
@@ -197,7 +201,7 @@ def test_any_header_may_follow(accept: str) -> None:
 
 def test_names_are_the_same_in_openmetrics(registry: Registry) -> None:
     add(registry, "histogram", "h", "H", "m", buckets=(0.5, 2)).join("a").update(1.5)
-    assert render_openmetrics(registry).splitlines() == [
+    assert openmetrics_of(registry).splitlines() == [
         "# HELP Requests2XX How many",
         "# TYPE Requests2XX unknown",
         'Requests2XX{Level="Host"} 2.0',
@@ -226,7 +230,7 @@ def test_each_bucket_has_its_latest_exemplar() -> None:
     series.update_with(0.3, TimeLine('"second"', time.monotonic(), "5" * 32))
     series.update(0.4)
     series.update_with(9.0, ("third",))
-    (family,) = openmetrics(render_openmetrics(registry))
+    (family,) = openmetrics(openmetrics_of(registry))
     buckets = [sample for sample in family.samples if sample.name == "h_bucket"]
     assert [sample.value for sample in buckets] == [3, 3, 4]
     second, none, third = (sample.exemplar for sample in buckets)
@@ -235,10 +239,10 @@ def test_each_bucket_has_its_latest_exemplar() -> None:
     assert second.value == 0.3
     assert float(second.timestamp) == pytest.approx(moment, abs=1)
     assert (third.labels, third.value, third.timestamp) == ({"request_id": "third"}, 9, None)
-    assert "second" not in render(registry)
+    assert "second" not in page_of(registry)
     series.leave()
     series.update_with(0.1, ("late",))
-    assert "late" not in render_openmetrics(registry)
+    assert "late" not in openmetrics_of(registry)
 
 
 def test_a_metric_that_openmetrics_does_not_allow_keeps_its_samples() -> None:
@@ -250,7 +254,7 @@ def test_a_metric_that_openmetrics_does_not_allow_keeps_its_samples() -> None:
     add(registry, "gauge", "n_created", "An own one", "m").join("a").update(1)
     for who in "ab":
         registry.add(Declared("histogram", f"of_{who}", "", ("m",), (-0.5,))).join(who).update(1)
-    families = parsed(render_openmetrics(registry))
+    families = parsed(openmetrics_of(registry))
     assert {family.type for family in families.values()} == {"unknown", "gauge"}
     shown = {sample.name for family in families.values() for sample in family.samples}
     plain = {line.partition("{")[0] for line in lines(registry) if line[0] != "#"}
@@ -261,8 +265,8 @@ def test_of_asked_names_and_relayed_samples_the_type_is_unknown(registry: Regist
     histogram = add(registry, "histogram", "h", "H", "m", buckets=(1,))
     for who in "ab":
         histogram.join(who).update(0.5)
-    relayed = 'e:x{w="1"} 1.0\ne:y{w="1"} 2\ne:x{w="2"} NaN\n'
-    text = render_openmetrics(registry, ["h_sum", "h_count", "Load"], relayed=relayed)
+    relayed = ['e:x{w="1"} 1.0\n', 'e:y{w="1"} 2\n', 'e:x{w="2"} NaN\n']
+    text = openmetrics_of(registry, ["h_sum", "h_count", "Load"], relayed=relayed)
     families = parsed(text)
     assert {name: (family.type, len(family.samples)) for name, family in families.items()} == {
         "Load": ("unknown", 1),
@@ -271,7 +275,7 @@ def test_of_asked_names_and_relayed_samples_the_type_is_unknown(registry: Regist
         "e:x": ("unknown", 2),
         "e:y": ("unknown", 1),
     }
-    assert render_openmetrics(registry, ["none"]) == "# EOF\n"
+    assert openmetrics_of(registry, ["none"]) == "# EOF\n"
 
 
 @given(
@@ -292,8 +296,8 @@ def test_the_parser_of_openmetrics_reads_what_the_other_page_has(
         add(registry, "counter", other, text, "m").join(text).update(1)
     for value in values:
         series.update(value)
-    plain = [line for line in render(registry).split("\n") if line and line[0] != "#"]
-    families = openmetrics(render_openmetrics(registry))
+    plain = [line for line in page_of(registry).split("\n") if line and line[0] != "#"]
+    families = openmetrics(openmetrics_of(registry))
     assert sorted(
         (sample.name, str(float(sample.value)), sample.labels["m"])
         for family in families

@@ -4,9 +4,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from steps import page_of
 
 from marserve.frontend.telemetry import handler_metrics
-from marserve.frontend.telemetry.exposition import render
 from marserve.frontend.telemetry.handler_metrics import HandlerMetrics, ModelRows, parse_metric_line
 from marserve.frontend.telemetry.metrics_config import (
     Declared,
@@ -48,7 +48,7 @@ class Lab:
         pass
 
     def samples(self, name: str) -> list[str]:
-        return [line for line in render(self.registry).splitlines() if line.startswith(name)]
+        return [line for line in page_of(self.registry).splitlines() if line.startswith(name)]
 
 
 @pytest.fixture
@@ -74,8 +74,8 @@ def row(
 def test_a_row_becomes_a_metric_when_it_is_first_seen(kind: str, total: str, lab: Lab) -> None:
     lab.rows.record([row(kind, "Cats", 2), row(kind, "Cats", 3)])
     assert lab.samples("Cats") == [f"Cats{{{LABELS},}} {total}"]
-    assert f"# TYPE Cats {kind}" in render(lab.registry)
-    assert "metric with unit: ms" in render(lab.registry)
+    assert f"# TYPE Cats {kind}" in page_of(lab.registry)
+    assert "metric with unit: ms" in page_of(lab.registry)
 
 
 def test_a_histogram_is_observed(lab: Lab) -> None:
@@ -151,7 +151,7 @@ def test_undeclared_metrics_are_left_out_and_logged_once(caplog: pytest.LogCaptu
     lab = Lab(MetricsConfig({}, {}))
     lab.rows.record([row("counter", "Cats", 1)] * 2)
     assert lab.updates == []
-    assert "Cats" not in render(lab.registry)
+    assert "Cats" not in page_of(lab.registry)
     (message,) = caplog.messages
     assert "Cats is left out" in message
     assert "model_metrics_auto_detect=true" in message
@@ -161,7 +161,7 @@ def test_undeclared_metrics_are_left_out_and_logged_once(caplog: pytest.LogCaptu
 
 
 def test_a_declared_metric_is_announced_before_its_first_update(declared: Lab) -> None:
-    text = render(declared.registry)
+    text = page_of(declared.registry)
     assert "# HELP Mice Torchserve prometheus counter metric with unit: Tails\n" in text
     assert "# TYPE Mice counter\n" in text
     assert declared.samples("Mice") == []
@@ -202,7 +202,7 @@ def test_too_many_dimensions_are_an_error(declared: Lab, caplog: pytest.LogCaptu
 def test_a_declared_name_that_is_invalid_in_prometheus_is_in_the_log(declared: Lab) -> None:
     declared.rows.record([row("counter", "two words", 3, [])])
     assert declared.updates == [("two words", ("host",), 3.0, "id")]
-    assert "two words" not in render(declared.registry)
+    assert "two words" not in page_of(declared.registry)
 
 
 def test_the_server_updates_declared_series_only(declared: Lab) -> None:
@@ -223,19 +223,19 @@ def test_series_end_with_the_last_model_that_took_part(lab: Lab) -> None:
     other.record([row("counter", "Cats", 1)])
     lab.rows.end()
     assert lab.samples("Cats{") == [f"Cats{{{LABELS},}} 2.0"]
-    assert "Dogs" not in render(lab.registry)
+    assert "Dogs" not in page_of(lab.registry)
     other.end()
-    assert render(lab.registry) == ""
+    assert page_of(lab.registry) == ""
     other.record([row("gauge", "Dogs", 1)])
     ModelRows(lab.metrics).record([row("gauge", "Cats", 1)])
-    assert "Dogs" not in render(lab.registry)
-    assert "# TYPE Cats gauge" in render(lab.registry)
+    assert "Dogs" not in page_of(lab.registry)
+    assert "# TYPE Cats gauge" in page_of(lab.registry)
 
 
 def test_declared_metrics_stay_announced(declared: Lab) -> None:
     declared.rows.record([row("counter", "Mice", 1)])
     declared.rows.end()
-    assert "# TYPE Mice counter" in render(declared.registry)
+    assert "# TYPE Mice counter" in page_of(declared.registry)
     assert declared.samples("Mice{") == []
 
 
@@ -261,7 +261,7 @@ def test_beyond_the_limits_there_is_only_the_log(
 ) -> None:
     monkeypatch.setattr(handler_metrics, limit, 3)
     lab.rows.record([make(number) for number in range(5)])
-    assert len([line for line in render(lab.registry).splitlines() if line[0] != "#"]) == 3
+    assert len([line for line in page_of(lab.registry).splitlines() if line[0] != "#"]) == 3
     assert len(lab.updates) == 5
     assert len(caplog.records) == 1
 

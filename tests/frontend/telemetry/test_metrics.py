@@ -3,9 +3,9 @@ from collections.abc import Callable
 from types import ModuleType
 
 import pytest
+from steps import page_of
 
 from marserve.backend.protocol import Reply
-from marserve.frontend.telemetry.exposition import render
 from marserve.frontend.telemetry.metrics import Metrics
 from marserve.frontend.telemetry.metrics_config import load_metrics_config, parse_metrics_config
 from marserve.frontend.telemetry.model_metrics import ModelMetrics
@@ -74,7 +74,7 @@ def test_a_batch_is_counted_with_its_size_and_its_times(metrics: Metrics, value:
     assert value(metrics, "WorkerThreadTime", HOST) == 200
     handler = {"ModelName": "m", "Level": "Model", "Hostname": HOST["Hostname"]}
     assert value(metrics, "PredictionTime", handler) == 300
-    assert 'Cats{ModelName="m"' in render(metrics.registry)
+    assert 'Cats{ModelName="m"' in page_of(metrics.registry)
 
 
 def test_the_window_of_a_batch_is_counted_where_there_is_one(
@@ -125,21 +125,21 @@ def test_failures_rejections_and_loads_are_counted(metrics: Metrics, value: Valu
     assert value(metrics, "WorkerLoadTime", {"WorkerName": "W-1", **HOST}) == 1500
     for _ in range(2):
         model.worker_gone("W-1")
-    assert "W-1" not in render(metrics.registry)
+    assert "W-1" not in page_of(metrics.registry)
 
 
 def test_a_watched_gauge_is_read_with_the_page(metrics: Metrics) -> None:
     lengths = [3.0]
     gauge = WatchedGauge("queued", "Jobs", ["model"], lambda: [(["m"], lengths[0])])
     metrics.registry.watch(gauge)
-    assert 'queued{model="m",} 3.0' in render(metrics.registry)
+    assert 'queued{model="m",} 3.0' in page_of(metrics.registry)
     lengths[0] = 4.0
-    assert 'queued{model="m",} 4.0' in render(metrics.registry)
+    assert 'queued{model="m",} 4.0' in page_of(metrics.registry)
 
 
 def test_names_are_torchserves_without_the_suffix_and_without_birthdays(metrics: Metrics) -> None:
     metrics.count_response(200)
-    text = render(metrics.registry)
+    text = page_of(metrics.registry)
     assert 'Requests2XX{Level="Host",Hostname="host",} 1.0' in text
     assert "_created" not in text
 
@@ -147,7 +147,7 @@ def test_names_are_torchserves_without_the_suffix_and_without_birthdays(metrics:
 def test_declared_metrics_are_on_the_page_and_have_samples_after_updates(
     metrics: Metrics,
 ) -> None:
-    lines = render(metrics.registry).splitlines()
+    lines = page_of(metrics.registry).splitlines()
     announced = {line.split()[2] for line in lines if line.startswith("# TYPE")}
     assert {*metrics.config.ts, *metrics.config.model} <= announced
     samples = {line.partition("{")[0] for line in lines if line[0] != "#"}
@@ -180,14 +180,14 @@ def test_what_the_file_leaves_out_is_not_reported(chosen: Metrics) -> None:
     model.worker_loaded("W-1", 1.0)
     model.batch_done((), 1, 0.25, 0.5, Reply(handler_ms=300.0))
     chosen.report_system("CPUUtilization", 1.0, "Host")
-    text = render(chosen.registry)
+    text = page_of(chosen.registry)
     for name in ("Requests2XX", "ts_inference", "ts_queue", "WorkerLoad", "Prediction", "CPU"):
         assert name not in text
 
 
 def test_type_labels_and_buckets_are_the_files(chosen: Metrics) -> None:
     ModelMetrics(chosen, "m", "1.0").batch_done((), 1, 0.25, 0.5, Reply(handler_ms=300.0))
-    text = render(chosen.registry)
+    text = page_of(chosen.registry)
     assert 'QueueTime_bucket{Level="Host",Hostname="host",le="1000.0",} 1.0' in text
     assert 'WorkerThreadTime{A="Host",B="host",} 200.0' in text
 
@@ -198,7 +198,7 @@ def test_type_labels_and_buckets_are_the_files(chosen: Metrics) -> None:
 def test_figures_of_the_host_come_by_name(chosen: Metrics) -> None:
     chosen.report_system("Fans", 900, "Host", "front")
     chosen.report_system("Fans", 800, "Host", "back")
-    text = render(chosen.registry)
+    text = page_of(chosen.registry)
     assert 'Fans{Level="Host",Which="front",Hostname="host",} 900.0' in text
     assert 'Fans{Level="Host",Which="back",Hostname="host",} 800.0' in text
 
@@ -222,7 +222,7 @@ def test_a_printed_line_counts_like_a_reported_metric(metrics: Metrics) -> None:
     model = ModelMetrics(metrics, "m", "1.0")
     for _ in range(2):
         model.printed("[METRICS]Cats.Count:2|#ModelName:m|#type:COUNTER|#hostname:x,1,id")
-    assert 'Cats{ModelName="m",Hostname="host",} 4.0' in render(metrics.registry)
+    assert 'Cats{ModelName="m",Hostname="host",} 4.0' in page_of(metrics.registry)
 
 
 @pytest.mark.parametrize("line", ["[METRICS]", "[METRICS]Cats.Count:many|#a:b|#hostname:x,1"])
@@ -259,7 +259,7 @@ def test_the_series_of_an_unregistered_version_leave_the_page(metrics: Metrics) 
     use(first)
     use(second)
     first.close()
-    text = render(metrics.registry)
+    text = page_of(metrics.registry)
     assert 'model_version="1.0"' not in text
     assert "W-m_1.0" not in text
     for name in ("PredictionTime", "Cats"):
@@ -267,7 +267,7 @@ def test_the_series_of_an_unregistered_version_leave_the_page(metrics: Metrics) 
     assert 'model_version="default"' in text
     assert 'ts_inference_requests_total{model_name="m",model_version="2.0"' in text
     second.close()
-    assert '"m"' not in render(metrics.registry)
+    assert '"m"' not in page_of(metrics.registry)
 
 
 def test_updates_after_the_close_are_ignored(metrics: Metrics) -> None:
@@ -279,7 +279,7 @@ def test_updates_after_the_close_are_ignored(metrics: Metrics) -> None:
         closed.close()
         use(closed)
         closed.printed("[METRICS]Cats.Count:2|#ModelName:m|#type:COUNTER|#hostname:x,1,id")
-    text = render(metrics.registry)
+    text = page_of(metrics.registry)
     assert '"m"' not in text
     assert '"n"' not in text
 
@@ -287,9 +287,9 @@ def test_updates_after_the_close_are_ignored(metrics: Metrics) -> None:
 def test_a_failed_registration_leaves_the_series_of_the_existing_version(metrics: Metrics) -> None:
     model = ModelMetrics(metrics, "m", "1.0")
     use(model)
-    before = render(metrics.registry)
+    before = page_of(metrics.registry)
     ModelMetrics(metrics, "m", "1.0").close()
-    assert render(metrics.registry) == before
+    assert page_of(metrics.registry) == before
 
 
 def test_a_model_that_is_registered_again_counts_from_zero(metrics: Metrics, value: Value) -> None:

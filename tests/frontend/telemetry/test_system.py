@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from steps import page_of
 
-from marserve.frontend.telemetry.exposition import render
 from marserve.frontend.telemetry.gpu import GpuReader
 from marserve.frontend.telemetry.metrics import Metrics
 from marserve.frontend.telemetry.system import SystemProbe
@@ -43,7 +43,7 @@ class Clock:
 
 
 def samples(metrics: Metrics) -> dict[str, float]:
-    lines = [line.rpartition(" ") for line in render(metrics.registry).splitlines()]
+    lines = [line.rpartition(" ") for line in page_of(metrics.registry).splitlines()]
     found = {series: float(value) for series, _, value in lines if series[0] != "#"}
     return {series: value for series, value in found.items() if not series.startswith("Requests")}
 

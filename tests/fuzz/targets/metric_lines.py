@@ -7,8 +7,8 @@ from collections import deque
 
 from fuzz.limits import Limits
 from prometheus_client.parser import text_string_to_metric_families
+from steps import page_of
 
-from marserve.frontend.telemetry.exposition import render
 from marserve.frontend.telemetry.handler_metrics import HandlerMetrics, ModelRows, parse_metric_line
 from marserve.frontend.telemetry.metrics_config import MetricsConfig
 from marserve.frontend.telemetry.series import Registry
@@ -29,7 +29,7 @@ def target(data: bytes) -> None:
         row = parse_metric_line(line)
         if row is not None:
             rows.record([row])
-    list(text_string_to_metric_families(render(registry)))
+    list(text_string_to_metric_families(page_of(registry)))
     # Carriage returns at the ends of lines are dropped.
     texts = data.decode(errors="backslashreplace").split("\n")
     expected = [text.rstrip("\r")[:300] for text in texts if not _is_metric(text)]

@@ -2,8 +2,8 @@
 
 from fuzz.limits import Limits
 from fuzz.oracles import check_refusal
+from steps import page_of
 
-from marserve.frontend.telemetry.exposition import render
 from marserve.frontend.telemetry.handler_metrics import HandlerMetrics
 from marserve.frontend.telemetry.metrics_config import MetricsConfigError, parse_metrics_config
 from marserve.frontend.telemetry.series import Registry
@@ -23,4 +23,4 @@ def target(data: bytes) -> None:
     for declared in config.model.values():
         family = metrics.families[declared.name]
         family.join(*("v" for _ in declared.dimensions)).update(1.0)
-    render(registry)
+    page_of(registry)
