@@ -9,7 +9,7 @@ from aiohttp.http import HttpProcessingError
 from marserve.frontend.aio.long_work import LongWork
 from marserve.frontend.http.limits import ConnectionLimits, Connections
 from marserve.frontend.http.protocol import CLOSING, CONNECTION_INFO, IDLE_SECONDS, Connection
-from marserve.frontend.http.requests import HttpRequest
+from marserve.frontend.http.requests import MAX_LENGTH_DIGITS, HttpRequest
 from marserve.frontend.http.router import Router
 from marserve.frontend.security.usage import Usage
 
@@ -85,6 +85,9 @@ class HttpServer:
         connection: Connection | None = raw.get_extra_info(CONNECTION_INFO)
         if connection is None or not connection.is_open:
             return _CLOSED  # the client has left
+        if len(raw.headers.get("content-length", "")) > MAX_LENGTH_DIGITS:
+            connection.refuse_unreadable()
+            return _CLOSED
         connection.begin_request()
         keep_alive = False
         try:

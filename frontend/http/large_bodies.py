@@ -28,6 +28,7 @@ class LargeBody(asyncio.BufferedProtocol):
         self._filled = len(first)
         self._first = first
         self._allowed = 0  # counted as in flight
+        self._failure: MemoryError | None = None
         self._loop = asyncio.get_running_loop()
         self._started = self._last = self._loop.time()
 
@@ -68,11 +69,18 @@ class LargeBody(asyncio.BufferedProtocol):
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - asyncio's signature
         """Return the memory for the next bytes."""
         if self._filled == len(self._memory):
-            self._memory.extend(bytes(self._allowed - self._filled))
+            try:
+                self._memory.extend(bytes(self._allowed - self._filled))
+            except MemoryError as error:  # the event loop would close the connection
+                self._failure = error
+                return memoryview(bytearray(1))
         return memoryview(self._memory)[self._filled :]
 
     def buffer_updated(self, nbytes: int) -> None:
         """Give the body to the connection when it is complete, or when it may not grow."""
+        if self._failure is not None:
+            self._connection.fail(self._failure)
+            return
         self._filled += nbytes
         self._last = self._loop.time()
         if self._filled == self._length:

@@ -129,19 +129,22 @@ class Connection(ClientConnection):
 
     def data_received(self, data: bytes) -> None:
         """Read bytes of a request, or keep them until the last request is answered."""
-        if self._parser is None:
-            self._pass_on(data)
-            return
         if self.transport.is_closing():  # TLS still reads for a while
             return
-        self._pieces.append(data)
-        self._piece_bytes += len(data)
-        if not self._is_blocked:
-            self._read(self._parser, data)
-            return
-        self._expect_head()
-        if self._piece_bytes > _MAX_WAITING_BYTES:
-            self.pause_reading()
+        try:
+            if self._parser is None:
+                self._pass_on(data)
+                return
+            self._pieces.append(data)
+            self._piece_bytes += len(data)
+            if not self._is_blocked:
+                self._read(self._parser, data)
+                return
+            self._expect_head()
+            if self._piece_bytes > _MAX_WAITING_BYTES:
+                self.pause_reading()
+        except Exception as error:  # noqa: BLE001 - the last resort; it is logged
+            self.fail(error)
 
     def eof_received(self) -> bool | None:
         """The client sends no more; the loop then closes the connection, answered or not."""
@@ -241,13 +244,25 @@ class Connection(ClientConnection):
 
     def refuse_unreadable(self) -> None:
         """Answer a request that aiohttp could not parse, and close the connection."""
-        if self.transport.is_closing():
-            return
-        answer = error_response(BadRequest("Invalid HTTP message."))
+        if not self.transport.is_closing():
+            self._refuse_unread(BadRequest("Invalid HTTP message."))
+
+    def _refuse_unread(self, error: ServeError) -> None:
+        answer = error_response(error)
         # Method and path are those of TorchServe's access log.
         self._router.access_log.add(self.peer, "GET", "/bad-request", answer.status, 0.0)
         self.write(answer, new_request_id(), keep_alive=False)
         self.close()
+
+    def fail(self, error: Exception) -> None:
+        """Answer a request after an unexpected exception, and close the connection."""
+        logger.error("Cannot answer %s", self.peer, exc_info=error)
+        if self._large is not None:
+            self._stop_large()
+        if self._is_handling:  # aiohttp's request may have a part of its answer
+            self.transport.abort()
+        elif not self.transport.is_closing():
+            self._refuse_unread(unexpected(error))
 
     # -- plain requests ----------------------------------------------------------------------------
 
@@ -344,23 +359,22 @@ class Connection(ClientConnection):
 
     def leave_to_aiohttp(self) -> None:
         """Hand the connection over, with all bytes of the last request."""
-        if self._large is not None:
-            arrived = self._large.take()
-            parts = range(0, len(arrived), _PART_BYTES)
-            self._pieces += [bytes(arrived[at : at + _PART_BYTES]) for at in parts]
-            self._stop_large()
-        for timer in (self._collecting_timer, self._idle_timer):
-            if timer is not None:
-                timer.cancel()
-        self._parser = self._request = self._submit = None
-        self._incoming.reset()  # the pieces have the body, too
-        self.memory.end()
-        pieces, self._pieces = self._pieces, []
         try:
+            if self._large is not None:
+                arrived = self._large.take()
+                parts = range(0, len(arrived), _PART_BYTES)
+                self._pieces += [bytes(arrived[at : at + _PART_BYTES]) for at in parts]
+                self._stop_large()
+            for timer in (self._collecting_timer, self._idle_timer):
+                if timer is not None:
+                    timer.cancel()
+            self._parser = self._request = self._submit = None
+            self._incoming.reset()  # the pieces have the body, too
+            self.memory.end()
+            pieces, self._pieces = self._pieces, []
             self._hand_over(pieces)
-        except Exception:  # out of memory; a timer that raises would leave the client waiting
-            logger.exception("Cannot answer %s", self.peer)
-            self.transport.abort()
+        except Exception as error:  # noqa: BLE001 - out of memory; it is logged
+            self.fail(error)
 
     def _read_on(self) -> None:
         """Read what arrived after a request, if that is answered and the client reads answers."""
@@ -371,8 +385,11 @@ class Connection(ClientConnection):
             return
         self._is_blocked = False
         if self._pieces:
-            self.resume_reading()
-            self._read(parser, b"".join(self._pieces))
+            try:
+                self.resume_reading()
+                self._read(parser, b"".join(self._pieces))
+            except Exception as error:  # noqa: BLE001 - the last resort; it is logged
+                self.fail(error)
 
     def _start(self, request: PlainRequest, submit: Submit, body: Buffer) -> None:
         self._head_since = self._submit = None

@@ -23,6 +23,8 @@ from marserve.frontend.telemetry.trace_context import TraceContext
 
 #: A longer body is large. Below this size, to receive it in place gains nothing.
 LARGE_BYTES = 1 << 19
+#: Digits of the largest content-length, 2**64 - 1. llhttp accepts any number of zeros before them.
+MAX_LENGTH_DIGITS = 20
 # aiohttp refuses more of them.
 _MAX_HEADERS = 100
 _METHODS: Final = (b"POST", b"PUT")
@@ -169,6 +171,7 @@ def plain_request(
     if (
         not target.startswith("/")
         or not length.isdecimal()
+        or len(length) > MAX_LENGTH_DIGITS
         or len(by_name) + bool(expectation) != len(headers)
         or (expectation and not _may_wait(expectation, int(length)))
         or not _SPECIAL_HEADERS.isdisjoint(by_name)

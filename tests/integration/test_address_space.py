@@ -28,3 +28,17 @@ def test_a_request_that_memory_runs_out_for_is_ended_and_the_server_goes_on(star
         with contextlib.suppress(OSError):
             assert server.predict("m", data=iter(whole)).status_code == 507
         assert server.predict("m", data=b"x").text == "in"
+
+
+def test_a_large_body_that_memory_does_not_suffice_for_is_refused(start_server):
+    with start_server(max_request_size="1000000000") as server:
+        server.install("def handle(d, c):\n    return d and ['in'] * len(d)\n", "m")
+        used = psutil.Process(server.process.pid).memory_info().vms
+        limit = (used + 50 * MIB, resource.RLIM_INFINITY)
+        resource.prlimit(server.process.pid, resource.RLIMIT_AS, limit)
+        with server.connect("inference") as client:
+            client.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % (150 * MIB))
+            with contextlib.suppress(ConnectionError):
+                client.sendall(bytes(150 * MIB))
+            assert client.recv(65536).startswith(b"HTTP/1.1 507 ")
+        assert server.predict("m", data=b"x").text == "in"

@@ -215,6 +215,9 @@ def test_a_truncated_body_never_reaches_the_handler(server, truncated, read_to_e
         b"GET /%b HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n" % (b"a" * 100_000),
         b"GET /ping HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Long: %b\r\n\r\n" % (b"a" * 100_000),
         b"POST /ping HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: minus\r\n\r\n",
+        b"POST /predictions/probe HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: %b3\r\n\r\nabc"
+        % (b"0" * 4400),  # more digits than Python's int() takes
+        b"GET /ping HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: %b\r\n\r\n" % (b"0" * 4400),
         b"POST /ping HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 3\r\n"
         b"Content-Length: 4\r\n\r\nabcd",
         b"POST /ping HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 3\r\n"
@@ -222,9 +225,14 @@ def test_a_truncated_body_never_reaches_the_handler(server, truncated, read_to_e
     ],
 )
 def test_what_is_no_http(server, request_):
-    answer = server.exchange("inference", request_)
-    assert answer.startswith(b"HTTP/1.1 400 Bad Request\r\n")
-    assert b'"type": "BadRequestException",\n  "message": "Invalid HTTP message."\n}\n' in answer
+    before = server.console_text()
+    for listener in server.ports:
+        answer = server.exchange(listener, request_)
+        assert answer.startswith(b"HTTP/1.1 400 Bad Request\r\n")
+        assert (
+            b'"type": "BadRequestException",\n  "message": "Invalid HTTP message."\n}\n' in answer
+        )
+    assert "Traceback" not in server.console_text()[len(before) :]
 
 
 @pytest.mark.parametrize(

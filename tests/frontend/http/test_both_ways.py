@@ -132,6 +132,8 @@ REQUESTS = {
     "an empty length": post("Content-Length:"),
     "an endless length": post("Content-Length: 99999999999999999999"),
     "a length with zeros": post("Content-Length: 005"),
+    "a length with thousands of zeros": post(f"Content-Length: {'0' * 4400}5"),
+    "a get with thousands of zeros": post(f"Content-Length: {'0' * 4400}5", start="GET / HTTP/1.1"),
     "chunks": CHUNKED + b"5\r\nhello\r\n0\r\n\r\n",
     "chunks and a length": post("Transfer-Encoding: chunked", body=b"0\r\n\r\n" + PLAIN),
     "chunks that are none": CHUNKED + b"x\r\n",

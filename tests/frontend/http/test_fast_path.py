@@ -67,12 +67,14 @@ class Model:
     Attributes:
         queue: Requests that are not answered yet.
         raises: An error with which requests are refused.
+        defect: An error that is raised for a head.
         is_plain: Whether the route accepts requests on the fast path.
     """
 
     def __init__(self) -> None:
         self.queue: asyncio.Queue[Request] = asyncio.Queue()
         self.raises: Exception | None = None
+        self.defect: Exception | None = None
         self.is_plain = True
         self.routes = {
             "model": Route(self._serve, accept=self._accept),
@@ -80,6 +82,8 @@ class Model:
         }
 
     def _accept(self, _request: PlainRequest) -> Submit | None:
+        if self.defect is not None:
+            raise self.defect
         return self._submit if self.is_plain else None
 
     def _submit(self, body: bytes, on_answer: OnAnswer) -> Request:
@@ -390,6 +394,41 @@ def test_a_failure_is_sent_and_ends_the_connection(
         await model.answer(outcome)
         assert (await answer(client))[0] == status
         assert await client[0].read() == b""
+
+    with_model(test)
+
+
+@pytest.mark.parametrize("first_bytes", [0, 20])
+@pytest.mark.parametrize(("defect", "status"), [(KeyError("a defect"), 500), (MemoryError(), 507)])
+def test_a_defect_while_a_request_is_read_is_answered(
+    with_model: Callable[..., None],
+    model: Model,
+    caplog: pytest.LogCaptureFixture,
+    defect: Exception,
+    status: int,
+    first_bytes: int,
+) -> None:
+    async def test(listener: Any) -> None:
+        for is_behind in (False, True):
+            client = await listener.connect()
+            model.defect = None
+            if is_behind:  # the defect comes when the next request is read
+                client[1].write(post(b"first"))
+                first = await model.queue.get()
+            model.defect = defect
+            client[1].write(post(b"x")[:first_bytes])
+            await asyncio.sleep(0.1)
+            client[1].write(post(b"x")[first_bytes:])
+            await asyncio.sleep(0.1)
+            if is_behind:
+                first.answer()
+                assert await answer(client) == (200, b"fast first")
+            assert (await answer(client))[0] == status
+            assert await client[0].read() == b""
+            assert [record.message for record in caplog.records if record.exc_info] == [
+                f"Cannot answer 127.0.0.1:{client[1].get_extra_info('sockname')[1]}"
+            ]
+            caplog.clear()
 
     with_model(test)
 
