@@ -11,7 +11,6 @@ Invalid values (a negative increment, NaN) are logged and dropped, and do not fa
 type or unit is a defect of the handler and raises an error.
 """
 
-import contextlib
 import copy
 import enum
 import logging
@@ -202,10 +201,13 @@ class Metric:
 
 
 def _number(name: str, value: Any) -> float:
-    if isinstance(value, int):
-        return int(value)
-    with contextlib.suppress(TypeError, ValueError):
-        return float(value)
+    try:
+        number = float(value)
+        return int(value) if isinstance(value, int) else number
+    except OverflowError:  # of an int with hundreds of digits
+        return math.inf
+    except (TypeError, ValueError):
+        pass
     raise MetricsCacheTypeError(f"Metric {name} takes a number, not {value!r}")
 
 

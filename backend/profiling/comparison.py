@@ -35,7 +35,7 @@ def compare(first: Buffer, second: Buffer, tolerance: float) -> Difference:
     try:
         found = _Comparison(tolerance)
         found.values(json.loads(first), json.loads(second), "")
-    except (ValueError, RecursionError):  # not JSON
+    except (ValueError, OverflowError, RecursionError):  # not JSON
         return Difference(0.0, f"{len(first)} bytes and {len(second)} bytes that are not the same")
     return Difference(found.largest, found.what)
 

@@ -69,7 +69,7 @@ def _described_output(described: Json, place: int) -> Output:
         try:
             shape = list(map(int, shape))
             count, there = element_count(shape), element_count(output.shape)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise UnusableTensor(f"output {name!r} has no usable shape: {error}") from error
         if count != there:
             raise UnusableTensor(f"output {name!r} has {there} elements; its shape is {shape}")

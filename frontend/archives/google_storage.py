@@ -42,7 +42,7 @@ def _token(host: str) -> str:
         if answer.status != 200 or answer.getheader("Metadata-Flavor") != "Google":
             return ""
         token = json.loads(answer.read(1 << 16)).get("access_token")
-    except (OSError, http.client.HTTPException, ValueError, AttributeError):
+    except (OSError, http.client.HTTPException, ValueError, AttributeError, RecursionError):
         return ""
     finally:
         connection.close()

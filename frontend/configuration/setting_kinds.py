@@ -23,8 +23,8 @@ AUTOMATIC = "auto"
 _MAX_SIZES = 64
 _MAX_DIMENSION = 63  # the last that a tensor can have
 _MAX_BITS = 128
-_MAX_DIGITS = 40
 _WHOLE = re.compile(r"[+-]?[0-9]{1,12}")
+_DECIMAL = re.compile(r"[+-]?[0-9]{0,12}\.?[0-9]{1,24}(e[+-]?[0-9]{1,3})?", re.IGNORECASE)
 
 
 class _ShortRepr(reprlib.Repr):
@@ -52,10 +52,7 @@ def _number(text: str) -> int | str:
 
 
 def _decimal(text: str) -> float | str:
-    try:
-        return float(text[:_MAX_DIGITS])
-    except ValueError:
-        return text
+    return float(text) if _DECIMAL.fullmatch(text) else text
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ from pathlib import Path
 
 _WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
 _URL = re.compile(r"(?<=://)(?:[^\s/?#]*@)?([^\s?#]*)(?:[?#]\S*)?")
-_DECIMAL = re.compile(r"[0-9]{1,12}(\.[0-9]{1,12})?")
+# The event loop and the system take no times of thousands of years.
+_DECIMAL = re.compile(r"[0-9]{1,9}(\.[0-9]{1,12})?")
 
 
 def whole(minimum: int, maximum: float = math.inf) -> Callable[[str], int]:
@@ -27,14 +28,14 @@ def whole(minimum: int, maximum: float = math.inf) -> Callable[[str], int]:
 def not_negative(text: str) -> float:
     """Return a plain decimal number."""
     if not _DECIMAL.fullmatch(text):
-        raise ValueError("a number, 0 or more")
+        raise ValueError("a number, 0 or more, below 10^9")
     return float(text)
 
 
 def positive(text: str) -> float:
     """Return a plain decimal number above 0."""
     if not _DECIMAL.fullmatch(text) or float(text) == 0:
-        raise ValueError("a number above 0")
+        raise ValueError("a number above 0, below 10^9")
     return float(text)
 
 

@@ -19,6 +19,7 @@ logger = logging.getLogger(__name__)
 SOCKET_VARIABLE = "NOTIFY_SOCKET"
 #: The watchdog's interval in microseconds, and the process that it watches.
 WATCHDOG_VARIABLE, WATCHDOG_PID_VARIABLE = "WATCHDOG_USEC", "WATCHDOG_PID"
+_MAX_DIGITS = 20  # of a number of 64 bits
 
 
 class ServiceManager:
@@ -38,7 +39,8 @@ class ServiceManager:
         address = environ.pop(SOCKET_VARIABLE, "")
         interval = environ.pop(WATCHDOG_VARIABLE, "")
         is_ours = environ.pop(WATCHDOG_PID_VARIABLE, "") in ("", str(os.getpid()))
-        seconds = int(interval) / 1e6 if is_ours and interval.isdecimal() else 0.0
+        is_number = interval.isdecimal() and len(interval) <= _MAX_DIGITS
+        seconds = int(interval) / 1e6 if is_ours and is_number else 0.0
         return cls(address, seconds)
 
     def main_process(self, pid: int) -> None:

@@ -33,6 +33,8 @@ from marserve.frontend.logs.dates import date_format
 
 _TOKEN = re.compile(r"%d(?:\{(?P<date>[^}]*)\})?(?:\{[^}]*\})?|%(?P<width>\??\d*)i")
 _OPTIONAL = "?"  # the width of a number that is left out where it is 1
+_MAX_WIDTH_DIGITS = 2
+_MAX_INTERVAL = 100_000  # periods
 _ENDING = re.compile(r"(\.[A-Za-z]+)?$")
 #: Letters of date patterns, the shortest period first, and the `time.struct_time` field they show.
 _PERIODS = {"s": 5, "m": 4, "HhkK": 3, "dDE": 2, "w": 2, "ML": 1, "yu": 0}
@@ -51,6 +53,10 @@ class Rollover:
     def __post_init__(self) -> None:
         for token in _TOKEN.finditer(self.pattern):
             date_format(token["date"] or "")
+            if len(token["width"] or "") > _MAX_WIDTH_DIGITS:
+                raise ValueError(f"{token[0][:20]!r} is wider than 99 digits")
+        if self.interval > _MAX_INTERVAL:
+            raise ValueError(f"the interval {self.interval} is longer than {_MAX_INTERVAL} periods")
 
     def next_time(self, start: float) -> float:
         """Return when a file that was started at ``start`` is due, in seconds since the epoch."""

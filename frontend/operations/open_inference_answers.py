@@ -89,7 +89,14 @@ def _read_answer(body: Buffer, head_bytes: str | int) -> InferAnswer:
         return InferAnswer(
             **texts, parameters=dict(document.get("parameters") or {}), outputs=outputs
         )
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        OverflowError,
+        RecursionError,
+    ) as error:
         raise UnreadableAnswer from error
 
 

@@ -17,7 +17,6 @@ from marserve.frontend.errors import BadRequest
 
 logger = logging.getLogger(__name__)
 
-_MAX_DIGITS = 20
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?", re.IGNORECASE)
 
 
@@ -51,11 +50,8 @@ class Parameters:
         value = self._values.get(name)
         if value is None:
             return default
-        try:
-            number = int(str(value)[:_MAX_DIGITS])
-        except ValueError:
-            number = MAX_NUMBER + 1
-        if abs(number) > MAX_NUMBER:
+        number = plain_number(value)
+        if type(number) is not int or abs(number) > MAX_NUMBER:
             text = reprlib.repr(value)
             logger.warning("Parameter %s=%s is not an integer, %d is used.", name, text, default)
             return default

@@ -142,7 +142,7 @@ class ModelRows:
                     series = self._join(key, family, dimensions)
                 if series is not None:
                     self.update(series, float(value), request_ids)
-            except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
+            except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
                 name = str(row[1]) if isinstance(row, list) and len(row) > 1 else "?"
                 self._metrics.warn(name, f"cannot be recorded: {reprlib.repr(row)} ({error})")
 

@@ -74,5 +74,5 @@ def parsed_json(value: Any) -> Any:
         return value
     try:
         return json.loads(bytes(value) if isinstance(value, memoryview) else value)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise PredictionException(f"The request is not JSON: {error}", 400) from error

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from marserve.backend.context import Context
+from marserve.backend.errors import PredictionException
 
 
 class ModelService(ABC):
@@ -54,10 +55,7 @@ class ModelService(ABC):
         value = next((data[0][name] for name in names if data[0].get(name) is not None), None)
         is_json = self._signature["input_type"] == "application/json"
         if is_json and isinstance(value, bytes | bytearray):
-            try:
-                value = json.loads(value)
-            except ValueError:
-                value = ast.literal_eval(value.decode())
+            value = _parsed(value)
         answer = self.inference([value])
         return answer if isinstance(answer, list) else [answer]
 
@@ -77,3 +75,15 @@ class SingleNodeService(ModelService):
 
     def _postprocess(self, data: Any) -> Any:
         return data
+
+
+def _parsed(body: bytes | bytearray) -> Any:
+    """Parse JSON, or else a Python literal; PredictionException 400 for anything else."""
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError):
+        pass
+    try:
+        return ast.literal_eval(body.decode())
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError) as error:
+        raise PredictionException("The request is not JSON.", 400) from error

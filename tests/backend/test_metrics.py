@@ -2,6 +2,7 @@ import copy
 import json
 import logging
 import uuid
+from fractions import Fraction
 
 import pytest
 
@@ -182,7 +183,7 @@ def test_a_text_may_contain_the_number(metrics: MetricsStore) -> None:
     assert (name, number) == ("Decoding", 1.2)
 
 
-@pytest.mark.parametrize("value", [-1, float("nan"), float("inf")])
+@pytest.mark.parametrize("value", [-1, float("nan"), float("inf"), 10**400, Fraction(10**400)])
 def test_impossible_values_are_logged_and_dropped(metrics: MetricsStore, caplog, value) -> None:
     metrics.add_counter("N", value)
     assert metrics.drain() == []

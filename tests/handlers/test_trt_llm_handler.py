@@ -127,7 +127,7 @@ def test_the_pieces_of_a_stream_are_the_text(ask) -> None:
     assert handler.trt_llm_engine.asked[0][2] is True
 
 
-@pytest.mark.parametrize("body", [b"Hi", b"[]", {"text": "Hi"}, b""])
+@pytest.mark.parametrize("body", [b"Hi", b"[]", {"text": "Hi"}, b"", b"[" * 100_000, b"9" * 5000])
 def test_a_request_without_a_prompt(ask, body) -> None:
     with pytest.raises(PredictionException, match=r" : 400"):
         ask({"body": body})

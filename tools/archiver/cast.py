@@ -74,7 +74,9 @@ def cast(config: ModelArchiverConfig) -> Iterator[Cast]:
 def _settings(config_file: str | None, precision: str) -> dict[str, Any]:
     try:
         settings = yaml.safe_load(Path(config_file).read_text("utf-8")) if config_file else None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except OSError:
+        raise
+    except Exception as error:  # PyYAML raises many kinds
         raise ModelArchiverError(f"{config_file} is not YAML: {error}") from error
     settings = {} if settings is None else settings
     section = settings.setdefault(_SECTION, {}) if isinstance(settings, dict) else None

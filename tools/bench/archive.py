@@ -114,7 +114,7 @@ def _config(path: Path) -> dict[str, Any]:
         return {}
     try:
         config = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except (yaml.YAMLError, ValueError):
+    except Exception:  # noqa: BLE001 - PyYAML raises many kinds
         config = None
     if not isinstance(config, dict):
         raise BenchError(f"The archive's {path.name} is not a YAML mapping.")

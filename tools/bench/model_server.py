@@ -180,7 +180,7 @@ class ModelServer:
         try:
             (described,) = self._checked(answer, "describe the model").json()
             return ServedModel.from_description(described)
-        except (TypeError, ValueError, LookupError):
+        except (TypeError, ValueError, LookupError, AttributeError, OverflowError):
             raise BenchError(
                 f"The server at {self._management.destination.url} does not have TorchServe's "
                 "management interface."

@@ -24,6 +24,7 @@ from marserve.tools.files import read_file
 _CLIENTS = (8,)
 _SECONDS = 10.0
 _CORES_PER_PROCESS = 4  # three of four cores are left to the server
+_LARGEST = 1_000_000_000  # the system takes no times of thousands of years
 _HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):\s*(.*)", re.ASCII)
 _CHOSEN_BY_TUNING = (
     "clients",
@@ -443,8 +444,8 @@ def _number(kind: Callable[[str], Any], text: str, minimum: float, rule: str) ->
         value = kind(text)
     except ValueError:
         value = math.nan
-    if not minimum <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not {rule}")
+    if not minimum <= value <= _LARGEST:
+        raise argparse.ArgumentTypeError(f"{text[:80]!r} is not {rule}, at most {_LARGEST}")
     return value
 
 

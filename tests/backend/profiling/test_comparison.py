@@ -57,11 +57,15 @@ def test_what_is_not(first: Any, second: Any, told: str) -> None:
     assert 0 <= largest <= 2  # can be shown as JSON
 
 
-@pytest.mark.parametrize("body", [b"\xff\x00", b"plain", b"[" * 100_000])
+@pytest.mark.parametrize("body", [b"\xff\x00", b"plain", b"[" * 100_000, b"9" * 5000])
 def test_what_is_no_json_is_compared_byte_by_byte(body: bytes) -> None:
     assert compare(body, bytearray(body), 0.1).what == ""
     told = compare(body, body + b"!", 0.1).what
     assert told == f"{len(body)} bytes and {len(body) + 1} bytes that are not the same"
+
+
+def test_a_number_that_no_float_can_be_is_compared_byte_by_byte() -> None:
+    assert difference([10**400], [1.5]) == (0, "403 bytes and 5 bytes that are not the same")
 
 
 @given(st.integers(1, 40), st.integers(2, 5))

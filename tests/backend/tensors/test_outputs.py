@@ -1,4 +1,5 @@
 import json
+import math
 from typing import Any
 
 import numpy as np
@@ -77,6 +78,7 @@ def test_whatever_a_handler_returns_becomes_outputs(result: Any, outputs: Any) -
         pytest.param({"data": object()}, "cannot be sent", id="object"),
         ({"shape": "2", "datatype": "INT8", "data": [1, 2, 3]}, "its shape is [2]"),
         ({"shape": [None], "data": [1]}, "shape"),
+        ({"shape": [math.inf], "data": [1]}, "no usable shape"),
     ],
     ids=repr,
 )

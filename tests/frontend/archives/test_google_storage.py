@@ -1,5 +1,8 @@
 """Where objects lie, and what becomes of the token of a machine that has none."""
 
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
 import pytest
 
 from marserve.frontend.archives.google_storage import authorised_request
@@ -29,3 +32,21 @@ def test_another_server_may_have_it(endpoint) -> None:
 def test_what_names_no_object_is_not_found(url) -> None:
     with pytest.raises(ModelNotFound):
         authorised_request(url, NO_MACHINE)
+
+
+@pytest.mark.parametrize("answer", [b"[" * 60_000, b'{"access_token": %b}' % (b"9" * 5000), b"[1]"])
+def test_a_metadata_server_that_sends_no_token(answer: bytes) -> None:
+    class Metadata(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Metadata-Flavor", "Google")
+            self.end_headers()
+            self.wfile.write(answer)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Metadata) as server:
+        threading.Thread(target=server.handle_request).start()
+        environ = {"GCE_METADATA_HOST": f"127.0.0.1:{server.server_port}"}
+        assert authorised_request("gs://b/k", environ)[1] == {}

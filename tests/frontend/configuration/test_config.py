@@ -233,6 +233,8 @@ def test_a_value_is_read(key: str, text: str, expected: object) -> None:
         ("default_workers_per_model", "1001", "a whole number, from 0 to 1000"),
         ("default_response_timeout", "0.0", "a number above 0"),
         ("default_response_timeout", "nan", "a number above 0"),
+        ("default_startup_timeout", "999999999999", "a number above 0, below 10^9"),
+        ("drain_timeout", "1000000000", "a number, 0 or more, below 10^9"),
         ("drain_timeout", "-1", "a number, 0 or more"),
         ("worker_start_method", "fork", "forkserver or spawn"),
         ("log_format", "xml", "text or json"),
@@ -274,7 +276,7 @@ def test_a_wrong_value_is_reported_with_what_is_allowed(key: str, text: str, all
         ("disable_token_authorization", "on", False, "true or false; it counts as false"),
         ("async_logging", "truee", False, "true or false; it counts as false"),
         ("ts_open_inference_protocol", "v2", False, "true or false; it counts as false"),
-        ("token_expiration_min", "never", 60, "a number above 0; it counts as 60"),
+        ("token_expiration_min", "never", 60, "a number above 0, below 10^9; it counts as 60"),
         ("metrics_mode", "loud", "log", "log or prometheus or legacy; it counts as log"),
         (
             "service_envelope",

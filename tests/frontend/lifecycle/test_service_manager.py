@@ -79,6 +79,8 @@ def test_a_receiver_that_does_not_read_delays_nothing(
         ({"WATCHDOG_USEC": "2000", "WATCHDOG_PID": str(os.getpid())}, True),
         ({"WATCHDOG_USEC": "2000", "WATCHDOG_PID": "1"}, False),  # of another process
         ({"WATCHDOG_USEC": "soon"}, False),
+        ({"WATCHDOG_USEC": "9" * 400}, False),
+        ({"WATCHDOG_USEC": "9" * 5000}, False),
         ({}, False),
     ],
 )

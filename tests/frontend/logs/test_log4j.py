@@ -280,6 +280,15 @@ def test_a_regex_filter_matches_whole_messages(
             '<SizeBasedTriggeringPolicy size="big"/></RollingFile>',
             "Appender A is left out: 'big' is not the size of a file.",
         ),
+        (
+            f'<RollingFile name="A" fileName="a" filePattern="%{"9" * 9}i"/>',
+            "Appender A is left out: '%999999999i' is wider than 99 digits.",
+        ),
+        (
+            '<RollingFile name="A" fileName="a" filePattern="%d{yyyy}">'
+            '<TimeBasedTriggeringPolicy interval="1000000"/></RollingFile>',
+            "Appender A is left out: the interval 1000000 is longer than 100000 periods.",
+        ),
         ('<Console name="A"><HtmlLayout/></Console>', "HtmlLayout has no counterpart"),
         ('<Console name="A"><BurstFilter/></Console>', "BurstFilter has no counterpart"),
         ('<Console name="A"><RegexFilter/></Console>', "RegexFilter has no regex"),

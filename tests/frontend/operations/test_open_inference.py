@@ -214,7 +214,18 @@ def test_an_answer_in_json() -> None:
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"[]", b"5", b"{}", b'{"outputs": [{}]}', b'{"outputs": 1}', b"\xff", b"[" * 9999]
+    "body",
+    [
+        b"",
+        b"[]",
+        b"5",
+        b"{}",
+        b'{"outputs": [{}]}',
+        b'{"outputs": 1}',
+        b'{"outputs": [{"name": "y", "datatype": "FP32", "shape": [1e999], "data": []}]}',
+        b"\xff",
+        b"[" * 9999,
+    ],
 )
 def test_an_answer_that_is_none_is_the_models_fault(body: bytes) -> None:
     with pytest.raises(PredictionFailed) as caught:

@@ -35,6 +35,15 @@ def test_a_text_that_is_no_number_counts_as_not_given_with_a_warning(
 
 
 @pytest.mark.parametrize(
+    ("value", "number"),
+    [("7", 7), (" 7 ", 7), ("-7", -7), (2**31, 100), ("9" * 30, 100), ("0x7", 100), ("1_0", 100),
+     ("\u0667", 100), (None, 100), ([7], 100), (True, 100)],
+)  # fmt: skip
+def test_an_optional_number_is_written_in_digits(value: Any, number: int) -> None:
+    assert Parameters({"limit": value}).integer("limit", 100) == number
+
+
+@pytest.mark.parametrize(
     "value",
     [0, "0", -2, "-5", "1.5", 1.5, "1e3", ".5", 2**31, "9" * 99, "9" * 5000, True, False, [1], {}],
 )

@@ -100,6 +100,7 @@ def test_each_value_of_a_dimension_is_a_series_whatever_their_order(lab: Lab) ->
     [
         row("counter", "Dogs", -1),
         row("counter", "Dogs", "many"),
+        row("counter", "Dogs", 10**400),
         row("summary", "Dogs", 1),
         row("", "Dogs", 1),
         row("counter", "Dogs", 1, 7),

@@ -2,6 +2,7 @@ import json
 
 import pytest
 
+from marserve.backend.errors import PredictionException
 from marserve.handlers.torchserve_api.model_service import ModelService, SingleNodeService
 
 
@@ -47,6 +48,14 @@ def test_stages_and_inputs(make, row, value) -> None:
     assert isinstance(service, ModelService)
     assert service.handle([row], None) == [{"seen": ["pre", value, "in"]}]
     assert service.signature()["inputs"] == [{"data_name": "img"}]
+
+
+@pytest.mark.parametrize(
+    "body", [b"no", b"[" * 100_000, b"9" * 5000, b"\xff", b"\0", b"open('x')", b"{[]: 1}", b"1e"]
+)
+def test_a_body_that_is_no_json_is_refused(make, body) -> None:
+    with pytest.raises(PredictionException, match=r"not JSON\. : 400"):
+        make().handle([{"body": body}], None)
 
 
 def test_other_types_stay_bytes(make) -> None:

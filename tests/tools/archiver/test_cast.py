@@ -198,6 +198,8 @@ class Bomb:
         ),
         (lambda: Path("config.yaml").write_text("- 1"), "config.yaml is not a mapping"),
         (lambda: Path("config.yaml").write_text("a: ["), "config.yaml is not YAML"),
+        (lambda: Path("config.yaml").write_text("a: !!bool x"), "config.yaml is not YAML"),
+        (lambda: Path("config.yaml").write_text(f"a: {'9' * 5000}"), "config.yaml is not YAML"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*torch.jit")

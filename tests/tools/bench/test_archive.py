@@ -45,6 +45,16 @@ def test_without_a_precision_it_is_what_it_was(variants: ArchiveVariants, archiv
     assert variants.url_for(None) == str(archive)
 
 
+@pytest.mark.parametrize("config", ["[", "- 1", "a: !!bool x", f"a: {'9' * 5000}", "[" * 10_000])
+def test_a_configuration_that_is_no_yaml(tmp_path: Path, config: str) -> None:
+    archive = write(tmp_path / "m.mar", config)
+    with (
+        closing(ArchiveVariants(str(archive))) as made,
+        pytest.raises(BenchError, match=r"my\.yaml is not a YAML mapping"),
+    ):
+        made.url_for("bf16")
+
+
 def test_nothing_but_the_precision_changes(variants: ArchiveVariants) -> None:
     directory = Path(variants.url_for("bf16"))
     assert yaml.safe_load((directory / "my.yaml").read_text()) == {

@@ -1,6 +1,7 @@
 """What a server says of itself and its models."""
 
 import json
+import math
 from typing import Any, cast
 
 import pytest
@@ -121,7 +122,19 @@ def test_a_model_that_is_not_served_is_told_with_those_that_are() -> None:
         asking(("GET /models", 200, {"models": []}), version="3").describe()
 
 
-@pytest.mark.parametrize("body", ["<html>", {}, [], [{}], [{"modelVersion": "1"}], [1]])
+@pytest.mark.parametrize(
+    "body",
+    [
+        "<html>",
+        {},
+        [],
+        [{}],
+        [{"modelVersion": "1"}],
+        [1],
+        [{**OURS, "jobQueueSize": math.inf}],
+        [{**TORCHSERVES, "jobQueueStatus": [1]}],
+    ],
+)
 def test_another_kind_of_server_is_told(body: Any) -> None:
     with pytest.raises(BenchError, match="does not have TorchServe's management interface"):
         asking(("GET /models/m", 200, body)).describe()

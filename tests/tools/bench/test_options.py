@@ -144,6 +144,8 @@ def test_a_key_file_that_is_none_is_told(tmp_path: Path, text: str | None) -> No
         (["m", "--rate", "-1"], "'-1' is not a number above 0"),
         (["m", "--rate", "nan"], "'nan' is not a number above 0"),
         (["m", "--rate", "inf"], "'inf' is not a number above 0"),
+        (["m", "--timeout", "1e300"], "'1e300' is not a number above 0, at most 1000000000"),
+        (["m", "--clients", "9" * 5000], "9' is not a whole number, 1 or more, at most"),
         (["m", "--seconds", "0"], "'0' is not a number above 0"),
         (["m", "--warm-up", "-1"], "'-1' is not a number, 0 or more"),
         (["m", "--max-error-percent", "101"], "'101' is not a number from 0 to 100"),

@@ -8,6 +8,7 @@ from pathlib import Path
 from marserve.backend.profiling.comparison import TOLERANCES
 from marserve.tools.doctor.comparison.answers import RULES
 
+_LARGEST = 1e9  # the system takes no times of thousands of years
 _EPILOG = """exit status: 0 the answers are the same (with --strict: nothing is to be checked or
 differs), 1 they are not, 2 nothing could be compared. docs/doctor.md contains examples."""
 
@@ -96,7 +97,7 @@ def _count(text: str) -> int:
 
 
 def _positive(text: str) -> float:
-    if not 0 < (number := float(text)) < float("inf"):
+    if not 0 < (number := float(text)) <= _LARGEST:
         raise ValueError
     return number
 
