@@ -99,6 +99,23 @@ class Gate:
         return True
 
 
+def held_import(folder: Path, module: str, gate: Gate) -> dict[str, str]:
+    """Return the environment in which a module is only imported once the gate is open."""
+    (folder / f"{module}.py").write_text(_HELD_IMPORT)
+    return {"PYTHONPATH": str(folder), "GATE": gate.path}
+
+
+_HELD_IMPORT = """
+import importlib, os, sys
+
+with open(os.environ["GATE"]):
+    pass
+sys.path.remove(os.path.dirname(__file__))
+del sys.modules[__name__]
+sys.modules[__name__] = importlib.import_module(__name__)
+"""
+
+
 class Server:
     """A server in a directory that no other server uses.
 

@@ -91,7 +91,7 @@ def start(
     global _config_file, _reader
     _config_file = snapshot_file
     address = _address("inference_address")
-    if _is_running():
+    if _running_pid() is not None:
         stop()
     flags = {
         "--model-store": model_store,
@@ -207,8 +207,9 @@ def _command(*arguments: str, stdout: int | None = None) -> "subprocess.Popen[by
 def _wait_until_open(address: Address) -> None:
     """Wait for the inference listener, which opens last."""
     deadline = time.monotonic() + _START_SECONDS
+    started = _running_pid()
     while not _is_open(address):
-        if not _is_running():
+        if started is None or _running_pid() != started:
             raise LauncherError(
                 "The server ended during its start; its output contains the reason."
             )
@@ -217,9 +218,9 @@ def _wait_until_open(address: Address) -> None:
         time.sleep(_LOOK_SECONDS)
 
 
-def _is_running() -> bool:
+def _running_pid() -> int | None:
     try:
-        return PidFile().read() is not None
+        return PidFile().read()
     except PidFileError as error:
         raise LauncherError(str(error)) from error
 

@@ -4,12 +4,11 @@ import contextlib
 import socket
 import subprocess
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
-from terminal import DemoFailed, readable, run, say, start
+import psutil
+from terminal import DemoFailed, readable, show, start
 
 from marserve.frontend.configuration.config import Config
 from marserve.frontend.lifecycle.pidfile import PidFile
@@ -76,8 +75,9 @@ def _check_free(host: str, port: int) -> None:
 
 
 def _wait_until_up(process: "subprocess.Popen[bytes]", config: Config, log: Path) -> None:
+    """Wait until the process listens; at the address alone another server may answer."""
     deadline = time.monotonic() + _START_SECONDS
-    while not _answers(f"{config.inference_address.url}/ping"):
+    while not _listens(process.pid, config.inference_address.port):
         if process.poll() is not None:
             raise DemoFailed(f"The server ended at once. Its output:\n{_last_lines(log)}")
         if time.monotonic() > deadline:
@@ -85,14 +85,11 @@ def _wait_until_up(process: "subprocess.Popen[bytes]", config: Config, log: Path
         time.sleep(0.05)
 
 
-def _answers(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(url, timeout=5):
-            return True
-    except urllib.error.HTTPError:
-        return True
-    except OSError:
-        return False
+def _listens(pid: int, port: int) -> bool:
+    return any(
+        each.pid == pid and each.status == psutil.CONN_LISTEN and each.laddr.port == port
+        for each in psutil.net_connections("tcp")
+    )
 
 
 def _last_lines(log: Path) -> str:
@@ -100,11 +97,14 @@ def _last_lines(log: Path) -> str:
 
 
 def _stop(process: "subprocess.Popen[bytes]", timeout: float) -> None:
+    """Stop the process; ``torchserve --stop`` would stop the server of the pid file."""
     if process.poll() is not None:
         return
     try:
-        say(run(["torchserve", "--stop"], timeout=timeout))
-        process.wait(timeout)
+        show(["kill", str(process.pid)])
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout)
     finally:
         if process.poll() is None:  # interrupted, or it did not stop
             process.kill()

@@ -5,11 +5,13 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from servers import Gate, held_import
 
 pytestmark = pytest.mark.integration
 
@@ -18,13 +20,15 @@ DEMO = Path(__file__).resolve().parents[2] / "examples" / "resnet152" / "demo.py
 PrepareServer = Callable[..., AbstractContextManager[Any]]
 
 
-def run_demo(server: Any, *arguments: str) -> "subprocess.CompletedProcess[str]":
+def run_demo(
+    server: Any, *arguments: str, **environment: str
+) -> "subprocess.CompletedProcess[str]":
     """The demo on the addresses of a prepared server, which it starts itself."""
     options = ["--config", server.directory / "config.properties", "--build-dir", server.directory]
     logs = {name: str(server.directory / "logs") for name in ("LOG_LOCATION", "METRICS_LOCATION")}
     return subprocess.run(
         [sys.executable, DEMO, "--once", "--random-weights", *options, *arguments],
-        env={**server.environment, **logs},
+        env={**server.environment, **logs, **environment},
         capture_output=True,
         text=True,
         timeout=170,
@@ -42,11 +46,11 @@ def test_everything_it_prints_is_true(prepare_server: PrepareServer, tmp_path: P
     commands = [line for line in done.stdout.splitlines() if line.startswith("$ ")]
     programs = [command.split()[1] for command in commands]
     assert programs[:3] == ["torch-model-archiver", "torchserve", "curl"]
-    assert programs[-1] == "torchserve"
+    assert programs[-1] == "kill"
     assert "these classes mean nothing" in done.stdout
     assert "they travelled together" in done.stdout
     management = f"http://127.0.0.1:{server.ports['management']}"
-    assert f"\nDashboard: {management}/dashboard\n\n$ torchserve --stop" in done.stdout
+    assert f"\nDashboard: {management}/dashboard\n\n$ kill " in done.stdout
 
 
 def test_a_taken_port_is_named(prepare_server: PrepareServer) -> None:
@@ -67,6 +71,26 @@ def test_a_running_server_is_left_alone(prepare_server: PrepareServer) -> None:
         server.stop()
     assert done.returncode == 1
     assert "Failed: A server is already running (pid" in done.stdout
+
+
+def test_a_server_that_started_while_it_packed_is_left_alone(
+    prepare_server: PrepareServer, tmp_path: Path
+) -> None:
+    gate = Gate(tmp_path / "gate")
+    environment = {**held_import(tmp_path, "torch", gate), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    with prepare_server() as server, ThreadPoolExecutor() as threads:
+        demo = threads.submit(run_demo, server, **environment)
+        gate.wait_entered()
+        server.start()
+        gate.open_for_all()
+        done = demo.result()
+        assert server.is_running
+        assert not server.is_known("resnet-152")
+        server.stop()
+    assert done.returncode == 1
+    assert "Failed: The server ended at once. Its output:\nTorchServe is already running" in (
+        done.stdout
+    )
 
 
 @pytest.mark.parametrize(

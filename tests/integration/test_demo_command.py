@@ -10,7 +10,9 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
+from servers import Gate, held_import, wait_for
 
 pytestmark = pytest.mark.integration
 
@@ -97,6 +99,45 @@ def test_a_running_server_is_left_alone(prepare_server: PrepareServer) -> None:
         server.stop()
     assert status == 1
     assert "Failed: A server is already running (pid" in output
+
+
+def test_a_server_that_started_while_it_trained_is_left_alone(
+    prepare_server: PrepareServer, tmp_path: Path
+) -> None:
+    gate = Gate(tmp_path / "gate")
+    with prepare_server() as server:
+        demo = start_demo(server, **held_import(tmp_path, "threadpoolctl", gate))
+        gate.wait_entered()
+        server.start()
+        gate.open_for_all()
+        output, _ = demo.communicate(timeout=60)
+        assert server.is_running
+        assert server.process is not None
+        assert demo.returncode == 1
+        failed, whose, hint = output.splitlines()[-3:]
+        assert failed.startswith("Failed: The server did not start: TorchServe is already running")
+        assert whose.startswith(f"It has pid {server.process.pid}, directory {server.directory}")
+        assert hint.startswith("A second server needs another TMPDIR")
+        server.stop()
+
+
+def test_a_server_that_took_the_place_of_its_own_is_left_alone(
+    prepare_server: PrepareServer,
+) -> None:
+    with prepare_server() as server:
+        demo = start_demo(server)
+        assert demo.stdout is not None
+        while not (line := demo.stdout.readline()).startswith("Dashboard: "):
+            assert line
+        demo.send_signal(signal.SIGSTOP)
+        pid = int((server.temp / ".model_server.pid").read_text())
+        psutil.Process(pid).kill()
+        wait_for(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == "zombie")
+        server.start()
+        demo.send_signal(signal.SIGCONT)
+        output, _ = demo.communicate(timeout=60)
+        assert (demo.returncode, output) == (1, "Failed: The server has ended by itself.\n")
+        assert server.is_running
 
 
 def test_a_missing_package_is_named(prepare_server: PrepareServer, tmp_path: Path) -> None:

@@ -1,19 +1,19 @@
 """``marserve demo``: trains a small network on scikit-learn's digits and serves it.
 
-The server is started by the command line, with its archive in a temporary directory.
+The server is a child of this process, with its archive in a temporary directory. It is stopped by
+its process and not by the pid file, which may be another server's by then.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import signal
 import subprocess
-import sys
 import tempfile
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from marserve.frontend.configuration.addresses import Address, UnixAddress
 from marserve.frontend.configuration.config import Config
 from marserve.frontend.configuration.loading import load_config
 from marserve.frontend.configuration.properties import ConfigError
+from marserve.frontend.lifecycle.daemon import server_command, wait_for_outcome
 from marserve.frontend.lifecycle.pidfile import PidFile, PidFileError
 from marserve.frontend.lifecycle.terminal import print_text
 from marserve.tools.archiver.archiver import generate_model_archive
@@ -30,6 +31,7 @@ from marserve.tools.archiver.config import ModelArchiverConfig
 _MODEL_CONFIG = "batchPolicy: adaptive\nminWorkers: 2\nmaxWorkers: 2\n"
 _HELD_OUT = 360  # images that are not used for training
 _CLIENTS = 8
+_START_SECONDS = 60.0
 _TIMEOUT_SECONDS = 120.0  # the first requests wait until the workers are ready
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -68,16 +70,12 @@ def _demonstrate(folder: Path, ts_config: str | None, *, once: bool) -> None:
     images, digits = _pack(folder)
     chosen = ["--ts-config", ts_config] if ts_config else []
     models = ["--model-store", str(folder), "--models", "digits.mar"]
-    try:
-        _run(["--start", "--ncs", *models, *chosen], folder)
+    with _running_server(["--ncs", *models, *chosen], folder, config.stop_seconds) as server:
         _predict(config, images, digits)
         print_text(_what_to_try(config, folder / "digit.json"))
-        while not once:
-            time.sleep(0.2)
-            if PidFile().read() is None:
-                raise DemoFailed("The server has ended by itself.")
-    finally:
-        _run(["--stop", *chosen], folder)
+        if not once:
+            server.wait()
+            raise DemoFailed("The server has ended by itself.")
 
 
 def _pack(folder: Path) -> tuple[list[Any], list[int]]:
@@ -115,15 +113,46 @@ def _pack(folder: Path) -> tuple[list[Any], list[int]]:
     return unseen.tolist(), digits.tolist()
 
 
-def _run(arguments: Sequence[str], folder: Path) -> None:
-    """Run the server's command line, with its logs and its output in ``folder``."""
+@contextlib.contextmanager
+def _running_server(
+    arguments: Sequence[str], folder: Path, stop_seconds: float
+) -> "Iterator[subprocess.Popen[bytes]]":
+    """Start the server, wait until it listens, and stop it at the end.
+
+    Its logs and its output are in ``folder``.
+    """
     logs = {name: str(folder / "logs") for name in ("LOG_LOCATION", "METRICS_LOCATION")}
-    command = [sys.executable, "-P", "-m", "marserve.frontend", *arguments]
-    console = folder / "console.txt"  # the server would keep a pipe open
-    with console.open("w", encoding="utf-8") as output:
-        status = subprocess.call(command, env=logs | os.environ, stdout=output, stderr=output)  # noqa: S603
-    if status:
-        raise DemoFailed(console.read_text(encoding="utf-8").strip().rpartition("\n")[2])
+    console = folder / "console.txt"
+    report, inherited = os.pipe()
+    with open(report, "rb"), open(inherited, "wb") as ours, console.open("wb") as output:  # noqa: PTH123 - descriptors
+        server = subprocess.Popen(  # noqa: S603 - our own interpreter, the user's own flags
+            server_command(arguments, "--report-descriptor", str(inherited)),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            pass_fds=[inherited],
+            start_new_session=True,  # Ctrl-C signals the demo only
+            env=logs | os.environ,
+        )
+        try:
+            ours.close()
+            outcome = wait_for_outcome(report, _START_SECONDS)
+            if outcome is None:
+                raise DemoFailed(f"The server did not start in {_START_SECONDS:g} s.")
+            if not outcome.url:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    server.wait(stop_seconds)
+                output_text = console.read_text(encoding="utf-8", errors="replace").strip()
+                reason = outcome.error or output_text or f"its exit status is {server.returncode}."
+                raise DemoFailed(f"The server did not start: {reason}")
+            yield server
+        finally:
+            server.terminate()
+            try:
+                server.wait(stop_seconds)
+            except subprocess.TimeoutExpired:
+                server.kill()
+                server.wait()
 
 
 def _predict(config: Config, images: Sequence[Any], digits: Sequence[int]) -> None:
