@@ -7,7 +7,7 @@ import errno
 from pathlib import Path
 from typing import IO
 
-from marserve.frontend.archives.local_files import NoFile, open_file
+from marserve.frontend.regular_files import NoFile, open_file
 
 #: Bytes of a file with settings or code.
 MAX_BYTES = 2 << 20

@@ -13,11 +13,11 @@ from typing import Any
 
 from marserve.backend.manifest import Manifest, ManifestError, WorkflowManifest
 from marserve.backend.openai_names import adapter_names, served_names
-from marserve.frontend.archives.local_files import NoFile, open_file
 from marserve.frontend.configuration.bounded_yaml import YamlTooLarge, read_yaml
 from marserve.frontend.configuration.setting_kinds import short_repr
 from marserve.frontend.errors import ArchiveRefused, WorkflowRefused
 from marserve.frontend.logs.formats import one_line
+from marserve.frontend.regular_files import NoFile, open_file
 
 logger = logging.getLogger(__name__)
 

@@ -2,23 +2,15 @@
 
 import logging
 import os
-import stat
 from pathlib import Path
-from typing import IO
 
 from marserve.backend.manifest import MANIFEST_PATH
 from marserve.frontend.archives.unpack import ArchiveLimits
 from marserve.frontend.errors import DownloadFailed, ModelNotFound, WorkflowNotFound
 from marserve.frontend.logs.formats import one_line
+from marserve.frontend.regular_files import NoFile, open_file
 
 logger = logging.getLogger(__name__)
-
-
-class NoFile(OSError):
-    """Not a regular file; opening a pipe or a device could block without end."""
-
-    def __init__(self) -> None:
-        super().__init__("is no file")
 
 
 def find_model(url: str, store: Path) -> Path:
@@ -73,15 +65,6 @@ def has_manifest(directory: Path) -> bool:
         return (_model_in(directory) / MANIFEST_PATH).is_file()
     except OSError:  # no permission
         return False
-
-
-def open_file(path: Path) -> IO[bytes]:
-    """Open a regular file for reading; raises NoFile for a pipe, a device and the like."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise NoFile
-    return os.fdopen(descriptor, "rb")
 
 
 def copy_file(source: Path, target: Path, limits: ArchiveLimits) -> None:

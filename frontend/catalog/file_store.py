@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from marserve.frontend.aio.background import DaemonThreads
-from marserve.frontend.archives.local_files import open_file
 from marserve.frontend.atomic_file import replace_file
 from marserve.frontend.catalog.document import MAX_BYTES
 from marserve.frontend.catalog.store import Document, StoreConflict, StoreFailed
 from marserve.frontend.errors import ServerBusy
+from marserve.frontend.regular_files import open_file
 
 T = TypeVar("T")
 

@@ -27,6 +27,7 @@ from marserve.frontend.configuration.properties import (
     read_entries,
 )
 from marserve.frontend.configuration.unread_keys import WITHOUT_EFFECT
+from marserve.frontend.regular_files import read_file
 
 #: The folder of snapshots, in the directory of the logs.
 SNAPSHOT_FOLDER = "config"
@@ -171,7 +172,7 @@ def read_config_file(
 
 def _decoded(path: Path, content: bytes | None = None) -> tuple[str, list[str]]:
     try:
-        content = path.read_bytes() if content is None else content
+        content = read_file(path) if content is None else content
     except OSError as error:
         raise ConfigError(f"Cannot read the configuration file {path}: {error}") from error
     try:

@@ -11,6 +11,7 @@ from types import ModuleType
 
 from marserve.frontend.configuration.addresses import TlsFiles
 from marserve.frontend.configuration.properties import ConfigError
+from marserve.frontend.regular_files import read_file
 
 # The first bytes of Java's formats.
 _JAVA_KEYSTORES = (b"\xfe\xed\xfe\xed", b"\xce\xce\xce\xce")
@@ -142,6 +143,6 @@ def _certificates(reason: str) -> ModuleType:
 
 def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_file(path)
     except OSError as error:
         raise ConfigError(f"Cannot read {path}: {error.strerror}") from error

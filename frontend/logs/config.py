@@ -36,6 +36,7 @@ from marserve.frontend.logs.setup import (
     restore_loggers,
     set_up_loggers,
 )
+from marserve.frontend.regular_files import read_file
 
 logger = logging.getLogger(__name__)
 
@@ -124,7 +125,7 @@ def read_log_config(
     ``content`` is that of the file if it has been read. Raises ConfigError.
     """
     try:
-        text = (path.read_bytes() if content is None else content).decode("utf-8-sig")
+        text = (read_file(path) if content is None else content).decode("utf-8-sig")
         match path.suffix.lower():
             case ".yaml" | ".yml":
                 return _dictionary(_load(Template(text).safe_substitute(directories)))

@@ -20,6 +20,7 @@ import logging
 import os
 import re
 import shutil
+import stat
 import sys
 import time
 from collections.abc import Callable
@@ -30,6 +31,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from marserve.frontend.logs.dates import date_format
+from marserve.frontend.regular_files import NoFile, open_file
 
 _TOKEN = re.compile(r"%d(?:\{(?P<date>[^}]*)\})?(?:\{[^}]*\})?|%(?P<width>\??\d*)i")
 _OPTIONAL = "?"  # the width of a number that is left out where it is 1
@@ -134,6 +136,7 @@ class LogFile(logging.Handler):
     def __init__(self, path: Path | str, rollover: Rollover | None = None) -> None:
         super().__init__()
         self.path = Path(path)
+        self._is_regular = False
         self._file = self._open()
         self._rollover = rollover or daily(self.path)
         self._has_reported = False
@@ -170,8 +173,8 @@ class LogFile(logging.Handler):
             self._resume_period()
 
     def tail(self, most: int) -> list[str]:
-        """Return the last lines, up to ``most`` bytes of them; raises OSError."""
-        with self.path.open("rb") as file:
+        """Return the last lines, up to ``most`` bytes of them; raises OSError, also for a link."""
+        with open_file(self.path, follow=False) as file:
             start = max(0, file.seek(0, os.SEEK_END) - most)
             file.seek(start)
             lines = file.read(most).decode(errors="replace").split("\n")
@@ -185,7 +188,20 @@ class LogFile(logging.Handler):
         super().close()
 
     def _open(self) -> BinaryIO:
-        return self.path.open("ab", buffering=0)
+        """Open the file; raises NoFile if it was a regular file and no longer is one.
+
+        Another kind of file is possible at the start, such as /dev/stdout. A pipe without a reader
+        is an OSError.
+        """
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK
+        descriptor = os.open(self.path, flags, 0o666)
+        is_regular = stat.S_ISREG(os.fstat(descriptor).st_mode)
+        if self._is_regular and not is_regular:
+            os.close(descriptor)
+            raise NoFile
+        os.set_blocking(descriptor, True)
+        self._is_regular = is_regular
+        return open(descriptor, "ab", buffering=0)  # noqa: PTH123 - a descriptor
 
     def _replace(self) -> None:
         previous, self._file = self._file, self._open()
@@ -203,7 +219,7 @@ class LogFile(logging.Handler):
     def _roll_over(self, record: logging.LogRecord) -> None:
         """Start a new file; where that fails, use the old one for as long again."""
         try:
-            if self._size:
+            if self._size and self._is_regular:
                 self._move()
         except OSError:
             self.handleError(record)
@@ -249,7 +265,8 @@ def daily(path: Path, **options: int) -> Rollover:
 
 def _compress(path: Path) -> None:
     part = path.with_suffix(".part")
-    with path.open("rb") as source, gzip.open(part, "wb", compresslevel=6) as target:
+    part.unlink(missing_ok=True)  # of a server that was killed
+    with open_file(path) as source, gzip.open(part, "xb", compresslevel=6) as target:
         shutil.copyfileobj(source, target, 1 << 20)
     shutil.copystat(path, part)  # files are removed in the order of their times
     part.rename(path.with_name(f"{path.name}.gz"))

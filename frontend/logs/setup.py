@@ -156,9 +156,15 @@ def _restore(
 
 
 def reopen_log_files() -> None:
-    """Open the files again, which another program may have moved; raises OSError."""
+    """Open all files again, which another program may have moved; raises the first OSError."""
+    failures = list[OSError]()
     for file in log_files():
-        file.reopen()
+        try:
+            file.reopen()
+        except OSError as error:
+            failures.append(error)
+    if failures:
+        raise failures[0]
 
 
 def log_files() -> list[LogFile]:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from marserve.frontend.errors import InvalidToken
+from marserve.frontend.regular_files import NoFile, read_file
 from marserve.frontend.security.tokens import KINDS, REFUSED, Kind, TokenStore, holds
 
 logger = logging.getLogger(__name__)
@@ -56,7 +57,7 @@ class GivenTokens:
         self._problem = ""
 
     def _read(self) -> None:
-        texts = {kind: (self._directory / kind).read_text(encoding="ascii") for kind in KINDS}
+        texts = {kind: self._text_of(kind) for kind in KINDS}
         if texts == self._texts:
             return
         keys = {kind: tuple(text.split()) for kind, text in texts.items()}
@@ -70,6 +71,13 @@ class GivenTokens:
         if self._texts:
             logger.info("The keys in %s have changed.", self._directory)
         self._texts, self._keys = texts, keys
+
+    def _text_of(self, kind: Kind) -> str:
+        path = self._directory / kind
+        try:
+            return read_file(path).decode("ascii")
+        except NoFile as error:
+            raise ValueError(f"{path} {error}") from error
 
 
 #: The keys of a server.

@@ -17,6 +17,7 @@ from typing import Final, Literal, NamedTuple
 
 from marserve.frontend.atomic_file import replace_file
 from marserve.frontend.errors import InvalidToken
+from marserve.frontend.regular_files import read_file
 
 Kind = Literal["inference", "management"]
 KINDS: Final[tuple[Kind, ...]] = ("management", "inference")
@@ -76,8 +77,8 @@ class TokenStore:
     def close(self) -> None:
         """Remove the key file, unless another server has replaced it."""
         try:
-            is_ours = self.path.read_text(encoding="utf-8") == self._written
-        except (OSError, UnicodeDecodeError):
+            is_ours = read_file(self.path) == self._written.encode()
+        except OSError:
             return
         if is_ours:
             self.path.unlink(missing_ok=True)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from marserve.frontend.configuration.bounded_yaml import MAX_BYTES, YamlTooLarge, load_yaml
+from marserve.frontend.regular_files import open_file
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +100,7 @@ def load_metrics_config(path: Path | None = None, *, auto_detect: bool = False) 
     config = built_in
     if path is not None:
         try:
-            with path.open("rb") as file:
+            with open_file(path) as file:
                 text = file.read(MAX_BYTES + 1)
             config = _fit(parse_metrics_config(text), built_in)
         except (OSError, MetricsConfigError) as error:

@@ -1,7 +1,9 @@
 """What operators find in the log files, and on the console."""
 
 import json
+import os
 import re
+import signal
 import time
 
 import pytest
@@ -199,11 +201,30 @@ def test_the_last_lines_of_a_file_are_read_over_http(server):
     server.management("PUT", "/loggers/marserve", params={"level": "info"})
     first = server.management("GET", "/dashboard/log").json()
     assert first["file"] == "ts_log.log"
-    assert "Logger marserve was set to the level info." in first["lines"][-1]
+    assert any("Logger marserve was set to the level info." in line for line in first["lines"])
     for name in ("none.log", "../key_file.json", "../logs/ts_log.log"):
         answer = server.management("GET", "/dashboard/log", params={"file": name})
         assert answer.status_code == 404
     assert server.management("POST", "/dashboard/log").status_code == 405
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link"])
+def test_what_took_the_place_of_a_log_file_is_not_read(start_server, kind):
+    with start_server() as server:
+        path = server.directory / "logs" / "access_log.log"
+        moved = path.rename(path.with_suffix(".1"))
+        if kind == "pipe":
+            os.mkfifo(path)
+        else:
+            path.symlink_to(server.directory / "config.properties")
+        answer = server.management("GET", "/dashboard/log", params={"file": path.name}, timeout=20)
+        assert answer.status_code == 404
+        if kind == "pipe":
+            server.terminate(signal.SIGHUP)
+            server.wait_logged("ts_log.log", "SIGHUP: ")
+        server.predict("unseen")
+        server.wait_logged(moved.name, "/predictions/unseen")
+        server.stop()
 
 
 def test_levels_need_the_key_of_management(start_server):

@@ -1,6 +1,7 @@
 """Handshakes in memory: no socket, no server."""
 
 import contextlib
+import os
 import re
 import ssl
 import sys
@@ -115,6 +116,15 @@ def test_pem_files_that_are_of_no_use(
 ) -> None:
     with pytest.raises(ConfigError, match=sentence):
         server_context(pem(authority, key, certificate))
+
+
+@pytest.mark.timeout(20)
+def test_a_pipe_is_not_read(authority: Authority, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for files in (store(pipe), TlsFiles(None, PASSWORD, pipe, authority.folder / "chain.pem")):
+        with pytest.raises(ConfigError, match=f"Cannot read {pipe}: it is no file"):
+            server_context(files)
 
 
 @pytest.mark.parametrize("count", [0, 1])

@@ -1,5 +1,6 @@
 import json
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,14 @@ def test_a_file_that_cannot_be_read_is_refused_by_name(
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="No such file"):
         read_log_config(tmp_path / "none.yaml", DIRECTORIES)
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("name", ["l.yaml", "l.xml"])
+def test_a_pipe_is_refused(name: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(ConfigError, match="is no file"):
+        read_log_config(tmp_path / name, DIRECTORIES)
 
 
 def test_levels_are_applied_to_the_usual_files(tmp_path: Path) -> None:

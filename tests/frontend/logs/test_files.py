@@ -109,6 +109,23 @@ def test_the_last_lines_are_read_without_a_part_of_a_line(
     assert file.tail(most) == lines
 
 
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("kind", ["pipe", "link", "device"])
+def test_the_last_lines_of_what_took_the_place_of_the_file_are_not_read(
+    open_file: Callable[..., LogFile], path: Path, kind: str
+) -> None:
+    file = open_file()
+    secret = path.with_name("secret")
+    secret.write_text("a secret\n")
+    path.unlink()
+    if kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to(secret if kind == "link" else "/dev/zero")
+    with pytest.raises(OSError, match=r"is no file|symbolic links"):
+        file.tail(100)
+
+
 def test_a_full_file_is_rolled_over_without_overwriting(
     open_file: Callable[..., LogFile], path: Path
 ) -> None:
@@ -198,6 +215,53 @@ def test_reopen_creates_a_file_that_another_program_moved(
     write(file, "after", NOON)
     assert moved.read_text() == "old\nbefore\n"
     assert path.read_text() == "after\n"
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("has_reader", [False, True])
+def test_reopen_keeps_the_old_file_if_a_pipe_took_its_place(
+    open_file: Callable[..., LogFile], path: Path, has_reader: bool
+) -> None:
+    file = open_file()
+    moved = path.rename(path.with_suffix(".1"))
+    os.mkfifo(path)
+    with contextlib.ExitStack() as opened:
+        if has_reader:
+            opened.callback(os.close, os.open(path, os.O_RDONLY | os.O_NONBLOCK))
+        with pytest.raises(OSError, match=r"is no file|No such device"):
+            file.reopen()
+        write(file, "still", NOON)
+    assert moved.read_text() == "old\nstill\n"
+
+
+@pytest.mark.timeout(20)
+def test_a_pipe_without_a_reader_is_an_error(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="No such device"):
+        LogFile(tmp_path / "pipe")
+
+
+def test_a_pipe_is_not_rolled_over(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as reader:
+        file = LogFile(path, daily(path, max_bytes=10))
+        for text in ("1234567", "12345678"):
+            write(file, text, NOON)
+        file.close()
+        assert reader.read() == b"1234567\n12345678\n"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.timeout(20)
+def test_a_pipe_in_place_of_the_compressed_file_does_not_hold_the_end(
+    open_file: Callable[..., LogFile], path: Path
+) -> None:
+    os.mkfifo(path.with_name("ts_log.20-Nov.part"))
+    file = open_file()
+    write(file, "new", MIDNIGHT + 1)
+    file.close()
+    assert old(path) == {"ts_log.20-Nov.log.gz": "old\n"}
 
 
 def test_reopen_keeps_the_old_file_if_it_fails(

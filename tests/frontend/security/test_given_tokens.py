@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,18 @@ def test_files_that_break_leave_the_old_keys_and_one_line(
     assert [record.levelname for record in caplog.records] == ["ERROR"]
     with pytest.raises((OSError, ValueError)):
         GivenTokens(directory, clock)
+
+
+@pytest.mark.timeout(20)
+def test_a_pipe_in_place_of_a_file_leaves_the_old_keys(
+    directory: Path, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    tokens = GivenTokens(directory, clock)
+    (directory / "inference").unlink()
+    os.mkfifo(directory / "inference")
+    clock.now = 5
+    assert is_good(tokens, "inference-1")
+    assert f"{directory}/inference is no file; the old keys stay." in caplog.text
 
 
 def test_a_key_for_both_would_let_everybody_manage(directory: Path) -> None:

@@ -1,4 +1,5 @@
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -188,3 +189,11 @@ def test_a_file_that_was_not_written_is_not_removed(tmp_path: Path) -> None:
     path.write_text("theirs")
     TokenStore(path, LIFETIME).close()
     assert path.read_text() == "theirs"
+
+
+@pytest.mark.timeout(20)
+def test_a_pipe_in_place_of_the_key_file_does_not_hold_the_end(store: TokenStore) -> None:
+    store.path.unlink()
+    os.mkfifo(store.path)
+    store.close()
+    assert store.path.is_fifo()

@@ -1,6 +1,7 @@
 import json
 import logging
 import math
+import os
 from pathlib import Path
 
 import pytest
@@ -201,6 +202,15 @@ def test_a_missing_file_is_logged_too(
 ) -> None:
     assert load_metrics_config(tmp_path / "none.yaml").ts == built_in.ts
     assert "none.yaml" in caplog.text
+
+
+@pytest.mark.timeout(20)
+def test_a_pipe_is_logged_too(
+    tmp_path: Path, built_in: MetricsConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    os.mkfifo(tmp_path / "pipe.yaml")
+    assert load_metrics_config(tmp_path / "pipe.yaml").ts == built_in.ts
+    assert "pipe.yaml: is no file" in caplog.text
 
 
 @pytest.mark.parametrize(
