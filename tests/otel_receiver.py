@@ -1,8 +1,9 @@
 """A receiver of spans: OTLP over HTTP, read by the protobuf messages of OpenTelemetry itself."""
 
+import socket
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -103,3 +104,44 @@ def run_receiver() -> Iterator[Receiver]:
         finally:
             server.shutdown()
             thread.join()
+
+
+class RawReceiver:
+    """A receiver that answers by a function, which gets the connection after each message."""
+
+    def __init__(self, sock: socket.socket, answer: Callable[[socket.socket], object]) -> None:
+        self.url = f"http://127.0.0.1:{sock.getsockname()[1]}"
+        self.connections = self.messages = 0
+        self._sock = sock
+        self._answer = answer
+
+    def run(self) -> None:
+        with suppress(OSError):  # the test is over
+            while True:
+                connection, _ = self._sock.accept()
+                self.connections += 1
+                threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with suppress(OSError), connection, connection.makefile("rb") as sent:
+            while (line := sent.readline()).startswith(b"POST"):
+                length = 0
+                while line.strip():
+                    line = sent.readline().lower()
+                    if line.startswith(b"content-length:"):
+                        length = int(line.partition(b":")[2])
+                sent.read(length)
+                self.messages += 1
+                self._answer(connection)
+
+
+@contextmanager
+def run_raw_receiver(answer: Callable[[socket.socket], object]) -> Iterator[RawReceiver]:
+    """Run a receiver that may break the protocol, for a ``with`` block."""
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        receiver = RawReceiver(sock, answer)
+        threading.Thread(target=receiver.run, daemon=True).start()
+        try:
+            yield receiver
+        finally:
+            sock.shutdown(socket.SHUT_RDWR)

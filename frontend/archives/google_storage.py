@@ -12,7 +12,9 @@ from collections.abc import Mapping
 from urllib.parse import quote, unquote
 
 from marserve.frontend.archives.s3 import bucket_and_key
+from marserve.frontend.socket_deadline import socket_deadline
 
+_TOKEN_SECONDS = 3.0
 _TOKEN = "/computeMetadata/v1/instance/service-accounts/default/token"  # noqa: S105 - a path
 
 
@@ -34,14 +36,17 @@ def authorised_request(
 
 def _token(host: str) -> str:
     """Return the token of this machine; empty without one."""
-    connection = http.client.HTTPConnection(host, timeout=3.0)
+    connection = http.client.HTTPConnection(host, timeout=_TOKEN_SECONDS)
     try:
-        connection.request("GET", _TOKEN, headers={"Metadata-Flavor": "Google"})
-        answer = connection.getresponse()
-        # Another server of this name, in another network, does not send the header.
-        if answer.status != 200 or answer.getheader("Metadata-Flavor") != "Google":
-            return ""
-        token = json.loads(answer.read(1 << 16)).get("access_token")
+        connection.connect()
+        opened = connection.sock
+        with socket_deadline(_TOKEN_SECONDS, lambda: opened):
+            connection.request("GET", _TOKEN, headers={"Metadata-Flavor": "Google"})
+            answer = connection.getresponse()
+            # Another server of this name, in another network, does not send the header.
+            if answer.status != 200 or answer.getheader("Metadata-Flavor") != "Google":
+                return ""
+            token = json.loads(answer.read(1 << 16)).get("access_token")
     except (OSError, http.client.HTTPException, ValueError, AttributeError, RecursionError):
         return ""
     finally:

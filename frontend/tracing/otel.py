@@ -141,6 +141,7 @@ class SpanExport:
             if dropped:
                 with contextlib.suppress(RuntimeError):  # the loop is closed
                     self._loop.call_soon_threadsafe(self._on_dropped, dropped)
+        spans.close()
 
 
 def _end_of(line: TimeLine) -> float:

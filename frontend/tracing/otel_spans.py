@@ -7,12 +7,14 @@ predict MODEL    a request (server), from its arrival to its answer
 batch            of several recorded requests; in the trace of the first, with links to all
 """
 
+import logging
 import random
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import requests
 from opentelemetry import trace as api
 from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -23,9 +25,13 @@ from opentelemetry.sdk.trace.id_generator import IdGenerator
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 
 from marserve.frontend.batching.batches import Batch
+from marserve.frontend.logs.formats import excerpt
 from marserve.frontend.telemetry.trace_context import TraceContext
+from marserve.frontend.tracing.otel_transport import receiver_session
 from marserve.frontend.tracing.time_lines import TimeLine
 from marserve.frontend.version import __version__
+
+logger = logging.getLogger(__name__)
 
 # Spans of one message.
 _MAX_SENT = 512
@@ -59,7 +65,7 @@ class OtlpSpans:
     """Makes spans, and sends them to ``endpoint``."""
 
     def __init__(self, endpoint: str) -> None:
-        self._exporter = OTLPSpanExporter(endpoint)
+        self._exporter = OTLPSpanExporter(endpoint, session=receiver_session())
         self._ids, self._ended = _GivenIds(), _Ended()
         resource = Resource.create()
         if str(resource.attributes["service.name"]).startswith("unknown_service"):
@@ -142,11 +148,19 @@ class OtlpSpans:
         left = len(spans)
         for start in range(0, len(spans), _MAX_SENT):
             part = spans[start : start + _MAX_SENT]
-            if self._exporter.export(part) is not SpanExportResult.SUCCESS:
+            try:
+                if self._exporter.export(part) is not SpanExportResult.SUCCESS:
+                    break
+            except requests.RequestException as error:  # of exporters before 1.40
+                logger.error("Spans were not sent: %s", excerpt(error))  # noqa: TRY400 - no traceback
                 break
             left -= len(part)
         self._epoch = time.time() - time.monotonic()  # the clock may have been set
         return left
+
+    def close(self) -> None:
+        """Close the connection to the receiver."""
+        self._exporter.shutdown()  # type: ignore[no-untyped-call]  # the SDK has no type
 
     def _start(
         self,

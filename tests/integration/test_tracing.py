@@ -4,12 +4,13 @@ import itertools
 import json
 import re
 import socket
+import time
 from pathlib import Path
 
 import pytest
 import requests
 from grpc_client import connected
-from otel_receiver import run_receiver
+from otel_receiver import run_raw_receiver, run_receiver
 from servers import wait_for
 
 pytestmark = pytest.mark.integration
@@ -354,6 +355,34 @@ def test_the_stop_does_not_wait_for_a_receiver_that_does_not_answer(start_server
             server.stop()
             connection.close()
             assert "The last spans were not sent" in server.console_text()
+
+
+def test_spans_that_are_redirected_count_as_dropped(start_server):
+    head = b"HTTP/1.1 302 Found\r\nLocation: /v1/traces\r\nContent-Length: 0\r\n\r\n"
+    with (
+        run_raw_receiver(lambda connection: connection.sendall(head)) as receiver,
+        start_server(otel_endpoint=receiver.url) as server,
+    ):
+        server.install(HANDLER, "spans")
+        assert server.predict("spans", data=b"x", headers=header(new_trace())).ok
+        name = "marserve_dropped_spans_total"
+        wait_for(lambda: sum(server.metrics(name).values()) == len(OWN))
+        server.wait_logged("ts_log.log", "the receiver answered 302 Found, which is no success")
+
+
+def test_the_stop_does_not_wait_for_a_receiver_whose_answers_do_not_end(start_server):
+    def answer(connection):
+        for _ in range(1000):
+            connection.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
+            time.sleep(0.1)
+
+    with run_raw_receiver(answer) as receiver, start_server(otel_endpoint=receiver.url) as server:
+        server.install(HANDLER, "spans")
+        assert server.predict("spans", data=b"x", headers=header(new_trace())).ok
+        wait_for(lambda: receiver.messages)
+        began = time.monotonic()
+        server.stop()
+        assert time.monotonic() - began < 20
 
 
 # -- sampling --------------------------------------------------------------------------------------

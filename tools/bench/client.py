@@ -10,14 +10,13 @@ import io
 import json
 import socket
 import ssl
-import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from marserve.frontend.configuration.addresses import UnixAddress
+from marserve.frontend.socket_deadline import socket_deadline
 from marserve.tools.bench.errors import BenchError, ServerUnreachable
 from marserve.tools.bench.generator.destination import Destination
 
@@ -153,7 +152,8 @@ class Connection(http.client.HTTPConnection):
         is_new = self.sock is None
         if is_new:
             self.connect()
-        with _deadline(self.sock, self.seconds):
+        opened = self.sock
+        with socket_deadline(self.seconds, lambda: opened):
             if is_new and isinstance(self.sock, ssl.SSLSocket):
                 self.sock.do_handshake()
             began = time.perf_counter()
@@ -185,37 +185,6 @@ def _read(response: http.client.HTTPResponse, began: float) -> Answer:
     headers = {name.lower(): ", ".join(found.get_all(name, ())) for name in found}
     is_streamed = headers.get("transfer-encoding", "").lower() == "chunked"
     return Answer(response.status, body.getvalue(), headers, took, first, is_streamed)
-
-
-@contextmanager
-def _deadline(opened: socket.socket, seconds: float) -> Iterator[None]:
-    """Shut down a socket after some seconds, even if parts of the answer still arrive.
-
-    The timeout of a socket restarts with each byte.
-
-    Raises:
-        TimeoutError: The socket was shut down.
-    """
-    is_over = threading.Event()
-
-    def end() -> None:
-        is_over.set()
-        with suppress(OSError):
-            # SSLSocket.shutdown would discard the SSL object that another thread reads from.
-            socket.socket.shutdown(opened, socket.SHUT_RDWR)
-
-    timer = threading.Timer(seconds, end)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    except (OSError, http.client.HTTPException):
-        if not is_over.is_set():
-            raise
-    finally:
-        timer.cancel()
-    if is_over.is_set():
-        raise TimeoutError
 
 
 def reason(error: Exception, seconds: float) -> str:

@@ -1,6 +1,9 @@
 """Where objects lie, and what becomes of the token of a machine that has none."""
 
+import socket
 import threading
+import time
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
@@ -50,3 +53,22 @@ def test_a_metadata_server_that_sends_no_token(answer: bytes) -> None:
         threading.Thread(target=server.handle_request).start()
         environ = {"GCE_METADATA_HOST": f"127.0.0.1:{server.server_port}"}
         assert authorised_request("gs://b/k", environ)[1] == {}
+
+
+@pytest.mark.parametrize(
+    "start", [b"HTTP/1.1 200 ", b"HTTP/1.1 200 OK\r\nMetadata-Flavor: Google\r\n\r\n"]
+)
+def test_a_metadata_server_that_drips_does_not_hold_the_download(start: bytes) -> None:
+    def drip() -> None:
+        with suppress(OSError), sock.accept()[0] as connection:
+            connection.sendall(start)
+            while True:
+                connection.sendall(b"x")
+                time.sleep(0.1)
+
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        threading.Thread(target=drip, daemon=True).start()
+        began = time.monotonic()
+        environ = {"GCE_METADATA_HOST": f"127.0.0.1:{sock.getsockname()[1]}"}
+        assert authorised_request("gs://b/k", environ)[1] == {}
+        assert time.monotonic() - began < 10
