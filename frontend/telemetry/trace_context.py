@@ -19,9 +19,13 @@ from marserve.backend.spans import SAMPLED, TRACEPARENT, Trace, parse_traceparen
 _TRACESTATE = "tracestate"
 # A longer state is dropped, as W3C Trace Context allows.
 _MAX_STATE = 512
-# Members as W3C Trace Context writes them, at most 32.
-_MEMBER = r"[ \t]*[a-z0-9][a-z0-9_\-*/@]{0,255}=[ -+\--<>-~]{0,255}[!-+\--<>-~][ \t]*"
-_STATE = re.compile(f"{_MEMBER}(,{_MEMBER}){{0,31}}")
+# Members as W3C Trace Context writes them. The rule is that of OpenTelemetry's `TraceState`, which
+# logs a line for each state that it does not accept.
+_MAX_MEMBERS = 32
+_MEMBER = re.compile(
+    r"([a-z][a-z0-9_\-*/]{0,255}|[a-z0-9][a-z0-9_\-*/]{0,240}@[a-z][a-z0-9_\-*/]{0,13})"
+    r"=[ -+\--<>-~]{0,255}[!-+\--<>-~]"
+)
 _RANDOM = 2  # a flag
 _LOW = 1 << 64  # the lower half of a trace id, at which the samplers of OpenTelemetry look
 _NO_ATTRIBUTES: Mapping[str, Any] = MappingProxyType({})
@@ -89,14 +93,22 @@ class Sampling:
             is_sampled = int(trace_id[16:], 16) < round(ratio * _LOW)
         state = ""
         if _TRACESTATE in headers:
-            text = _joined(headers, _TRACESTATE)
-            if len(text) <= _MAX_STATE and _STATE.fullmatch(text):
-                state = text
+            state = _checked_state(_joined(headers, _TRACESTATE))
         context = TraceContext(trace_id, span_id, flags & (SAMPLED | _RANDOM), state)
         return context.recorded() if is_sampled and ratio is not None else context
 
 
 NO_SAMPLING = Sampling()
+
+
+def _checked_state(text: str) -> str:
+    """Return a ``tracestate`` without empty members; an empty text if it has a wrong one."""
+    if len(text) > _MAX_STATE:
+        return ""
+    members = [member for part in text.split(",") if (member := part.strip(" \t"))]
+    found = [_MEMBER.fullmatch(member) for member in members]
+    keys = {match[1] for match in found if match is not None}  # none may be there twice
+    return ",".join(members) if len(keys) == len(members) <= _MAX_MEMBERS else ""
 
 
 def _joined(headers: Mapping[str, str], name: str) -> str:

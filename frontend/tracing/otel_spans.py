@@ -19,7 +19,7 @@ from opentelemetry import trace as api
 from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan, SpanLimits, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.sdk.trace.id_generator import IdGenerator
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
@@ -70,8 +70,14 @@ class OtlpSpans:
         resource = Resource.create()
         if str(resource.attributes["service.name"]).startswith("unknown_service"):
             resource = resource.merge(Resource({"service.name": "marserve"}))
+        limits = SpanLimits()  # by variables
+        self._max_text = limits.max_span_attribute_length
         provider = TracerProvider(
-            ALWAYS_ON, resource, shutdown_on_exit=False, id_generator=self._ids
+            ALWAYS_ON,
+            resource,
+            shutdown_on_exit=False,
+            id_generator=self._ids,
+            span_limits=limits,
         )
         provider.add_span_processor(self._ended)
         self._tracer = provider.get_tracer("marserve", __version__)
@@ -173,7 +179,10 @@ class OtlpSpans:
         links: Sequence[api.Link] = (),
     ) -> api.Span:
         self._ids.span_id = int(span_id, 16)
-        clean = {_text(key): _text(value) for key, value in attributes.items()}
+        # The SDK logs a line for an empty name, and for each text that it cuts.
+        clean = {
+            _text(key): _text(value, self._max_text) for key, value in attributes.items() if key
+        }
         start = self._time_of(moment)
         return self._tracer.start_span(_text(name), context, kind, clean, links, start)
 
@@ -209,6 +218,8 @@ def _inside(trace: TraceContext, span_id: str) -> Context:
     return api.set_span_in_context(api.NonRecordingSpan(span), Context())
 
 
-def _text(value: Any) -> Any:
-    """Return a text of a client or a handler without what UTF-8 cannot encode."""
-    return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
+def _text(value: Any, length: int | None = None) -> Any:
+    """Return the beginning of a text of a client or a handler, in what UTF-8 can encode."""
+    if not isinstance(value, str):
+        return value
+    return value[:length].encode("utf-8", "replace").decode()

@@ -165,6 +165,15 @@ def test_a_tracestate_is_passed_on(server, receiver):
     assert receiver.wait(trace_id, *OWN)["handler"].state == state
 
 
+@pytest.mark.parametrize("state", ["1a=x", "a=b,a=c", "a@1=x", "nonsense"])
+def test_a_malformed_tracestate_is_dropped_without_a_line_in_the_log(server, receiver, state):
+    before, trace_id = server.console_text(), new_trace()
+    answer = server.predict("spans", data=b"x", headers=header(trace_id, tracestate=state)).json()
+    assert answer["tracestate"] is None
+    assert receiver.wait(trace_id, *OWN)["handler"].state == ""
+    assert "opentelemetry" not in server.console_text()[len(before) :]
+
+
 @pytest.mark.parametrize(
     "text",
     [

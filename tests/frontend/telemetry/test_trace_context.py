@@ -1,7 +1,12 @@
 """Which requests belong to a trace, which are recorded, and the headers that their handlers get."""
 
+import logging
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from multidict import CIMultiDict
+from opentelemetry.trace import TraceState
 
 from marserve.frontend.telemetry.trace_context import NO_SAMPLING, Sampling
 
@@ -61,6 +66,9 @@ def test_a_request_that_is_caused_is_a_child() -> None:
     assert (caused.trace_id, caused.flags, caused.state) == (TRACE, 3, "a=b")
 
 
+MEMBERS = ",".join(f"a{number}=b" for number in range(10, 43))
+
+
 @pytest.mark.parametrize(
     ("state", "passed"),
     [
@@ -70,14 +78,51 @@ def test_a_request_that_is_caused_is_a_child() -> None:
         ("a=" + "b" * 257, ""),
         ("A=b", ""),
         ("nonsense", ""),
-        (",".join(["a=b"] * 32), ",".join(["a=b"] * 32)),
-        (",".join(["a=b"] * 33), ""),
+        (MEMBERS[:-6], MEMBERS[:-6]),
+        (MEMBERS, ""),
+        ("a=b,a=c", ""),
+        ("1a=x", ""),
+        ("1a@b=x", "1a@b=x"),
+        ("1a@2=x", ""),
+        ("a@b@c=x", ""),
+        (f"a@{'b' * 15}=x", ""),
+        (" a=b ,\t,, c= d", "a=b,c= d"),
+        (",", ""),
     ],
 )
 def test_a_tracestate_within_the_limits_is_passed_on(state: str, passed: str) -> None:
     trace = ALWAYS.context_of({"traceparent": SAMPLED, "tracestate": state})
     assert trace is not None
     assert trace.state == passed
+
+
+# Short texts of the characters that the rule is about, and lengths at its limits.
+KEYS = st.text("a1@_A ", min_size=1, max_size=4) | st.sampled_from(
+    ["a" * 256, "a" * 257, f"{'1' * 241}@a", f"{'1' * 242}@a", f"1@{'a' * 14}", f"1@{'a' * 15}"]
+)
+VALUES = st.sampled_from(["x", "", " x", "x ", "x\ty", "x=y", "~", "\x7f", "x" * 256, "x" * 257])
+MEMBERS_OF_ANY_KIND = st.tuples(KEYS, st.just("="), VALUES).map("".join) | st.sampled_from(
+    ["", " ", "a", "=", "\t"]
+)
+
+
+@given(st.lists(MEMBERS_OF_ANY_KIND, max_size=4).map(",".join))
+def test_a_tracestate_is_passed_on_if_opentelemetry_accepts_it_without_a_line(text: str) -> None:
+    trace = ALWAYS.context_of({"traceparent": SAMPLED, "tracestate": text})
+    assert trace is not None
+    logged = logging.getLogger("opentelemetry")
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = records.append  # type: ignore[method-assign]
+    logged.addHandler(handler)
+    try:
+        passed = TraceState.from_header([trace.state]).to_header()
+        assert records == []
+        assert passed == trace.state
+        found = TraceState.from_header([text]).to_header()
+        assert trace.state == ("" if len(text) > 512 else found)
+    finally:
+        logged.removeHandler(handler)
 
 
 def test_a_tracestate_without_a_trace_is_dropped() -> None:

@@ -2,9 +2,11 @@
 
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, closing
 from itertools import repeat
+from types import MappingProxyType
+from typing import Any
 
 import psutil
 import pytest
@@ -31,9 +33,9 @@ def spans_to(receiver: RawReceiver) -> AbstractContextManager[OtlpSpans]:
     return closing(OtlpSpans(f"{receiver.url}/v1/traces"))
 
 
-def add_requests(spans: OtlpSpans) -> None:
+def add_requests(spans: OtlpSpans, attributes: Mapping[str, Any] = MappingProxyType({})) -> None:
     model = TimeLines().of_model("m", "1.0")
-    trace = TraceContext("1" * 32, "2" * 16, 1).recorded()
+    trace = TraceContext("1" * 32, "2" * 16, 1).recorded()._replace(attributes=attributes)
     line = TimeLine("id", model, 0.0, 0.0, None, 1.0, trace=trace)
     spans.add([line] * (SPANS // 2))
 
@@ -146,3 +148,14 @@ def test_text_of_the_receiver_writes_no_lines_of_its_own(caplog: pytest.LogCaptu
     assert dropped(sent(head))[0] == SPANS
     assert "\x1b" not in caplog.text
     assert len(caplog.text) < 5000
+
+
+def test_attributes_of_clients_leave_no_lines_in_the_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("OTEL_ATTRIBUTE_VALUE_LENGTH_LIMIT", "10")
+    attributes = {"": "no name", "url.path": "/" + "x" * 100, "half": "\ud800", "\udfff": 1}
+    with run_raw_receiver(sent(EMPTY)) as receiver, spans_to(receiver) as spans:
+        add_requests(spans, attributes)
+        assert spans.send() == 0
+    assert caplog.records == []
