@@ -18,7 +18,8 @@ from marserve.frontend.socket_deadline import socket_deadline
 # Of the body of an answer. The exporter does not use it, but a connection whose answer is read is
 # used again.
 _MAX_BODY_BYTES, _BODY_SECONDS = 4096, 1.0
-_SECONDS = 10.0  # of an answer's head, if the exporter gives no timeout
+# Of an answer's head, if the timeout of the exporter is none, is not a number, or is longer.
+_SECONDS, _MAX_SECONDS = 10.0, 3600.0
 # Variables of a session of the operator's own.
 _OWN_SESSION = (
     "OTEL_PYTHON_EXPORTER_OTLP_HTTP_CREDENTIAL_PROVIDER",
@@ -53,11 +54,14 @@ class _LimitedAnswers(HTTPAdapter):
         **more: Any,
     ) -> requests.Response:
         del stream
-        seconds = timeout if isinstance(timeout, int | float) else _SECONDS
+        is_usable = isinstance(timeout, int | float) and timeout < _MAX_SECONDS
+        seconds = timeout if is_usable else _SECONDS
+        if seconds <= 0:
+            raise requests.Timeout("no time is left", request=request)
         answer: requests.Response | None = None
         try:
             with socket_deadline(seconds, self._socket):
-                answer = super().send(request, stream=True, timeout=timeout, **more)
+                answer = super().send(request, stream=True, timeout=seconds, **more)
         except TimeoutError as error:
             if answer is not None:  # a head that was cut off
                 answer.close()

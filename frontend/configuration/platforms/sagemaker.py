@@ -8,6 +8,7 @@ Without the toolkit the archives are in ``/opt/ml/model``, where SageMaker unpac
 With many models it registers each by its directory.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 
 from marserve.frontend.configuration.platforms.platform import Change, Platform, Setup, Surroundings
@@ -75,8 +76,7 @@ def _changes(environ: Mapping[str, str], settings: Mapping[str, str]) -> Iterato
 
 
 def _payload(mebibytes: str | None) -> str:
-    is_number = mebibytes is not None and mebibytes.isascii() and mebibytes.isdecimal()
-    number = int(mebibytes) if is_number and mebibytes else 0
+    number = int(mebibytes) if mebibytes and re.fullmatch(r"[0-9]{1,9}", mebibytes) else 0
     return str((number or _REAL_TIME_MEBIBYTES) * _MEBIBYTE)
 
 

@@ -159,3 +159,12 @@ def test_attributes_of_clients_leave_no_lines_in_the_log(
         add_requests(spans, attributes)
         assert spans.send() == 0
     assert caplog.records == []
+
+
+@pytest.mark.parametrize("seconds", ["inf", "nan", "1e300", "-1", "soon"])
+def test_a_timeout_that_is_none_is_no_traceback(
+    seconds: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", seconds)
+    assert dropped(sent(EMPTY))[0] in (0, SPANS)
+    assert not any(record.exc_info for record in caplog.records)

@@ -59,6 +59,8 @@ def test_the_address_of_the_toolkit_stays_and_metrics_join_it() -> None:
         ({}, 25),
         ({"SAGEMAKER_MAX_PAYLOAD_IN_MB": "100"}, 100),
         ({"SAGEMAKER_MAX_PAYLOAD_IN_MB": "much"}, 25),
+        ({"SAGEMAKER_MAX_PAYLOAD_IN_MB": "9" * 5000}, 25),
+        ({"SAGEMAKER_MAX_PAYLOAD_IN_MB": "\u0663"}, 25),
     ],
 )
 def test_what_may_be_sent_is_taken(environ, mebibytes) -> None:
