@@ -146,7 +146,12 @@ def test_the_page_for_newcomers(tmp_path: Path) -> None:
 
 def test_the_readme(tmp_path: Path) -> None:
     page = (ROOT / "README.md").read_text(encoding="utf-8")
-    ((_, commands, printed),) = BLOCK.findall(page)
+    (_, targets, _), (_, commands, printed) = BLOCK.findall(page)
+    _, *targets = targets.splitlines()  # the first line clones
+    for target in targets:
+        words = shlex.split(target, comments=True)
+        done = subprocess.run([*words, "--dry-run"], cwd=ROOT, capture_output=True, check=False)
+        assert done.returncode == 0, done.stderr
     lines = commands.splitlines()
     assert len(lines) == 6
     served = Step("\n".join(lines[3:]), tuple(printed.splitlines()))  # before: what installs
