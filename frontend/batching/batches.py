@@ -191,17 +191,11 @@ class History:
             return 0
         return round((time.time() - self._clock() + self._batches[-1].closed) * 1000)
 
-    def as_documents(self, after: Batch | None = None) -> list[dict[str, Any]]:
-        """Return the batches as JSON objects, the newest last; times in milliseconds.
-
-        With ``after``, return only those that were recorded after this batch.
-        """
+    def documents(self, batches: Iterable[Batch]) -> Iterator[dict[str, Any]]:
+        """Iterate over batches of this model as JSON objects; times in milliseconds."""
         epoch = time.time() - self._clock()
-        batches = list(self._batches)
-        if after in batches:
-            del batches[: batches.index(after) + 1]
-        return [
-            {
+        for batch in batches:
+            yield {
                 "closedAt": round((epoch + batch.closed) * 1000),
                 "size": batch.size,
                 "ranAs": batch.run_as,
@@ -215,8 +209,6 @@ class History:
                 "succeeded": batch.succeeded,
                 **(batch.lengths.as_members() if batch.lengths else {}),
             }
-            for batch in batches
-        ]
 
 
 def _ms(seconds: float) -> float:

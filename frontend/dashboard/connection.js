@@ -8,15 +8,16 @@ const FIRST_PAUSE = 500;
 const LONGEST_PAUSE = 8000;
 const SILENCE = 6000; // milliseconds without an event; the server sends one each second
 const MAX_BATCHES = 512;
+const MAX_RUNS = 20;
 const MAX_MOMENTS = 300;
 
 /**
  * What the page shows. `state` is connecting, live, retrying, locked (a key is needed) or paused
- * (the page is hidden). `batches` and `moments` (queue lengths) are those of the watched model.
+ * (the page is hidden). `batches`, `runs` and `moments` (queue lengths) are those of the watched model.
  */
 export const live = {
   state: "connecting", reason: "", receivedAt: 0, overview: null, model: null, missing: "",
-  batches: [], moments: [],
+  batches: [], runs: [], moments: [],
 };
 
 let key = null; // never stored
@@ -91,7 +92,7 @@ export function watch(name, version) {
   const model = name ? [name, version] : null;
   if (stream && String(model) === String(watched)) return;
   watched = wanted = model;
-  change({ model: null, missing: "", batches: [], moments: [] });
+  change({ model: null, missing: "", batches: [], runs: [], moments: [] });
   if (live.state !== "locked") follow();
 }
 
@@ -133,7 +134,7 @@ async function readEvents(mine, succeeded) {
     const response = await send(`dashboard/events${query}`, { signal: request.signal });
     const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
     let text = "";
-    let isFirst = true;
+    const seen = new Set(); // kinds of events
     for (;;) {
       const { value, done } = await reader.read();
       if (done) return;
@@ -141,11 +142,11 @@ async function readEvents(mine, succeeded) {
       timer = setTimeout(stop, SILENCE);
       const events = (text + value).split("\n\n");
       text = events.pop();
-      for (const data of events.map((event) => JSON.parse(event.split("\ndata: ")[1]))) {
+      for (const [kind, data] of events.map((event) => event.split("\ndata: "))) {
         if (mine !== stream) return;
         succeeded();
-        receive(data, isFirst);
-        isFirst &&= "models" in data; // until the first event of the model
+        receive(kind, JSON.parse(data), !seen.has(kind));
+        seen.add(kind);
       }
     }
   } finally {
@@ -153,17 +154,33 @@ async function readEvents(mine, succeeded) {
   }
 }
 
-function receive(data, isFirst) {
-  if (data.models) {
-    const shown = watched && findModel(data, ...watched);
+/** Use an event: the first of its kind has all, the others have what has changed. */
+function receive(kind, data, isFirst) {
+  if (kind === "event: overview") {
+    const overview = isFirst ? data : { ...live.overview, ...data, models: mergedModels(data) };
+    const shown = watched && findModel(overview, ...watched);
     const moments = shown ? [...live.moments, [data.at, shown.queued]].slice(-MAX_MOMENTS) : [];
-    change({ state: "live", reason: "", receivedAt: Date.now(), overview: data, moments });
-    if (!watched && wanted && findModel(data, ...wanted)) watch(...wanted); // it is registered again
+    change({ state: "live", reason: "", receivedAt: Date.now(), overview, moments });
+    if (!watched && wanted && findModel(overview, ...wanted)) watch(...wanted); // it is registered again
   } else {
-    const batches = [...(isFirst ? [] : live.batches), ...data.batches].slice(-MAX_BATCHES);
-    change({ model: data, batches });
+    const { batches = [], runs = [], ...members } = data;
+    const before = isFirst ? { batches: [], runs: [] } : live;
+    change({
+      model: isFirst ? members : { ...live.model, ...members },
+      batches: [...before.batches, ...batches].slice(-MAX_BATCHES),
+      runs: [...before.runs, ...runs].slice(-MAX_RUNS),
+    });
   }
 }
+
+function mergedModels({ models, gone }) {
+  const found = new Map(live.overview.models.map((each) => [modelKey(each), each]));
+  models.forEach((each) => found.set(modelKey(each), each));
+  gone.forEach((each) => found.delete(JSON.stringify(each)));
+  return [...found.values()];
+}
+
+const modelKey = ({ modelName, modelVersion }) => JSON.stringify([modelName, modelVersion]);
 
 export const findModel = (overview, name, version) =>
   overview?.models.find((each) => each.modelName === name && each.modelVersion === version);

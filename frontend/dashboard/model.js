@@ -44,16 +44,16 @@ function CostSection({ batching, goal }) {
     ].filter(Boolean).join("; ")}.</p></${Section}>`;
 }
 
-function Worker({ worker, from, to }) {
+function Worker({ worker, process, from, to }) {
   const gone = worker.pid == null || worker.pid < 0;
   return html`<li class="worker">
     <div class="bar"><b>${worker.id}</b><span class=${`tag w-${worker.state}`}>${worker.state}</span>
       <small>${[
         !gone && `pid ${worker.pid}`, worker.gpuId != null && `GPU ${worker.gpuId}`,
-        worker.cpuPercent != null && `CPU ${number(worker.cpuPercent)} %`,
-        worker.memoryBytes > 0 && bytes(worker.memoryBytes), worker.startedAt && `started ${clock(worker.startedAt)}`,
+        process && `CPU ${number(process.cpuPercent)} %`,
+        process && bytes(process.memoryBytes), worker.startedAt && `started ${clock(worker.startedAt)}`,
       ].filter(Boolean).join(" · ")}</small>
-      <small class=${worker.processStatus === "stopped" ? "error" : ""}>${worker.processStatus}</small></div>
+      <small class=${process?.processStatus === "stopped" ? "error" : ""}>${process?.processStatus}</small></div>
     <${Lane} events=${worker.events} from=${from} to=${to} />
     ${worker.lastError && html`<pre class="error">${worker.lastError}</pre>`}
     ${worker.events.length > 0 && html`<details><summary>${plural(worker.events.length, "change")} of state
@@ -62,12 +62,12 @@ function Worker({ worker, from, to }) {
         ${each.error && html`<span class="error"> ${each.error}</span>`}</li>`)}</ol></details>`}</li>`;
 }
 
-function Workers({ workers, at }) {
+function Workers({ workers, processes, at }) {
   const first = Math.min(at - 60_000, ...workers.flatMap((each) => each.events.map((event) => event.at)));
   const from = Math.max(first, at - LANE_MS);
   return html`<${Section} title="Workers" note=${`the last ${duration(at - from)}`} wide>
     ${workers.length ? html`<ul class="workers">${workers.map((worker) => html`<${Worker}
-      key=${worker.id} worker=${worker} from=${from} to=${at} />`)}</ul>`
+      key=${worker.id} worker=${worker} process=${processes[worker.id]} from=${from} to=${at} />`)}</ul>`
     : html`<p class="quiet">There is no worker.</p>`}
     <ul class="legend">${["starting", "loading", "ready", "failed", "stopped"].map((state) => html`
       <li key=${state}><i class=${`key w-${state}`}></i>${state}</li>`)}</ul></${Section}>`;
@@ -90,21 +90,21 @@ function Run({ run }) {
     <small>${run.nodes.map((node) => `${node.node} ${ms(end(node) - node.queuedMs)}`).join(" · ")}</small></li>`;
 }
 
-function More({ detail: { sequences, scaling, workflow } }) {
+function More({ detail: { sequences, scaling, workflow }, runs }) {
   return html`
     ${sequences && html`<${Section} title="Sequences"><dl class="facts">${Object.entries(sequences)
       .map(([name, value]) => html`<${Fact} key=${name} name=${name} value=${number(value)} />`)}</dl></${Section}>`}
     ${scaling?.length > 0 && html`<${Section} title="Scaling decisions"><ol class="events">
       ${[...scaling].reverse().slice(0, 20).map((each, i) => html`<li key=${i}><time>${clock(each.at)}</time>
         <b>${plural(each.workers, "worker")}</b> ${each.why}</li>`)}</ol></${Section}>`}
-    ${workflow?.runs.length > 0 && html`<${Section} title="Workflow runs" note=${workflow.name} wide>
-      <ul class="runs">${workflow.runs.slice(-12).reverse().map((run) => html`<${Run} key=${run.id}
+    ${runs.length > 0 && html`<${Section} title="Workflow runs" note=${workflow} wide>
+      <ul class="runs">${runs.slice(-12).reverse().map((run) => html`<${Run} key=${run.id}
         run=${run} />`)}</ul>
       <ul class="legend"><li><i class="key s-waitingMs"></i>waiting</li>
         <li><i class="key s-handlerMs"></i>running</li></ul></${Section}>`}`;
 }
 
-function Live({ model, detail, batches, moments, at }) {
+function Live({ model, detail, batches, runs, moments, at }) {
   const history = model.history.map((rate, i, all) => [at - (all.length - 1 - i) * HISTORY_STEP, rate]);
   return html`<div class="panels">
     <${Section} title="Batches" wide note="width: time in the worker, height: requests, colour: why it left">
@@ -117,13 +117,13 @@ function Live({ model, detail, batches, moments, at }) {
       <${Area} points=${moments} bound=${model.queueBound} unit=${number}
         label=${`Requests that wait, now ${model.queued} of ${model.queueBound}`} />
       <p>Refused and failed in the last minute: <${Errors} errors=${model.errors} /></p></${Section}>
-    <${Workers} workers=${detail.workers} at=${at} />
-    <${More} detail=${detail} /></div>`;
+    <${Workers} workers=${detail.workers} processes=${detail.processes} at=${at} />
+    <${More} detail=${detail} runs=${runs} /></div>`;
 }
 
 const TABS = [["", "Live"], ["try", "Try it"], ["actions", "Actions"]];
 
-export function ModelPage({ name, version, tab, data: { overview, model: detail, missing, batches, moments } }) {
+export function ModelPage({ name, version, tab, data: { overview, model: detail, missing, batches, runs, moments } }) {
   const model = findModel(overview, name, version);
   if (!model) {
     return html`<h1 tabindex="-1">${name} <span class="version">${version}</span></h1>
@@ -149,7 +149,7 @@ export function ModelPage({ name, version, tab, data: { overview, model: detail,
     ${tab === "try" ? html`<${TryIt} name=${name} version=${version}
       address=${overview.server.inferenceAddress} />`
     : tab === "actions" ? html`<${ModelActions} model=${model} batching=${detail?.batching} />`
-    : detail ? html`<${Live} model=${model} detail=${detail} batches=${batches} moments=${moments}
-        at=${overview.at} />`
+    : detail ? html`<${Live} model=${model} detail=${detail} batches=${batches} runs=${runs}
+        moments=${moments} at=${overview.at} />`
     : html`<p class="quiet">${missing || "Waiting for data."}</p>`}`;
 }

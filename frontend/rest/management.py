@@ -117,7 +117,8 @@ class _Management:
 
     async def _batches(self, request: HttpRequest) -> HttpResponse:
         model = self.registry.find(*_model_of(request))
-        batches = model.batcher.history.as_documents()
+        history = model.batcher.history
+        batches = history.documents(list(history))
         names = {"modelName": model.name, "modelVersion": model.version}
         return json_response({**names, "batches": batches})
 

@@ -55,9 +55,9 @@ class WorkerHistory:
         """Record that the server changes the number of workers."""
         self.scalings.append(Scaling(self._clock(), workers, why))
 
-    def of(self, worker_id: int) -> Iterable[WorkerChange]:
-        """Iterate over the changes of a worker."""
-        return (change for change in self._changes if change.worker_id == worker_id)
+    def changes(self) -> Iterable[WorkerChange]:
+        """Return the changes of all workers, the newest last."""
+        return self._changes
 
     def fewest_ready(self, start: float, end: float) -> tuple[int, Counter[str]]:
         """Return the fewest workers that were ready at once between two moments.

@@ -1,5 +1,6 @@
 """Time lines of requests: planted causes are found by `GET /requests`, and nothing is kept back."""
 
+import contextlib
 import json
 import os
 import re
@@ -306,6 +307,45 @@ def test_events_have_all_models_and_the_new_batches_of_one(server, install):
         assert [each["size"] for each in next(filter(None, later))] == [1]
     missing = server.management("GET", "/dashboard/events?model=nobody")
     assert missing.status_code == 404
+
+
+def test_each_watcher_gets_each_change_once(server, install):
+    name = install()
+    seen = []
+    with contextlib.ExitStack() as opened:
+        for id_ in range(3):
+            server.ask(name, id=id_)
+            path = f"/dashboard/events?model={name}"
+            answer = opened.enter_context(server.management("GET", path, stream=True))
+            seen.append(_events(answer))
+        server.ask(name, id=3)
+        for received in seen:
+            kinds, batches = set(), []
+            while len(batches) < 4:
+                kind, document = next(received)
+                if kind in kinds:  # not the first, which has all
+                    assert "server" not in document
+                    assert "modelName" not in document
+                    assert name not in document.get("gone", ())
+                kinds.add(kind)
+                batches += document.get("batches", ())
+            assert len({each["closedAt"] for each in batches}) == len(batches) == 4
+        assert server.management("DELETE", f"/models/{name}").status_code == 200
+
+
+def test_an_overview_tells_which_models_have_changed_or_gone(server, install):
+    idle, busy = install(), install()
+    with server.management("GET", "/dashboard/events", stream=True) as answer:
+        received = _events(answer)
+        _, first = next(received)
+        assert {idle, busy} <= {each["modelName"] for each in first["models"]}
+        server.ask(busy, id=1)
+        later = (document for _, document in received)
+        names = ({model["modelName"] for model in each["models"]} for each in later)
+        # All change when the samples of their traffic are taken, every five seconds.
+        assert any(busy in each and idle not in each for each in names)
+        assert server.management("DELETE", f"/models/{idle}").status_code == 200
+        assert next(each["gone"] for each in later if each["gone"]) == [[idle, "1.0"]]
 
 
 def test_events_of_a_model_end_when_it_is_unregistered(server, install):
