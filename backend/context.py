@@ -125,6 +125,7 @@ class Context:
             the worker receives requests; an exception fails the load.
         describe_compiled: Returns JSON values about what was compiled before the first request.
         load_warnings: Sentences that the handler appends while it is initialised, for describe.
+        max_response_bytes: The longest answer, or piece of one, that is sent to a client.
         header_key_sequence_end: Response header with the sequences that have ended.
     """
 
@@ -158,6 +159,7 @@ class Context:
         self.request_processor: list[RequestProcessor] | None = None
         self.stopping_criteria: list[Any] | None = None
         self.on_intermediate: OnIntermediate | None = None
+        self.max_response_bytes = 6_553_500
         self.caller: Caller | None = None
         self.warm_ups: list[WarmUp] = []
         self.describe_compiled: Callable[[], dict[str, Any]] | None = None

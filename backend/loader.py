@@ -267,6 +267,7 @@ def _make_context(load: Load) -> Context:
         metrics,
         _model_yaml(load, manifest),
     )
+    context.max_response_bytes = load.max_response_bytes
     metrics.request_ids = str(uuid.uuid4())  # of the load, until the first batch
     if load.compiled_sizes:  # else as in TorchServe
         context.system_properties["compiled_batch_sizes"] = load.compiled_sizes

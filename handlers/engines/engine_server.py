@@ -40,6 +40,8 @@ _USAGE_ERROR = 2  # the exit status of argparse for an option that does not exis
 _LAST_BYTES = 2000
 _SECRET = re.compile(r"(--(?:api-key|hf-token)[= ])\S+")
 _PIECE_BYTES = 4096
+# The longest piece of a stream. With 64 KiB, a long stream costs the frontend a third more.
+_STREAM_BYTES = 1 << 18
 # The last event of a stream. It ends the answer, instead of an empty piece.
 _DONE = b"data: [DONE]"
 # Headers of a client that the engine receives, in lower case.
@@ -122,7 +124,8 @@ class EngineServer:
         """Send the request of a context, and return the body of the answer.
 
         The context gets status and media type. Pieces of a ``text/event-stream`` are sent as they
-        arrive, except the last.
+        arrive, except the last. A longer body than the context allows is not read to its end, and
+        too long to be sent, too.
         """
         headers = {"content-type": "application/json", "accept-encoding": "identity"}
         headers["x-request-id"] = (context.get_request_id(0) or "").strip()
@@ -152,14 +155,18 @@ class EngineServer:
             kind = answer.headers.get("content-type", "")
             context.set_response_status(answer.status, "", 0)
             context.set_response_content_type(0, kind)
+            longest = context.max_response_bytes
             if not kind.startswith("text/event-stream"):
-                return await answer.read()
+                body = bytearray()
+                while len(body) <= longest and (piece := await answer.content.readany()):
+                    body += piece
+                return bytes(body)
             last = b""
-            async for piece in answer.content.iter_any():
-                last += piece
-                if _DONE not in piece:
-                    context.send_intermediate([last], context.request_ids, "Result", 200)
-                    last = b""
+            async for piece in answer.content.iter_chunked(min(_STREAM_BYTES, longest)):
+                pieces = [last, piece] if last else [piece]
+                last = pieces.pop() if _DONE in piece else b""
+                for each in pieces:
+                    context.send_intermediate([each], context.request_ids, "Result", 200)
             return last
 
     async def _is_healthy(self) -> bool:

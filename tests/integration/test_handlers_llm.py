@@ -5,6 +5,7 @@ tests/llm runs the real engine.
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -115,6 +116,46 @@ def test_a_stream_that_the_engine_breaks_off(server):
     with pytest.raises(Exception, match=r"IncompleteRead|InvalidChunkLength|ended prematurely"):
         b"".join(answer.iter_content(None))
     assert complete(server).json()["text"] == "MEOW"
+
+
+def test_an_answer_without_an_end_is_refused_and_other_requests_are_not_disturbed(server, wait_for):
+    waiting = complete(server, prompt="one wait", stream=True)
+    sent = engine_metrics(server, "sent_bytes")[0]
+    before = complete(server).json()["pid"]
+    answer = complete(server, prompt="flood")
+    assert answer.status_code == 500
+    assert answer.json()["message"].startswith("Message size exceed limit: ")
+    assert "max_response_size (now 6553500)" in answer.json()["message"]
+    wait_for(lambda: engine_metrics(server, "running") == [1])  # the other one
+    assert engine_metrics(server, "sent_bytes")[0] - sent < 30_000_000
+    assert complete(server).json()["pid"] == before
+    assert next(waiting.iter_content(None)).startswith(b"data: one")
+    waiting.close()
+
+
+def test_last_events_without_an_end_are_relayed(server):
+    answer = complete(server, prompt="done", stream=True)
+    received = b"".join(answer.iter_content(None))
+    assert received.count(b"data: [DONE]\n\n") == 10_001
+    assert len(received) == len("data: done\n\n") + 10_000 * 1000 + len("data: [DONE]\n\n")
+
+
+def peak(pid):
+    """The most memory that a process has had since the last call, in bytes."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    Path(f"/proc/{pid}/clear_refs").write_text("5")
+    return int(re.search(r"VmHWM:\s*(\d+) kB", status)[1]) * 1024
+
+
+def test_metrics_of_an_engine_without_an_end_are_left_out(server):
+    command = f"{sys.executable} {ENGINE} m --uds {{socket}} --flood-metrics"
+    assert install(server, "noisy", f"handler: {{command: '{command}'}}\n").status_code == 200
+    worker = server.worker("noisy")["pid"]
+    peak(worker)
+    before = peak(worker)
+    assert [each for each in server.metrics() if each.startswith("stand_in:tokens_total")]
+    assert peak(worker) - before < 40_000_000
+    server.management("DELETE", "/models/noisy")
 
 
 def test_many_completions_at_once(server, together):

@@ -1,7 +1,9 @@
 """A stand-in for an engine's server, with a few options of ``vllm serve``, on aiohttp.
 
 It echoes texts: a completion is the prompt in capital letters, a stream one event for each word.
-A prompt ``wait`` is never answered, ``die`` ends the process, ``break`` ends the stream early.
+A prompt ``wait`` is never answered, ``die`` ends the process, ``break`` ends the stream early. The
+answer to ``flood`` has 40 MB, in a stream as numbered events; that to ``done`` has 10 MB of last
+events.
 """
 
 import argparse
@@ -22,7 +24,10 @@ parser.add_argument("--enable-lora", action="store_true")
 parser.add_argument("--max-num-seqs", type=int)
 parser.add_argument("--tensor-parallel-size", type=int)
 parser.add_argument("--silent-metrics", action="store_true", help="never answer /metrics")
+parser.add_argument("--flood-metrics", action="store_true", help="answer /metrics with 40 MB")
 parser.add_argument("--fail-after", type=float, help="seconds until it ends, never ready")
+EVENTS = 40_000
+PADDING = b"x" * 983
 
 
 class Engine:
@@ -30,7 +35,7 @@ class Engine:
         self.options = options
         adapters = [text.partition("=")[0] for text in options.lora_modules]
         self.names = [*options.served_model_name, *adapters]
-        self.tokens = self.running = 0
+        self.tokens = self.running = self.sent = 0
 
     async def health(self, _request):
         if self.options.fail_after is not None:
@@ -41,14 +46,17 @@ class Engine:
     async def models(self, _request):
         return web.json_response({"data": [{"id": name} for name in self.names]})
 
-    async def metrics(self, _request):
+    async def metrics(self, request):
         if self.options.silent_metrics:
             await asyncio.Event().wait()
+        if self.options.flood_metrics:
+            return await self.flood(request, "text/plain")
         return web.Response(
             text="# HELP stand_in:tokens_total Tokens.\n# TYPE stand_in:tokens_total counter\n"
             f'stand_in:tokens_total{{engine="0"}} {self.tokens}\n'
             "# HELP stand_in:running Requests.\n# TYPE stand_in:running gauge\n"
             f"stand_in:running {self.running}\n"
+            f"stand_in:sent_bytes {self.sent}\n"
             "# TYPE process_cpu_seconds_total counter\nprocess_cpu_seconds_total 1.0\n"
         )
 
@@ -64,6 +72,8 @@ class Engine:
                 os._exit(4)
             if prompt == "wait" and not document.get("stream"):
                 await asyncio.Event().wait()
+            if prompt == "flood" and not document.get("stream"):
+                return await self.flood(request, "application/json")
             self.tokens += len(prompt.split())
             if document.get("stream"):
                 return await self.stream(request, prompt)
@@ -80,7 +90,17 @@ class Engine:
         finally:
             self.running -= 1
 
+    async def flood(self, request, media_type):
+        response = web.StreamResponse(headers={"content-type": media_type})
+        await response.prepare(request)
+        for number in range(EVENTS):
+            await response.write(b"data: %09d%b\n\n" % (number, PADDING))
+            self.sent += 1000
+        return response
+
     async def stream(self, request, prompt):
+        if prompt == "flood":
+            return await self.flood(request, "text/event-stream")
         response = web.StreamResponse(headers={"content-type": "text/event-stream; charset=utf-8"})
         await response.prepare(request)
         for word in prompt.split():
@@ -89,6 +109,9 @@ class Engine:
                 await asyncio.Event().wait()
             if word == "break":
                 request.transport.abort()
+            if word == "done":
+                for _ in range(10_000):
+                    await response.write(b"data: [DONE]\n\n" + b" " * 986)
         await response.write(b"data: [DONE]\n\n")
         return response
 
