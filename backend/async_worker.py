@@ -22,13 +22,16 @@ from marserve.backend.protocol import (
     CallReply,
     CancelPredict,
     EndSequence,
+    Load,
     Message,
     Piece,
+    PiecesRead,
     Predict,
     ProtocolError,
     Reply,
 )
 from marserve.backend.service import Service
+from marserve.backend.stream_credit import StreamCredit
 
 logger = logging.getLogger(__name__)
 
@@ -41,14 +44,12 @@ def new_loop() -> asyncio.AbstractEventLoop:
 
 
 def serve_concurrently(
-    loop: asyncio.AbstractEventLoop, sock: socket.socket, service: Service, max_call_bytes: int
+    loop: asyncio.AbstractEventLoop, sock: socket.socket, service: Service, load: Load
 ) -> int:
     """Answer requests until the frontend closes the connection; return the exit status."""
 
     async def serve() -> int:
-        _, connection = await loop.create_connection(
-            lambda: _Connection(service, max_call_bytes), sock=sock
-        )
+        _, connection = await loop.create_connection(lambda: _Connection(service, load), sock=sock)
         status = await connection.closed  # no deadline: the frontend's end is seen as EOF
         await connection.cancel_all()
         return status
@@ -60,7 +61,7 @@ def serve_concurrently(
 class _Connection(asyncio.BufferedProtocol):
     """Starts a task for each request, and sends its reply."""
 
-    def __init__(self, service: Service, max_call_bytes: int) -> None:
+    def __init__(self, service: Service, load: Load) -> None:
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
         #: The exit status, when the frontend has left or broken the protocol.
@@ -68,11 +69,13 @@ class _Connection(asyncio.BufferedProtocol):
         self._service = service
         self._decoder = Decoder(MAX_REQUEST_FRAME_BYTES)
         self._transport: asyncio.Transport | None = None
+        self._stream_window = load.stream_window
         #: By number of the message.
         self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._credits: dict[int, StreamCredit] = {}
         self._is_paused = False
         self._unsent: deque[list[bytes]] = deque()
-        self._calls = HandlerCalls(max_call_bytes, self._write)
+        self._calls = HandlerCalls(load.max_call_bytes, self._write)
         #: By id of a sequence: the running call of the handler for its end.
         self._ending: dict[str, asyncio.Task[None]] = {}
 
@@ -85,11 +88,14 @@ class _Connection(asyncio.BufferedProtocol):
 
     async def _answer(self, message: Predict) -> None:
         send = functools.partial(self._send_numbered, message.number)
-        calls = RequestCalls(self._calls, message.number)
+        credit = self._credits[message.number] = StreamCredit(self._stream_window)
+        calls = RequestCalls(self._calls, message.number, credit.drain)
         try:
             send(await self._reply_of(self._predict(message, send, calls)))
         finally:
             calls.close()
+            credit.close()
+            del self._credits[message.number]
 
     async def _predict(self, message: Predict, send: Send, calls: RequestCalls) -> Reply:
         if self._ending:  # a new sequence starts when the handler has ended the old one
@@ -118,9 +124,15 @@ class _Connection(asyncio.BufferedProtocol):
         reply.number = number
         frame = unchanging(encode_safely(reply))
         if threading.get_ident() == self._thread:
-            self._write(frame)
+            self._write_reply(reply, frame)
         else:
-            self._loop.call_soon_threadsafe(self._write, frame)
+            self._loop.call_soon_threadsafe(self._write_reply, reply, frame)
+
+    def _write_reply(self, reply: Reply | Piece, frame: list[bytes]) -> None:
+        if type(reply) is Piece and (credit := self._credits.get(reply.number)):
+            for each in reply.predictions:
+                credit.add(len(each.body))
+        self._write(frame)
 
     def _write(self, frame: list[bytes]) -> None:
         if self._transport is None or self._transport.is_closing():
@@ -157,6 +169,9 @@ class _Connection(asyncio.BufferedProtocol):
                     if task := self._tasks.get(message.number):
                         # Not at once: a task that has not run yet would end without a reply.
                         self._loop.call_soon(task.cancel)
+                elif isinstance(message, PiecesRead):
+                    if credit := self._credits.get(message.number):
+                        credit.add(-message.count)
                 else:
                     self._begin(message)
         except ProtocolError:

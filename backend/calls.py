@@ -8,7 +8,7 @@ sent.
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from marserve.backend.conversion import encode_result
@@ -84,7 +84,10 @@ class HandlerCalls:
 class RequestCalls:
     """The calls on behalf of the request with the number ``batch``; a `Caller`."""
 
-    def __init__(self, calls: HandlerCalls, batch: int) -> None:
+    def __init__(
+        self, calls: HandlerCalls, batch: int, drain: Callable[[], Coroutine[Any, Any, None]]
+    ) -> None:
+        self.drain = drain
         self._calls = calls
         self._batch = batch
         self._waiting: set[asyncio.Future[CallReply]] = set()

@@ -44,9 +44,10 @@ WarmUp = Callable[[RunSamples], None]
 
 
 class Caller(Protocol):
-    """Calls models on behalf of one request, as long as that is unanswered (``is_open``)."""
+    """What one request needs of the frontend, as long as it is unanswered (``is_open``)."""
 
     is_open: bool
+    drain: Callable[[], Coroutine[Any, Any, None]]  # as `Context.drain`
 
     @property
     def infer(self) -> Callable[..., Coroutine[Any, Any, ModelAnswer]]:
@@ -302,6 +303,16 @@ class Context:
         if self.on_intermediate is None:
             raise RuntimeError("There is no batch to whose clients results could be sent")
         self.on_intermediate(results, request_ids, message, code)
+
+    async def drain(self) -> None:
+        """Wait until the client has read enough of the pieces that were sent, mostly not at all.
+
+        For asynchronous handlers, after each piece: otherwise the pieces fill the memory, and the
+        answer of a slow client is broken off. It does not wait in other handlers or without a
+        server. Not part of TorchServe.
+        """
+        if self.caller is not None:
+            await self.caller.drain()
 
     def infer(
         self,

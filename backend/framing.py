@@ -43,6 +43,7 @@ from marserve.backend.protocol import (
     NextBatch,
     Part,
     Piece,
+    PiecesRead,
     Predict,
     Prediction,
     Profile,
@@ -54,7 +55,7 @@ from marserve.backend.protocol import (
     ThreadsSet,
 )
 
-VERSION = 7
+VERSION = 8
 
 _HEAD = struct.Struct("!IBBII")
 LENGTH_BYTES = 4
@@ -330,6 +331,7 @@ _RECORDS = (
     SetThreads,
     ThreadsSet,
     CancelPredict,
+    PiecesRead,
 )
 _FIRST_RECORD = 10
 _ENCODERS: dict[type, tuple[int, Callable[[Any], Encoded]]] = {

@@ -8,6 +8,7 @@
     Profile                       Profiled
     SetThreads                    ThreadsSet
     CancelPredict                 nothing; the Predict still has its Reply
+    PiecesRead                    nothing
 
     worker to frontend            answered by
     ------------------            -----------
@@ -27,6 +28,9 @@ STAGES = 3
 STREAM_NEXT = "ts_stream_next"
 #: Media type of a part that is a request of the Open Inference Protocol with tensors as bytes.
 TENSORS_TYPE = "application/vnd.marserve.tensors"
+#: The most unread bytes of an answer in pieces whose handler does not wait (`Context.drain`). Most
+#: texts of language models are shorter, so that a slow client keeps no place in the worker.
+STREAM_WINDOW = 1 << 20
 #: The id of a request for an engine's metrics; a client's id has no line break.
 ENGINE_METRICS = "\nmetrics"
 
@@ -70,6 +74,7 @@ class Load:
         compiled_sizes: The only sizes of batches; if empty, any up to ``batch_size``.
         declared_metrics: The metrics of metrics.yaml, as rows for `backend.metrics`.
         max_call_bytes: The largest body of a `Call`.
+        stream_window: As `STREAM_WINDOW`; less if fewer bytes may wait in the frontend.
         stateful: Whether the requests of the model belong to sequences.
         batch_dims: The dimensions of a request's tensors, and of its answer's, that count the rows.
         stack_inputs: The library (numpy, torch) of whose arrays the handler gets one for each
@@ -91,6 +96,7 @@ class Load:
     compiled_sizes: list[int] = field(default_factory=list)
     declared_metrics: list[list[Any]] = field(default_factory=list)
     max_call_bytes: int = 0
+    stream_window: int = STREAM_WINDOW
     stateful: bool = False
     batch_dims: list[int] = field(default_factory=lambda: [0, 0])
     stack_inputs: str = ""
@@ -220,6 +226,18 @@ class CancelPredict:
     """No client waits for the answer to the `Predict` of this number any more."""
 
     number: int
+
+
+@dataclass(slots=True)
+class PiecesRead:
+    """Further ``count`` bytes of the pieces of an answer are read, or dropped.
+
+    Sent for a part of the window at a time, and to asynchronous handlers only. The number is that
+    of the `Predict`.
+    """
+
+    number: int
+    count: int
 
 
 @dataclass(slots=True)
@@ -398,6 +416,7 @@ Message = (
     | LoadFailure
     | Predict
     | CancelPredict
+    | PiecesRead
     | EndSequence
     | Profile
     | SetThreads

@@ -187,7 +187,7 @@ def _serve_concurrently(connection: FrontendConnection, load: Load) -> int:
     service = _load(connection, load, loop.run_until_complete)
     if service is None:
         return 1
-    return serve_concurrently(loop, connection.detach(), service, load.max_call_bytes)
+    return serve_concurrently(loop, connection.detach(), service, load)
 
 
 @contextlib.contextmanager

@@ -32,6 +32,7 @@ from marserve.backend.protocol import (
     LoadStarted,
     Part,
     Piece,
+    PiecesRead,
     Predict,
     Prediction,
     Reply,
@@ -200,6 +201,7 @@ class FakeWorker:
         self.loaded: list[Load] = []
         self.batches: list[list[bytes]] = []
         self.graces: list[float] = []
+        self.read: list[int] = []  # bytes of pieces, as reported
         self.ran_out_of_memory = life.runs_out_of_memory
         self.diagnostics = life.diagnostics
         self.stacks_written = 0
@@ -232,6 +234,9 @@ class FakeWorker:
                 return
             writer.write(b"".join(encode(LoadStarted())))
         elif isinstance(message, CallReply | CancelPredict):
+            return
+        elif isinstance(message, PiecesRead):
+            self.read.append(message.count)
             return
         else:
             self.batches.append([_body_of(each) for each in message.inputs])

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from marserve.backend import manifest
+from marserve.backend.protocol import STREAM_WINDOW
 from marserve.frontend.archives import download, helper
 from marserve.frontend.archives.unpack import ArchiveLimits
 from marserve.frontend.batching.sequences.stateful_sequence import _MAX_REMEMBERED
@@ -59,6 +60,7 @@ FIXED = {
     "a YAML": [bounded_yaml.MAX_BYTES, bounded_yaml.MAX_NODES, bounded_yaml.MAX_DEPTH],
     "the process": [helper._MAX_MEMORY_BYTES, helper._READING_SECONDS],
     "redirects": [download._MAX_REDIRECTS],
+    "unread bytes": [STREAM_WINDOW],
     "calls of models": [MAX_CALLS, ServerBusy.status],
     "models of which": [MAX_DEPTH, CyclicCall.status],
 }

@@ -9,7 +9,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from marserve.backend.protocol import Input, Piece, Prediction, Reply, SpanRecord
-from marserve.frontend.batching.jobs import Job
+from marserve.frontend.batching.jobs import Job, OnRead
 from marserve.frontend.errors import PredictionFailed, ServeError
 
 _MAX_BATCHES = 512
@@ -136,13 +136,13 @@ class Batch:
         for job, prediction in zip(self.jobs, predictions, strict=True):
             job.resolve(prediction)
 
-    def push(self, piece: Piece) -> None:
+    def push(self, piece: Piece, *on_read: OnRead) -> None:
         """Pass the predictions of a piece to their jobs; a failure goes to all jobs."""
         if piece.code != 200:
             self.fail(failure_of(piece))
         else:
             for place, prediction in zip(piece.places, piece.predictions, strict=True):
-                self.jobs[place].push(prediction)
+                self.jobs[place].push(prediction, *on_read)
 
     def fail(self, error: ServeError) -> None:
         """Answer every job with the same failure."""

@@ -20,6 +20,11 @@ if TYPE_CHECKING:
     from marserve.frontend.batching.batches import Batch
 
 
+#: Called with the number of bytes of an answer that were read, or dropped because nothing reads it,
+#: since it last returned True.
+OnRead = Callable[[int], bool]
+
+
 class StreamBroken(Exception):
     """The stream ended before the answer was complete."""
 
@@ -28,10 +33,11 @@ class Stream:
     """A streamed answer: the worker's side pushes pieces, the transport reads them.
 
     A worker that waited for a slow client would delay the other requests of the batch. So pieces
-    are buffered, and the stream of a client that is too far behind is broken off.
+    are buffered, and the stream of a client that is too far behind is broken off. Only coroutines
+    can wait for single clients: ``on_read`` is for their worker.
     """
 
-    def __init__(self, first: Prediction) -> None:
+    def __init__(self, first: Prediction, on_read: OnRead = lambda _count: False) -> None:
         self.first = first  # its status and headers are those of the answer
         self.max_waiting_bytes = 0  # 0 for no limit
         #: Called when the stream is broken off because its reader is too slow, and perhaps blocked
@@ -45,6 +51,9 @@ class Stream:
         self.on_end: Callable[[], object] | None = None
         self._pieces: deque[Buffer] = deque([first.body])
         self.waiting_bytes = len(first.body)
+        self._on_read = on_read
+        #: Bytes of the piece that the reader has taken last; those to call `_on_read` with.
+        self._reading = self._read = 0
         #: A future: an asyncio.Event needs six more calls for each piece.
         self._changed: asyncio.Future[None] | None = None
         self._ended = False
@@ -61,9 +70,15 @@ class Stream:
         """Whether the last piece was taken."""
         return self._ended and not self._pieces
 
+    @property
+    def unread_bytes(self) -> int:
+        """The bytes of its pieces for which ``on_read`` has not returned True."""
+        return self.waiting_bytes + self._reading + self._read
+
     def push(self, body: Buffer) -> None:
         """Add a piece; does nothing after the end."""
         if self._ended or self._closed or self._broken:
+            self._count_read(len(body))
             return
         self._pieces.append(body)
         self._add_waiting(len(body))
@@ -74,7 +89,7 @@ class Stream:
     def fall_behind(self, why: str) -> None:
         """Discard the buffered pieces for a reader that is too slow, and break off the answer."""
         self._pieces.clear()
-        self._add_waiting(-self.waiting_bytes)
+        self._drop_waiting()
         self.break_off(why)
         self.on_behind()
 
@@ -92,13 +107,16 @@ class Stream:
     async def pieces(self) -> AsyncIterator[Buffer]:
         """Yield the pieces as they arrive; raises StreamBroken if the answer was broken off.
 
-        The caller closes the stream. The worker's connection has a deadline for each piece.
+        A piece counts as read when the next one is requested. The caller closes the stream. The
+        worker's connection has a deadline for each piece.
         """
         while True:
             while self._pieces:
                 piece = self._pieces.popleft()
                 self._add_waiting(-len(piece))
+                self._reading = len(piece)
                 yield piece
+                self._count_read()
             if self._broken:
                 raise StreamBroken(self._broken)
             if self._ended:
@@ -111,9 +129,20 @@ class Stream:
         if not self._closed:
             self._closed = True
             self.on_close(self.is_complete, self._broken)
-            self._add_waiting(-self.waiting_bytes)
+            self._drop_waiting()
             if self.on_end is not None:
                 self.on_end()
+
+    def _drop_waiting(self) -> None:
+        count = self.waiting_bytes
+        self._add_waiting(-count)
+        self._count_read(count)
+
+    def _count_read(self, dropped: int = 0) -> None:
+        self._read += self._reading + dropped
+        self._reading = 0
+        if self._on_read(self._read):
+            self._read = 0
 
     def _add_waiting(self, count: int) -> None:
         self.waiting_bytes += count
@@ -202,12 +231,15 @@ class Job:
         else:
             self.answer(prediction)
 
-    def push(self, piece: Prediction) -> None:
-        """Answer with a piece of a prediction; others follow."""
+    def push(self, piece: Prediction, *on_read: OnRead) -> None:
+        """Answer with a piece of a prediction; others follow, with the same ``on_read``."""
         if self.stream is not None:
             self.stream.push(piece.body)
-        elif self.on_answer is not None:
-            self.stream = Stream(piece)
+            return
+        self.stream = Stream(piece, *on_read)
+        if self.on_answer is None:  # nothing reads it
+            self.stream.close()
+        else:
             self.stream.on_end = self.on_end
             self.answer(self.stream)
 

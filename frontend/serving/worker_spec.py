@@ -8,7 +8,7 @@ from typing import Any
 
 from marserve.backend.manifest import Manifest
 from marserve.backend.processes.bootstrap import Runner
-from marserve.backend.protocol import Load, Trials
+from marserve.backend.protocol import STREAM_WINDOW, Load, Trials
 from marserve.frontend.archives.requirements import ModelEnvironment
 from marserve.frontend.configuration.config import Config
 from marserve.frontend.configuration.setting_kinds import REFUSE
@@ -101,6 +101,7 @@ def load_message(
         overlap_stages=settings.overlap_stages,
         declared_metrics=declared_metrics,
         max_call_bytes=config.max_request_size,
+        stream_window=min(STREAM_WINDOW, (config.max_stream_backlog or 2 * STREAM_WINDOW) // 2),
         batch_dims=list(settings.batching.batch_dims),
         stack_inputs=settings.stack_inputs,
         trials=trials_at_load(settings),

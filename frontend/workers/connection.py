@@ -26,6 +26,7 @@ from marserve.backend.protocol import (
     Message,
     NextBatch,
     Piece,
+    PiecesRead,
     Predict,
     Profile,
     Profiled,
@@ -52,6 +53,8 @@ _MAX_FRAME_BYTES = (1 << 32) - 1
 _JOINED_BYTES = 64 * 1024
 # If a timer is late by more than this, in seconds, the frontend was stopped meanwhile.
 _PAUSED_SECONDS = 0.1
+# In a window. Shorter answers cause no report.
+_REPORTS = 4
 #: The number of the `Load` message; batches are numbered from 1.
 _LOAD = 0
 
@@ -89,6 +92,8 @@ class WorkerConnection(asyncio.BufferedProtocol):
         on_lost: Called at that moment.
         overlaps: As in `Loaded`, as are ``ends_sequences``, ``is_cancellable`` and ``is_relay``.
         calls: None for a worker that cannot make calls.
+        waits_for_reader: Returns whether a handler may wait until more of its answer is read.
+        stream_window: As in `Load`.
     """
 
     def __init__(self, max_response_bytes: int, name: str = "") -> None:
@@ -98,6 +103,8 @@ class WorkerConnection(asyncio.BufferedProtocol):
         self.on_lost: Callable[[], object] = lambda: None
         self.overlaps = 0
         self.calls: WorkerCalls | None = None
+        self.waits_for_reader: Callable[[], bool] = lambda: False
+        self.stream_window = 0
         self._max_call_bytes = 0
         self.ends_sequences = self.is_cancellable = self.is_relay = False
         self._max_response_bytes = max_response_bytes
@@ -161,7 +168,7 @@ class WorkerConnection(asyncio.BufferedProtocol):
             else:
                 result.set_result(answer)
 
-        self._max_call_bytes = load.max_call_bytes
+        self._max_call_bytes, self.stream_window = load.max_call_bytes, load.stream_window
         exchange = _Exchange(0, (LoadStarted, Loaded, LoadFailure), receive, None)
         self._send(load, exchange, start_seconds)
         ends: set[asyncio.Future[Any]] = {result, self.lost}
@@ -263,6 +270,18 @@ class WorkerConnection(asyncio.BufferedProtocol):
         if not self._is_paused:
             self.resume_writing()
 
+    def report_read(self, number: int, count: int) -> bool:
+        """Report unreported bytes of an answer that are read, if they are many; return if it did.
+
+        The timeout of the worker's own answers starts again.
+        """
+        if count <= self.stream_window // _REPORTS or number not in self._exchanges:
+            return False
+        if self._transport is not None:
+            self._transport.writelines(encode(PiecesRead(number, count)))
+            self._expect_reply()
+        return True
+
     def _send(
         self, message: Message, exchange: _Exchange, timeout: float | None, number: int = _LOAD
     ) -> None:
@@ -309,8 +328,9 @@ class WorkerConnection(asyncio.BufferedProtocol):
         if not self._exchanges or self._timeout is None:
             return
         now = time.monotonic()
-        if self.calls is not None and self.calls.has_unanswered:
-            # The worker may be waiting for the frontend, and calls have deadlines.
+        has_calls = self.calls is not None and self.calls.has_unanswered
+        if has_calls or self.waits_for_reader():
+            # The worker may be waiting for the frontend. Calls and clients have deadlines.
             self._deadline = max(self._deadline, now + self._timeout)
         paused = now - self._timer_at
         if paused > _PAUSED_SECONDS:

@@ -1,18 +1,14 @@
 """`Context.infer` in a worker that runs, with a test in the place of the frontend."""
 
 import asyncio
-import socket
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from fed_decoder import Decoder
+from fake_frontend import PATIENCE, Frontend, serving_handlers
 
-from marserve.backend.async_worker import new_loop, serve_concurrently
 from marserve.backend.calls import headers_and_parts
 from marserve.backend.context import Context
-from marserve.backend.framing import encode
 from marserve.backend.model_answers import ModelAnswer, ModelCallFailed
 from marserve.backend.protocol import (
     Call,
@@ -20,7 +16,6 @@ from marserve.backend.protocol import (
     CancelCall,
     CancelPredict,
     Input,
-    Message,
     Part,
     Predict,
     Prediction,
@@ -28,63 +23,12 @@ from marserve.backend.protocol import (
 )
 from marserve.backend.service import Service
 
-PATIENCE = 5.0
-
-
-class Frontend:
-    """The frontend's end of the connection to a worker with this handler."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self._sock = sock
-        self._decoder = Decoder(1 << 24)
-        self._received: list[Message] = []
-
-    def send(self, message: Message) -> None:
-        self.send_at_once(message)
-
-    def send_at_once(self, *messages: Message) -> None:
-        self._sock.sendall(b"".join(chunk for message in messages for chunk in encode(message)))
-
-    def predict(self, number: int) -> None:
-        self.send(Predict([Input(f"id-{number}", {}, [Part("body", "", b"x")])], number))
-
-    def receive(self, kind: type[Any]) -> Any:
-        while not self._received:
-            self._received += self._decoder.feed(self._sock.recv(65536))
-        message = self._received.pop(0)
-        assert isinstance(message, kind), message
-        return message
-
-    def answer(self) -> bytes:
-        """The body of the next reply, or its message if it is a failure."""
-        reply = self.receive(Reply)
-        return bytes(reply.predictions[0].body) if reply.predictions else reply.message.encode()
-
 
 @pytest.fixture
 def serving() -> Iterator[Callable[[Any], Frontend]]:
     """Run a worker with a handler; its end is seen to at the end of the test."""
-    ours, theirs = socket.socketpair()
-    ended: list[Future[int]] = []
-    context = Context("m", "/m", None, 1, None, "1")
-
-    def run(handler: Any) -> int:
-        loop = new_loop()
-        try:
-            return serve_concurrently(loop, theirs, Service(handler, context), 1000)
-        finally:
-            loop.close()
-
-    with ThreadPoolExecutor(1) as threads, ours, theirs:
-
-        def serve(handler: Any) -> Frontend:
-            ended.append(threads.submit(run, handler))
-            return Frontend(ours)
-
-        ours.settimeout(PATIENCE)
+    with serving_handlers(max_call_bytes=1000) as serve:
         yield serve
-        ours.shutdown(socket.SHUT_WR)
-        assert ended[0].result(PATIENCE) == 0
 
 
 def test_a_call_goes_out_and_its_answer_comes_back(serving: Callable[..., Frontend]) -> None:

@@ -26,6 +26,7 @@ from marserve.backend.protocol import (
     NextBatch,
     Part,
     Piece,
+    PiecesRead,
     Predict,
     Prediction,
     Profile,
@@ -153,6 +154,7 @@ messages: st.SearchStrategy[Message] = st.one_of(
     ),
     st.builds(CancelCall, st.integers()),
     st.builds(CancelPredict, st.integers()),
+    st.builds(PiecesRead, st.integers(), st.integers()),
     st.builds(SetThreads, st.integers(), st.integers(), st.integers()),
     st.builds(EndSequence, st.text(), st.text(), st.integers()),
     st.builds(Profile, st.lists(st.integers()), st.floats(0, 9), st.floats(0, 9), st.integers()),
@@ -252,7 +254,7 @@ def test_a_number_that_is_none_is_refused(number: float) -> None:
 @pytest.mark.parametrize(
     ("data", "complaint"),
     [
-        (frame([0, 0, 0, [], []], version=1), "version 1, expected 7"),
+        (frame([0, 0, 0, [], []], version=1), "version 1, expected 8"),
         (frame([0, 0, 0, [], []], kind=99), "unknown kind of message: 99"),
         (
             frame([0, 0, 0, [], []], b"left"),

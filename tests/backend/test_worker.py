@@ -166,7 +166,8 @@ def test_requests_of_a_coroutine_are_not_padded(
     ours.shutdown(socket.SHUT_WR)
     loop = new_loop()
     service = Service(lambda data, _: data, Context("m", "/m", None, 1, None, "1"))
-    assert serve_concurrently(loop, theirs, service, 0) == status
+    load = Load("m", "/m", "h", 1, None, True, 1000, "1")
+    assert serve_concurrently(loop, theirs, service, load) == status
     loop.close()
 
 

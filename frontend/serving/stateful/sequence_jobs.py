@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import dataclass, field
 
 from marserve.backend.protocol import Prediction
+from marserve.frontend.batching.jobs import OnRead
 from marserve.frontend.batching.sequences.stateful_sequence import Reason, StatefulSequence
 from marserve.frontend.errors import SequenceOver, ServeError, WorkerDied
 from marserve.frontend.serving.predict_request import PendingJob
@@ -40,11 +41,11 @@ class PendingSequenceJob(PendingJob):
         self.sequences.table.finished(self)
         asyncio.get_running_loop().call_soon(PendingJob.resolve, self, prediction)
 
-    def push(self, piece: Prediction) -> None:
+    def push(self, piece: Prediction, *on_read: OnRead) -> None:
         """Answer with a piece; with continuous batching the first one admits the next request."""
         is_first_piece = self.stream is None
         self._read_headers(piece)
-        PendingJob.push(self, piece)
+        PendingJob.push(self, piece, *on_read)
         if self.sequences.is_continuous:
             if is_first_piece:
                 self.sequences.table.started(self)

@@ -42,6 +42,7 @@ class Async(DispatchStrategy):
         self._calls = WorkerCalls(self.call_model, self.connection.reply_to_call)
         self._calls.on_job_end = self._on_job_end
         self.connection.calls = self._calls
+        self.connection.waits_for_reader = self._waits_for_reader
 
     def to_saturate(self, _size: int) -> int:
         """Return the limit."""
@@ -88,7 +89,7 @@ class Async(DispatchStrategy):
 
     def _on_reply(self, batch: Batch, reply: BatchAnswer) -> None:
         if isinstance(reply, Piece):
-            batch.push(reply)
+            batch.push(reply, partial(self.connection.report_read, reply.number))
         if not isinstance(reply, Reply):
             return
         (job,) = batch.jobs
@@ -111,6 +112,11 @@ class Async(DispatchStrategy):
         self._end_quarantine(job)
         self._ask_for_more()
         self._note_drained()
+
+    def _waits_for_reader(self) -> bool:
+        streams = (job.stream for job in self._in_flight)
+        window = self.connection.stream_window
+        return any(each is not None and each.unread_bytes > window for each in streams)
 
     def _batches_in_flight(self) -> Iterable[Batch]:
         return (self._latest,) if self._latest is not None else ()

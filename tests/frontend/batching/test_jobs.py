@@ -67,7 +67,8 @@ def test_pieces_for_a_client_that_left_go_nowhere(make_job: Callable[..., Job]) 
     job = make_job()
     job.cancel()
     job.push(Prediction(b"a"))
-    assert job.stream is None
+    assert not job.is_open
+    assert job.future.cancelled()
 
 
 @pytest.fixture
@@ -175,3 +176,77 @@ def test_what_waits_for_the_reader_is_told_until_nothing_does(
     assert run(read(stream)) == ["too slow"]
     stream.close()
     assert (sum(told), stream.waiting_bytes) == (-5, 0)
+
+
+class Reads:
+    """The bytes that a stream reports as read; it accepts a report of more than ``step``."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+        self.counts: list[int] = []
+
+    def __call__(self, count: int) -> bool:
+        if count > self.step:
+            self.counts.append(count)
+        return count > self.step
+
+
+def test_a_piece_is_read_when_the_reader_wants_the_next(run: Callable[..., Any]) -> None:
+    reads = Reads(0)
+    stream = Stream(Prediction(b"first"), reads)
+    stream.push(b"second")
+
+    async def scenario() -> None:
+        pieces = aiter(stream.pieces())
+        assert (await anext(pieces), reads.counts) == (b"first", [])
+        assert (await anext(pieces), reads.counts) == (b"second", [5])
+        stream.end()
+        assert [piece async for piece in pieces] == []
+        assert (reads.counts, stream.unread_bytes) == ([5, 6], 0)
+        stream.close()
+
+    run(scenario())
+
+
+def test_few_bytes_are_reported_with_later_ones(run: Callable[..., Any]) -> None:
+    reads = Reads(9)
+    stream = Stream(Prediction(b"12345"), reads)
+    for _ in range(4):
+        stream.push(b"12345")
+    stream.end()
+    run(read(stream))
+    assert (reads.counts, stream.unread_bytes) == ([10, 10], 5)
+
+
+@pytest.mark.parametrize(
+    "drop", [Stream.close, lambda stream: (stream.fall_behind("slow"), stream.close())]
+)
+def test_what_nothing_reads_any_more_counts_as_read(
+    drop: Callable[[Stream], object], run: Callable[..., Any]
+) -> None:
+    reads = Reads(0)
+    stream = Stream(Prediction(b"first"), reads)
+    stream.push(b"second")
+
+    async def scenario() -> None:
+        pieces = stream.pieces()
+        await anext(pieces)
+        drop(stream)
+        stream.push(b"third")
+        assert (sum(reads.counts), stream.unread_bytes) == (16, 0)
+        await pieces.aclose()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("end", [lambda job: job.cancel(), lambda job: job.fail(WorkerDied())])
+def test_pieces_for_a_client_that_has_its_answer_count_as_read(
+    end: Callable[[Job], None], make_job: Callable[..., Job]
+) -> None:
+    reads = Reads(0)
+    job = make_job()
+    end(job)
+    for _ in range(2):
+        job.push(Prediction(b"12345"), reads)
+    assert sum(reads.counts) == 10
+    job.future.cancelled() or job.future.exception()
