@@ -68,14 +68,14 @@ class TRTLLMHandler(LLMHandler):
         async for output in outputs:
             text = output.outputs[0].text
             if not text.endswith(_UNFINISHED):
-                _send(text[len(sent) :], context)
+                await _send(text[len(sent) :], context)
                 sent = text
-        _send(text[len(sent) :], context)
+        await _send(text[len(sent) :], context)
 
 
-def _send(piece: str, context: Context) -> None:
+async def _send(piece: str, context: Context) -> None:
     if piece:
-        send_piece(json.dumps({"text": piece}), context)
+        await send_piece(json.dumps({"text": piece}), context)
 
 
 def _tokenizer(directory: str) -> Any:

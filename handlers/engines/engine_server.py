@@ -124,8 +124,8 @@ class EngineServer:
         """Send the request of a context, and return the body of the answer.
 
         The context gets status and media type. Pieces of a ``text/event-stream`` are sent as they
-        arrive, except the last. A longer body than the context allows is not read to its end, and
-        too long to be sent, too.
+        arrive, except the last; while the client has many unread, the engine is not read. A longer
+        body than the context allows is not read to its end, and too long to be sent, too.
         """
         headers = {"content-type": "application/json", "accept-encoding": "identity"}
         headers["x-request-id"] = (context.get_request_id(0) or "").strip()
@@ -167,6 +167,7 @@ class EngineServer:
                 last = pieces.pop() if _DONE in piece else b""
                 for each in pieces:
                     context.send_intermediate([each], context.request_ids, "Result", 200)
+                    await context.drain()
             return last
 
     async def _is_healthy(self) -> bool:

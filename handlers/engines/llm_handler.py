@@ -62,10 +62,11 @@ def only_value(handler: LLMHandler, data: Any) -> Any:
     return value_of(data[0])
 
 
-def send_piece(piece: str, context: Context) -> None:
-    """Send a piece of a request's answer, from rank 0."""
+async def send_piece(piece: str | bytes, context: Context) -> None:
+    """Send a piece of a request's answer, from rank 0, and wait if many are unread."""
     if is_first_rank():
         context.send_intermediate([piece], context.request_ids, "Result", 200)
+        await context.drain()
 
 
 def parsed_json(value: Any) -> Any:

@@ -147,6 +147,32 @@ def peak(pid):
     return int(re.search(r"VmHWM:\s*(\d+) kB", status)[1]) * 1024
 
 
+def test_streams_that_are_not_read_do_not_fill_the_memory_and_are_complete(server, wait_for):
+    worker = server.worker("llm")["pid"]
+    peak(worker)
+    before = peak(worker)
+    answers = [complete(server, prompt="flood", stream=True) for _ in range(3)]
+    counts = []
+
+    def is_still():
+        counts.extend(engine_metrics(server, "sent_bytes"))
+        return set(counts[-5:]) == {counts[-1]} and len(counts) > 5
+
+    wait_for(is_still)
+    assert engine_metrics(server, "running") == [3]
+    assert complete(server).json()["text"] == "MEOW"
+    for answer in answers:
+        number, rest = 0, b""
+        for piece in answer.iter_content(1 << 20):
+            *events, rest = (rest + piece).split(b"\n\n")
+            for event in events:
+                assert event.startswith(b"data: %09d" % number)
+                number += 1
+        assert (number, rest) == (40_000, b"")
+    assert peak(worker) - before < 40_000_000
+    wait_for(lambda: engine_metrics(server, "running") == [0])
+
+
 def test_metrics_of_an_engine_without_an_end_are_left_out(server):
     command = f"{sys.executable} {ENGINE} m --uds {{socket}} --flood-metrics"
     assert install(server, "noisy", f"handler: {{command: '{command}'}}\n").status_code == 200
