@@ -31,7 +31,7 @@ from google.protobuf.message import DecodeError
 from grpc import StatusCode
 
 from marserve.frontend.batching.jobs import Stream
-from marserve.frontend.errors import ServeError, ServerStopping, unexpected
+from marserve.frontend.errors import RequestExpired, ServeError, ServerStopping, unexpected
 from marserve.frontend.grpc.call_limits import CallKind, Limits
 from marserve.frontend.grpc.message_reads import Context, next_message
 from marserve.frontend.grpc.messages import Answers, Message, message_class
@@ -197,6 +197,8 @@ class CallRouter(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic i
         self._limits = limits
         self.usage = limits.usage
         self.sampling = NO_SAMPLING
+        #: The time for a client to read a message of a stream: seconds, and bytes for each more.
+        self.write_limits: tuple[float, int] = (60.0, 1000)
         keyless, unary, streams = limits.kinds()
         #: Set when no more calls are accepted.
         self.stopping = asyncio.Event()
@@ -256,6 +258,19 @@ class CallRouter(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic i
 
         # A stream, so that grpc reads no message.
         return grpc.stream_stream_rpc_method_handler(refuse)
+
+    async def write(self, context: Context, message: bytes) -> None:
+        """Send a message of a stream; raises RequestExpired if the client does not read.
+
+        The model is free then. The call is open until the client has read its status.
+        """
+        timeout, rate = self.write_limits
+        try:
+            async with asyncio.timeout(timeout + len(message) / rate if rate else None):
+                await context.write(message)
+        except TimeoutError:
+            self._limits.on_limit("response_write_timeout")
+            raise RequestExpired("The client has not read its answer in time.") from None
 
     async def fail(self, call: Call, context: Context, status: GrpcStatus) -> None:
         """Log the end of a call and abort it; always raises."""
@@ -369,7 +384,7 @@ class _Method:
     async def _send(self, answers: Answers, context: Context) -> None:
         async with aclosing(answers) as open_answers:
             async for answer in open_answers:
-                await context.write(answer.SerializeToString())
+                await self._router.write(context, answer.SerializeToString())
 
     def _message(self, call: Call, data: bytes) -> Message:
         try:

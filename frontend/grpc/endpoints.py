@@ -174,6 +174,7 @@ class GrpcEndpoints:
         guard = Guard.of(config, self.services.tokens, browsers=False)
         router = CallRouter(services, guard, self.services.access_log, self._limits(name))
         router.sampling = self.services.sampling
+        router.write_limits = config.response_write_timeout, config.response_write_rate
         server = grpc.aio.server(
             handlers=(router,),
             options=_options(config, is_inference=is_inference),

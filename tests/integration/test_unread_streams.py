@@ -6,7 +6,7 @@ import signal
 import socket
 
 import pytest
-from grpc_client import connected
+from grpc_client import connected, failure
 from servers import make_workflow
 
 pytestmark = pytest.mark.integration
@@ -168,4 +168,15 @@ def test_a_client_that_reads_nothing_is_given_up_and_its_handler_with_it(impatie
     with begin(impatient, name="lazy", pieces=MANY):
         wait_for(lambda: state(impatient, "lazy")["end"] == "cancelled")
         assert given_up(impatient) == 1
+    impatient.wait_taken("drainer", 0)
+
+
+def test_a_grpc_client_that_reads_nothing_is_given_up_and_its_handler_with_it(impatient, wait_for):
+    with connected(impatient) as client:
+        order = json.dumps({"name": "lazy", "pieces": MANY}).encode()
+        call = client.stream("drainer", order, timeout=None)
+        next(call)
+        wait_for(lambda: state(impatient, "lazy")["end"] == "cancelled")
+        assert given_up(impatient) == 1
+        assert failure(lambda: call)[0] == "DEADLINE_EXCEEDED"
     impatient.wait_taken("drainer", 0)
