@@ -191,10 +191,10 @@ class History:
             return 0
         return round((time.time() - self._clock() + self._batches[-1].closed) * 1000)
 
-    def documents(self, batches: Iterable[Batch]) -> Iterator[dict[str, Any]]:
-        """Iterate over batches of this model as JSON objects; times in milliseconds."""
+    def documents(self, batches: Iterable[Batch] | None = None) -> Iterator[dict[str, Any]]:
+        """Iterate over batches, or all, as JSON objects; times in milliseconds."""
         epoch = time.time() - self._clock()
-        for batch in batches:
+        for batch in list(self._batches) if batches is None else batches:
             yield {
                 "closedAt": round((epoch + batch.closed) * 1000),
                 "size": batch.size,

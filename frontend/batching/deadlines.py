@@ -58,8 +58,7 @@ class DeadlineAdmission:
         else:
             seconds = self._check_last(jobs) if len(jobs) > 1 else None
         if seconds is not None:
-            for job in jobs:
-                queue.discard(job)
+            queue.discard_all(jobs)
             self._probe(jobs, seconds)
             for job in jobs:
                 queue.append(job)

@@ -117,8 +117,7 @@ class _Management:
 
     async def _batches(self, request: HttpRequest) -> HttpResponse:
         model = self.registry.find(*_model_of(request))
-        history = model.batcher.history
-        batches = history.documents(list(history))
+        batches = model.batcher.history.documents()
         names = {"modelName": model.name, "modelVersion": model.version}
         return json_response({**names, "batches": batches})
 

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Sequence
 from urllib.parse import quote
 
-from marserve.backend.protocol import Input
 from marserve.frontend.batching.jobs import Job, OnAnswer, Priority
 from marserve.frontend.errors import (
     NoWorker,
@@ -28,6 +27,7 @@ from marserve.frontend.serving.predict_request import (
     PendingRequests,
     PendingRows,
     PredictRequest,
+    Rows,
     Ticket,
     group_of,
 )
@@ -81,15 +81,17 @@ class Admission:
         self._take_in(job, (job,), request, timeout)
         return job
 
-    def submit_all(
-        self, request: PredictRequest, rows: Sequence[Input], on_answer: OnJointAnswer
-    ) -> Ticket:
+    def submit_all(self, request: PredictRequest, rows: Rows, on_answer: OnJointAnswer) -> Ticket:
         """Queue the rows of a request, all or none."""
-        queued, timeout = self._check(request, len(rows))
+        queued, timeout = self._check(request, len(rows.jobs))
         self._batcher.has_rows = True
         deadline = request.arrived + timeout
         pending = PendingRows(self._pending, request, rows, queued, deadline, on_answer)
-        self._put(pending.jobs, request)
+        try:
+            self._put(pending.jobs, request)
+        except ServeError:
+            pending.release()
+            raise
         self._take_in(pending, pending.jobs, request, timeout)
         return pending
 

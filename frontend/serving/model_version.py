@@ -23,7 +23,9 @@ from marserve.frontend.serving.predict_request import (
     OnJointAnswer,
     PendingRequests,
     PredictRequest,
+    Rows,
     Ticket,
+    jobs_of,
 )
 from marserve.frontend.serving.worker_pool import WorkerPool
 from marserve.frontend.serving.worker_spec import ServedModel
@@ -200,9 +202,7 @@ class ModelVersion:
         """
         return self._entrance.submit(request, on_answer)
 
-    def submit_all(
-        self, request: PredictRequest, rows: Sequence[Input], on_answer: OnJointAnswer
-    ) -> Ticket:
+    def submit_all(self, request: PredictRequest, rows: Rows, on_answer: OnJointAnswer) -> Ticket:
         """Queue the rows of a request instead of its input, all or none; raises as `submit` does.
 
         They count as one request.
@@ -225,7 +225,8 @@ class ModelVersion:
         on_ticket: Callable[[Ticket], object] | None = None,
     ) -> list[Prediction]:
         """Queue the rows of a request; return or raise their `JointAnswer`."""
-        return await _answer_to(partial(self.submit_all, request, rows), on_ticket)
+        made = await request.memory.run(jobs_of(request, rows))
+        return await _answer_to(partial(self.submit_all, request, made), on_ticket)
 
     def has_sequence(self, sequence_id: str) -> bool:
         """Return whether the version has such a sequence."""
@@ -271,9 +272,7 @@ class _HandedOver:
     def submit(self, request: PredictRequest, on_answer: OnAnswer) -> Ticket:
         return self._next(request).submit(request, on_answer)
 
-    def submit_all(
-        self, request: PredictRequest, rows: Sequence[Input], on_answer: OnJointAnswer
-    ) -> Ticket:
+    def submit_all(self, request: PredictRequest, rows: Rows, on_answer: OnJointAnswer) -> Ticket:
         return self._next(request).submit_all(request, rows, on_answer)
 
     def _next(self, request: PredictRequest) -> "ModelVersion | Admission":

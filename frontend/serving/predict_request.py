@@ -16,9 +16,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import NoneType
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from marserve.backend.protocol import Input, Prediction
+from marserve.frontend.aio.long_work import Steps
 from marserve.frontend.batching.batcher import Batcher
 from marserve.frontend.batching.jobs import Answer, Group, Job, Priority, Stream
 from marserve.frontend.errors import (
@@ -308,6 +309,25 @@ class _RowJob(_RequestJob):
     is_row_of_list = True
 
 
+class Rows(NamedTuple):
+    """The rows of a request, to be queued together, and the bytes of their inputs."""
+
+    jobs: Sequence[Job]
+    size: int
+
+
+def jobs_of(request: PredictRequest, inputs: Sequence[Input]) -> Steps[Rows]:
+    """Return the jobs of the rows of a request, whose bytes are counted already."""
+    make = _RowJob if len(inputs) > 1 else _RequestJob
+    jobs, size = list[Job](), 0
+    for row in inputs:
+        group, priority = group_of(request, row), request.options.priority
+        jobs.append(make(row, 0.0, None, group, priority=priority, trace=request.trace))
+        size += row.size
+        yield 0
+    return Rows(jobs, size)
+
+
 class PendingRows:
     """The jobs of the rows of a request; one `Ticket`, counted as one request."""
 
@@ -315,7 +335,7 @@ class PendingRows:
         self,
         pending: PendingRequests,
         request: PredictRequest,
-        rows: Sequence[Input],
+        rows: Rows,
         queued: float,
         deadline: float,
         on_answer: OnJointAnswer,
@@ -330,19 +350,10 @@ class PendingRows:
         self._nested_in = request.nested_in
         self.timer: asyncio.TimerHandle | None = None
         self.counters = pending.counters_of(request)
-        make = _RowJob if len(rows) > 1 else _RequestJob
-        self.jobs = [
-            make(
-                row,
-                queued,
-                partial(self._collect, index),
-                group_of(request, row),
-                deadline=deadline,
-                priority=request.options.priority,
-                trace=request.trace,
-            )
-            for index, row in enumerate(rows)
-        ]
+        self.jobs, self._size = rows
+        for index, job in enumerate(self.jobs):
+            job.arrived, job.deadline = queued, deadline
+            job.on_answer = partial(self._collect, index)
 
     @property
     def dispatched(self) -> float | None:
@@ -356,6 +367,11 @@ class PendingRows:
     def expire(self, error: ServeError) -> None:
         """Answer that its time is over."""
         self._end(error)
+
+    def release(self) -> None:
+        """Release the jobs, which refer to this object."""
+        for job in self.jobs:
+            job.cancel()
 
     def _collect(self, index: int, answer: Answer) -> None:
         if isinstance(answer, Stream):
@@ -385,9 +401,9 @@ class PendingRows:
         pending, jobs = self._pending, self.jobs
         if self.timer is not None:
             self.timer.cancel()
-        for job in jobs:
-            job.cancel()
-            pending.batcher.queue.discard(job)
+        if answer is not self._predictions or len(answer) < len(jobs):
+            self.release()
+            pending.batcher.queue.discard_all(jobs)
         pending.remove(len(jobs))
         last = max(jobs, key=lambda job: job.dispatched or 0.0)
         line = TimeLine(
@@ -398,7 +414,7 @@ class PendingRows:
             last.batch,
             time.monotonic(),
             *outcome_of(answer),
-            sum([job.input.size for job in jobs]),
+            self._size,
             last.crashes + 1,
             trace=last.trace,
         )

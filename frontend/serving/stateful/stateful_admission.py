@@ -9,7 +9,6 @@ import uuid
 from collections.abc import Sequence
 from typing import cast
 
-from marserve.backend.protocol import Input
 from marserve.frontend.batching.jobs import Job, OnAnswer
 from marserve.frontend.batching.sequences.stateful_sequence import (
     MADE_HERE,
@@ -21,6 +20,7 @@ from marserve.frontend.serving.admission import Admission
 from marserve.frontend.serving.predict_request import (
     OnJointAnswer,
     PredictRequest,
+    Rows,
     Ticket,
     group_of,
 )
@@ -81,9 +81,7 @@ class StatefulAdmission(Admission):
         error.retry_after = retry_after(0)  # it is not known when a sequence ends
         return self._refused(request, error, "queue_full")
 
-    def submit_all(
-        self, request: PredictRequest, rows: Sequence[Input], on_answer: OnJointAnswer
-    ) -> Ticket:
+    def submit_all(self, request: PredictRequest, rows: Rows, on_answer: OnJointAnswer) -> Ticket:
         """Refuse rows of one request, which would belong to one sequence."""
         del request, rows, on_answer
         raise BadRequest("The model is stateful: its requests come one by one.")

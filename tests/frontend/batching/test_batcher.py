@@ -526,7 +526,7 @@ def test_a_batch_is_recorded_with_what_it_was_to_cost_and_did(make_setup: MakeSe
     setup.put(priority=HIGH)
     setup.wait(1.0)
     runner.finish(0.03)
-    [document] = setup.batcher.history.as_documents()
+    [document] = setup.batcher.history.documents()
     del document["closedAt"]
     assert document == {
         "size": 2,

@@ -58,7 +58,7 @@ def test_a_record_becomes_a_document(
     batch.ran(Reply(handler_started=1000.502, handler_ms=20.5))
     history.add(batch, 0.025, succeeded=True)
     batch.release()
-    [document] = history.as_documents()
+    [document] = history.documents()
     assert document == {
         "closedAt": 1_700_000_000_500,
         "size": 2,
@@ -73,15 +73,6 @@ def test_a_record_becomes_a_document(
         "succeeded": True,
     }
     json.dumps(document)
-
-
-def test_a_document_has_only_the_batches_after_one(make_job: Callable[..., Job]) -> None:
-    history = History()
-    batches = [Batch([make_job()], 0.0, run_as=rows) for rows in (1, 2, 3)]
-    for batch in batches:
-        history.add(batch, 1.0, succeeded=True)
-    assert [each["ranAs"] for each in history.as_documents(after=batches[0])] == [2, 3]
-    assert [each["ranAs"] for each in history.as_documents(after=Batch([], 0.0))] == [1, 2, 3]
 
 
 def test_a_batch_keeps_its_size_and_the_bytes_that_were_read_but_no_jobs(
@@ -100,7 +91,7 @@ def test_a_batch_keeps_its_size_and_the_bytes_that_were_read_but_no_jobs(
 def test_what_was_not_predicted_is_null(make_job: Callable[..., Job]) -> None:
     history = History()
     history.add(Batch([make_job()], 0.0), 1.0, succeeded=False)
-    assert history.as_documents()[0]["predictedMs"] is None
+    assert next(history.documents())["predictedMs"] is None
 
 
 def test_the_last_batches_are_remembered_the_newest_last(make_job: Callable[..., Job]) -> None:
@@ -109,7 +100,7 @@ def test_the_last_batches_are_remembered_the_newest_last(make_job: Callable[...,
     for rows in range(1, 601):
         history.add(Batch(jobs, 0.0, run_as=rows), 1.0, succeeded=True)
     assert len(history) == 512
-    assert [record["ranAs"] for record in history.as_documents()] == [*range(89, 601)]
+    assert [record["ranAs"] for record in history.documents()] == [*range(89, 601)]
 
 
 def test_every_reason_has_its_own_word() -> None:

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from marserve.backend.protocol import Input
 from marserve.frontend.batching.job_queue import JobQueue
 from marserve.frontend.batching.jobs import Group, Job, Priority
 from marserve.frontend.errors import NoWorker
@@ -290,3 +291,32 @@ def test_a_job_that_is_not_the_cause_of_a_crash_returns_to_its_place(
     [first] = queue.pop(1)
     queue.requeue(first)
     assert queue.pop(9) == jobs
+
+
+@given(st.data())
+def test_jobs_that_are_removed_together_leave_as_if_each_was_removed(data: st.DataObject) -> None:
+    """Many of few, and few of many; some in a worker, retried or suspected."""
+    size = data.draw(st.sampled_from([3, 200]))
+    queues = JobQueue(1000), JobQueue(1000)
+    made: list[list[Job]] = [[], []]
+    for number in range(size):
+        priority, kind = data.draw(st.sampled_from(Priority)), data.draw(st.integers(0, 3))
+        for queue, jobs in zip(queues, made, strict=True):
+            job = Job(Input(str(number), {}, []), 0.0, lambda _answer: None, priority=priority)
+            job.order = float(number // 3)
+            if kind == 1:
+                job.crashes = 1
+                queue.requeue(job)
+            elif kind == 2:
+                job.dispatched = 1.0
+            else:
+                job.is_suspected = kind == 3
+                queue.append(job)
+            jobs.append(job)
+    chosen = data.draw(st.sets(st.integers(0, size - 1), max_size=size))
+    for number in chosen:
+        queues[0].discard(made[0][number])
+    queues[1].discard_all([made[1][number] for number in chosen])
+    assert [job.input.id for job in queues[0]] == [job.input.id for job in queues[1]]
+    for priority in Priority:
+        assert queues[0].free_capacity(priority) == queues[1].free_capacity(priority)

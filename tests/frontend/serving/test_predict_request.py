@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from steps import page_of
+from steps import page_of, result_of
 
 from marserve.backend.protocol import Input, Part, Piece, Prediction, Reply
 from marserve.frontend.batching.jobs import Answer, Stream
@@ -21,7 +21,12 @@ from marserve.frontend.errors import (
 from marserve.frontend.operations.describe import customized_metadata
 from marserve.frontend.security.usage import RequestMemory
 from marserve.frontend.serving.model_version import ModelVersion
-from marserve.frontend.serving.predict_request import JointAnswer, PredictRequest, RequestOptions
+from marserve.frontend.serving.predict_request import (
+    JointAnswer,
+    PredictRequest,
+    RequestOptions,
+    jobs_of,
+)
 from marserve.frontend.telemetry.metrics import Metrics
 
 Call = Callable[..., Any]
@@ -191,7 +196,8 @@ def test_the_first_row_that_is_not_200_speaks_for_all(
         async with serve_model(*lives, workers=2) as model:
             request = fakes.make_request(fakes.make_input(b"x"))
             answers: list[JointAnswer] = []
-            model.submit_all(request, [request.input] * 3, answers.append)
+            rows = result_of(jobs_of(request, [request.input] * 3))
+            model.submit_all(request, rows, answers.append)
             await asyncio.sleep(5.0)
             [answer] = answers
             if isinstance(answer, ServeError):
@@ -214,7 +220,8 @@ def test_the_pieces_of_a_later_row_do_not_wait_in_memory_for_the_first(
         async with serve_model(*lives, workers=2) as model:
             request = fakes.make_request(fakes.make_input(b"x"))
             answers: list[JointAnswer] = []
-            model.submit_all(request, [request.input] * 2, answers.append)
+            rows = result_of(jobs_of(request, [request.input] * 2))
+            model.submit_all(request, rows, answers.append)
             await asyncio.sleep(1.0)
             streams = [each for each in gc.get_objects() if type(each) is Stream]
             assert not any(stream.is_open for stream in streams)

@@ -412,5 +412,5 @@ def test_the_history_tells_what_was_padded(make: Make) -> None:
     setup.put(100, 100, 50)
     setup.hire()
     setup.finish_all()
-    (document,) = setup.batcher.history.as_documents()
+    (document,) = setup.batcher.history.documents()
     assert (document["longest"], document["paddingShare"]) == (100.0, 0.167)

@@ -358,7 +358,7 @@ def test_the_runs_of_a_split_are_recorded_and_only_those_that_succeed_teach(
         async with served(batched, size=4, predict=[picky("d")], seconds=0.1) as put:
             assert await outcomes(put, *"abcd") == ["a", "b", "c", "bad: d!"]
             await asyncio.sleep(0)
-            records = put.batcher.history.as_documents()
+            records = list(put.batcher.history.documents())
             assert [
                 (record["size"], record["reason"], record["succeeded"]) for record in records
             ] == [
@@ -440,7 +440,7 @@ def test_what_failed_runs_alone_when_it_is_sent_again_and_its_mates_in_full_batc
             del put.batches[:]
             assert await outcomes(put, *"axbc") == ["a", "bad: x!", "b", "c"]
             assert sorted(put.batches[1:], key=len) == [[b"x"], [b"a", b"b", b"c"]]
-            reasons = [record["reason"] for record in put.batcher.history.as_documents()]
+            reasons = [record["reason"] for record in put.batcher.history.documents()]
             assert sorted(reasons[-2:]) == ["full", "suspected"]
 
     run(scenario())
@@ -620,7 +620,7 @@ def test_a_batch_too_large_for_memory_is_run_in_halves_and_the_bound_remembered(
             before = len(put.batches)
             assert await outcomes(put, *ids) == ids
             assert [len(batch) for batch in put.batches[before:]] == [1, 4, 4, 4, 4]
-            reasons = {record["reason"] for record in put.batcher.history.as_documents()}
+            reasons = {record["reason"] for record in put.batcher.history.documents()}
             assert reasons == {"full", "window", "out_of_memory"}
 
     run(scenario())
