@@ -82,7 +82,7 @@ class ServeError(Exception):
         return str(self.args[0])
 
     def drop_frames(self) -> None:
-        """Remove the tracebacks of the error and of its causes; whoever answers it calls this.
+        """Remove the tracebacks of the error and of its causes; called when it is answered.
 
         Their frames refer to the request. If one of them also refers to the error, the request
         would stay in memory until the garbage collector runs.

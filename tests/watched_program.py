@@ -1,8 +1,9 @@
 """The program of servers under test: a slow turn of its event loop is written to a file.
 
-A turn is the time from a call of ``call_soon_threadsafe`` to the callback: what the loop still does
-before it. Only time for a reason of the server's own counts: not that for which a thread waited for
-a processor (the kernel's ``schedstat``), nor that of the host's other guests (``steal``).
+A turn is the time from a call of ``call_soon_threadsafe`` to the callback, with all that the loop
+does before it. Only time for a reason of the server's own counts: not that for which a thread
+waited for a processor (the kernel's ``schedstat``), nor that of the host's other guests
+(``steal``).
 
 The garbage collector can be switched off, so that reference cycles stay in memory.
 """

@@ -137,7 +137,7 @@ def json_response(
 def content_response(
     content: Steps[Buffer], headers: Mapping[str, str] = _JSON_HEADERS, status: int = 200
 ) -> HttpResponse:
-    """Return a response whose body is made in steps; JSON, unless the headers tell otherwise."""
+    """Return a response whose body is made in steps; ``headers`` has its media type."""
     return HttpResponse(status, headers=headers, content=content)
 
 

@@ -31,7 +31,7 @@ from marserve.frontend.workflows.workflow import WorkflowRegistry
 
 T = TypeVar("T")
 
-# Of the lists that grow: what a page shows.
+# The items of lists that grow, as many as a page shows.
 _MAX_BATCHES = 512
 _MAX_RUNS = 20
 _json = json.JSONEncoder(separators=(",", ":")).encode

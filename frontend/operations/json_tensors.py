@@ -135,7 +135,7 @@ def _read_elements(datatype: str, values: _Values) -> Steps[Buffer]:
 
 
 def _read_numbers(datatype: str, values: _Values) -> Steps[Buffer]:
-    """Return the bytes of numbers between commas, whatever brackets are between them."""
+    """Return the bytes of numbers between commas, which may have brackets between them."""
     pieces = []
     for numbers in number_lists(*values, _BRACKETS):
         pieces.append(_written(datatype, numbers))

@@ -143,7 +143,7 @@ def reranking_rows(input_: Input, members: Members, max_rows: int, copies: int) 
     """Split a request into pairs of the query and a document; raises BadRequest.
 
     Of more than ``max_rows`` one more is returned, so that the request is refused. A pair is made
-    when it is sent to a worker: so many ``copies`` of the query are in memory at the same time.
+    when it is sent to a worker, so that ``copies`` of the query are in memory at the same time.
     """
     top = members.read("top_n", whole(0), 0)
     has_documents = members.read("return_documents", FLAG, True)

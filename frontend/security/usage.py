@@ -121,7 +121,7 @@ class RequestMemory:
             self._add(count)
 
     def may_hold(self, count: int) -> bool:
-        """Return whether the limits allow so many more bytes."""
+        """Return whether the limits allow ``count`` more bytes."""
         return not self.usage.limit_of(self.client, count)
 
     def release(self, count: int) -> None:
