@@ -36,6 +36,7 @@ FOR_TESTS = [
     "jsonschema",
     "numpy",
     "openapi-spec-validator",
+    "opentelemetry-api",
     "pytest-timeout",
     "requests",
 ]
