@@ -31,10 +31,11 @@ import sys
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from multiprocessing import resource_tracker
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 from marserve.backend.connection import FrontendConnection
 from marserve.backend.processes.bootstrap import NOTHING_FROM_HERE
+from marserve.backend.processes.random_state import find_generators, seed
 from marserve.backend.worker import WorkerPlace, run
 
 Finalizer: TypeAlias = "weakref.finalize[Any, Any]"
@@ -64,9 +65,9 @@ def main() -> NoReturn:
     for number in (signal.SIGINT, signal.SIGTERM):  # sent to the group, for the frontend
         signal.signal(number, signal.SIG_IGN)
     descriptors: Sequence[int] = ()
-    finalizers: Sequence[Finalizer] = ()
+    inherited = _Inherited()
     with socket.socket(fileno=int(descriptor)) as sock, contextlib.suppress(ConnectionError):
-        finalizers = _preload(filter(None, modules.split(",")))
+        inherited = _preload(filter(None, modules.split(",")))
         # One tracker for all workers, which outlives them and removes shared memory of handlers.
         # That of a worker would be killed with it, and a marked one with the server.
         os.environ.pop("MARSERVE_WORKDIR", None)
@@ -75,20 +76,28 @@ def main() -> NoReturn:
         descriptors = _serve(sock)
     try:
         if descriptors:
+            seed(inherited.generators)
             _work(*descriptors)
-        _set_atexit(finalizers, enabled=True)
+        _set_atexit(inherited.finalizers, enabled=True)
         sys.exit(0)
     except SystemExit as end:
         leave.status = end.code or 0 if isinstance(end.code, int | None) else 1
         raise
 
 
-def _preload(names: Iterable[str]) -> Sequence[Finalizer]:
-    """Import modules; missing ones are skipped, and failing ones reported on stderr.
+class _Inherited(NamedTuple):
+    """What preloaded modules have made, and workers must treat.
 
-    Returns the finalizers that they have registered. Workers must not call them: they would remove
-    directories that all workers use, and torch's alone would copy 30 MB in each.
+    They must not call finalizers, which would remove directories that all workers use; torch's
+    alone would copy 30 MB in each. They seed the generators of random numbers.
     """
+
+    finalizers: Sequence[Finalizer] = ()
+    generators: Sequence[Any] = ()
+
+
+def _preload(names: Iterable[str]) -> _Inherited:
+    """Import modules; missing ones are skipped, and failing ones reported on stderr."""
     for name in names:
         try:
             importlib.import_module(name)
@@ -96,14 +105,16 @@ def _preload(names: Iterable[str]) -> Sequence[Finalizer]:
             if not isinstance(error, ModuleNotFoundError) or error.name != name:
                 print(f"{name} is not preloaded: {error}", file=sys.stderr)  # noqa: T201
     gc.collect()
-    finalizers = _finalizers()
-    _set_atexit(finalizers, enabled=False)
+    objects = gc.get_objects()
+    inherited = _Inherited(_finalizers_of(objects), find_generators(objects))
+    del objects
+    _set_atexit(inherited.finalizers, enabled=False)
     gc.freeze()
-    return finalizers
+    return inherited
 
 
-def _finalizers() -> Sequence[Finalizer]:
-    callbacks = (each.__callback__ for each in gc.get_objects() if type(each) is weakref.ref)
+def _finalizers_of(objects: Iterable[Any]) -> Sequence[Finalizer]:
+    callbacks = (each.__callback__ for each in objects if type(each) is weakref.ref)
     return [each for each in callbacks if isinstance(each, weakref.finalize)]
 
 
