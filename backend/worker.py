@@ -16,7 +16,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, Self, TextIO
@@ -26,6 +26,7 @@ from marserve.backend.errors import HandlerUnusable, load_status, sentence_of
 from marserve.backend.framing import record_reader
 from marserve.backend.large_messages import keep_freed_memory
 from marserve.backend.loader import Run, load_service
+from marserve.backend.processes.module_names import give_way
 from marserve.backend.profiling.measurements import Measurements
 from marserve.backend.protocol import (
     EndSequence,
@@ -109,14 +110,21 @@ def _become_worker(place: WorkerPlace) -> None:
     record_stacks(place.stacks)
 
 
-def enter_model(place: WorkerPlace) -> None:
-    """Set import path, working directory and threads of this process for a model.
+def import_path(place: WorkerPlace, environment: Mapping[str, str]) -> list[str]:
+    """Return the first entries of ``sys.path`` of a worker with an environment.
 
     The entries of PYTHONPATH go before the archive, as in TorchServe.
     """
-    entries = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    entries = environment.get("PYTHONPATH", "").split(os.pathsep)
     operators = [entry for entry in entries if entry and entry not in place.python_path]
-    sys.path[:0] = [*operators, *place.python_path]
+    return [*operators, *place.python_path]
+
+
+def enter_model(place: WorkerPlace) -> None:
+    """Set import path, working directory and threads of this process for a model."""
+    entries = import_path(place, os.environ)
+    give_way(entries, place.model_dir)
+    sys.path[:0] = entries
     os.chdir(place.model_dir)
     set_threads(place.threads)
 

@@ -18,7 +18,7 @@ import runpy
 import socket
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -71,6 +71,46 @@ class WorkerConfig(WorkerPlace):
 def command(python: str, config: WorkerConfig) -> list[str]:
     """Return the command line of a process with a config."""
     return _command(python, main, config.to_text())
+
+
+def environment_at_start(
+    environment: Mapping[str, str], python_path: Sequence[str]
+) -> dict[str, str]:
+    """Return a worker's environment without the model's entries of PYTHONPATH, which `main` adds.
+
+    A module of the model must not be imported while the interpreter starts.
+    """
+    started = dict(environment)
+    entries = started.pop("PYTHONPATH", "").split(os.pathsep)
+    inherited = [entry for entry in entries if entry and entry not in python_path]
+    if inherited:
+        started["PYTHONPATH"] = os.pathsep.join(inherited)
+    return started
+
+
+def environment_after_start(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the part of a worker's environment that `main` sets."""
+    return {name: environment[name] for name in ("PYTHONPATH",) if name in environment}
+
+
+def restart(place: WorkerPlace, sock: int) -> NoReturn:
+    """Replace the program of this process by a worker in an interpreter of its own.
+
+    ``sock`` is the descriptor of its socket; only descriptors that are inheritable stay open.
+    """
+    os.set_inheritable(sock, True)
+    config = WorkerConfig(
+        sock=sock,
+        python_path=place.python_path,
+        model_dir=place.model_dir,
+        threads=place.threads,
+        stacks=place.stacks,
+        terminal_of=place.terminal_of,
+        environment=environment_after_start(place.environment),
+    )
+    arguments = command(sys.executable, config)
+    start = environment_at_start(place.environment, place.python_path)
+    os.execve(arguments[0], arguments, start)  # noqa: S606 - this very interpreter
 
 
 def probe(python: str) -> list[str]:

@@ -34,9 +34,10 @@ from multiprocessing import resource_tracker
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 from marserve.backend.connection import FrontendConnection
-from marserve.backend.processes.bootstrap import NOTHING_FROM_HERE
+from marserve.backend.processes.bootstrap import NOTHING_FROM_HERE, restart
+from marserve.backend.processes.module_names import IMPORTED_BEFORE, hidden_names
 from marserve.backend.processes.random_state import find_generators, seed
-from marserve.backend.worker import WorkerPlace, run
+from marserve.backend.worker import WorkerPlace, import_path, run
 
 Finalizer: TypeAlias = "weakref.finalize[Any, Any]"
 
@@ -126,7 +127,7 @@ def _set_atexit(finalizers: Iterable[Finalizer], *, enabled: bool) -> None:
 def _serve(sock: socket.socket) -> Sequence[int]:
     """Answer requests until the frontend has closed the socket.
 
-    In each forked worker it returns the worker's descriptors.
+    In each forked worker it returns the worker's descriptors, and the one that `_fork` returns.
     """
     while True:  # no deadline: the frontend's end is EOF
         request, descriptors, _, _ = socket.recv_fds(
@@ -142,7 +143,7 @@ def _serve(sock: socket.socket) -> Sequence[int]:
                     pid, sentinel = _fork()
                     if not pid:
                         received.pop_all()
-                        return descriptors
+                        return [*descriptors, sentinel]
                     _answer(sock, {"pid": pid}, sentinel)
                 else:
                     _, status = os.waitpid(int(request), 0)
@@ -162,8 +163,8 @@ def _answer(sock: socket.socket, answer: Mapping[str, Any], *descriptors: int) -
 def _fork() -> tuple[int, int]:
     """Fork a worker; return its process id, and a descriptor that is readable when it has ended.
 
-    In the worker both are 0. Without pidfds the descriptor is the end of a pipe whose other end the
-    worker holds, and its children, which may end later.
+    Without pidfds that descriptor is the end of a pipe whose other end the worker holds, and its
+    children, which may end later. In the worker it returns 0 and that other end.
     """
     reader, writer = os.pipe()
     try:
@@ -174,7 +175,7 @@ def _fork() -> tuple[int, int]:
         raise
     if not pid:
         os.close(reader)
-        return 0, 0
+        return 0, writer
     os.close(writer)
     try:
         sentinel = os.pidfd_open(pid)
@@ -189,7 +190,7 @@ def _fork() -> tuple[int, int]:
     return pid, sentinel
 
 
-def _work(sock: int, stdout: int, stderr: int, setup_reader: int) -> NoReturn:
+def _work(sock: int, stdout: int, stderr: int, setup_reader: int, alive: int) -> NoReturn:
     with open(setup_reader, "rb") as file:
         data = file.read()  # the frontend closes it, at the latest after its deadline
     if not data:
@@ -201,6 +202,15 @@ def _work(sock: int, stdout: int, stderr: int, setup_reader: int) -> NoReturn:
     os.dup2(stderr, 2)
     os.close(stdout)
     os.close(stderr)
+    hidden = hidden_names(import_path(place, place.environment)) - IMPORTED_BEFORE
+    if hidden:
+        print(  # noqa: T201
+            "The worker starts in an interpreter of its own, since the model has modules with the "
+            f"names of preloaded ones: {', '.join(sorted(hidden))}",
+            flush=True,
+        )
+        os.set_inheritable(alive, True)
+        restart(place, sock)
     _mark(place.environment)
     os.environ.clear()
     os.environ.update(place.environment)

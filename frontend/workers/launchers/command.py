@@ -14,7 +14,14 @@ import sys
 import tempfile
 from functools import partial
 
-from marserve.backend.processes.bootstrap import WorkerConfig, as_program, command, probe
+from marserve.backend.processes.bootstrap import (
+    WorkerConfig,
+    as_program,
+    command,
+    environment_after_start,
+    environment_at_start,
+    probe,
+)
 from marserve.frontend.workers.launchers.local_process import Started, WorkerSpec, our_ends
 
 logger = logging.getLogger(__name__)
@@ -28,20 +35,19 @@ _PROBE_SECONDS = 60.0
 def start_command(spec: WorkerSpec) -> Started:
     """Start a worker in its own interpreter; blocks."""
     with our_ends() as (ours, sock, their_sock, stacks):
-        python_path = spec.environment.get("PYTHONPATH")
         config = WorkerConfig(
             sock=their_sock.fileno(),
             python_path=spec.python_path,
             model_dir=spec.model_dir,
             threads=spec.threads,
-            environment={} if python_path is None else {"PYTHONPATH": python_path},
+            environment=environment_after_start(spec.environment),
             runner=spec.runner,
             stacks=stacks.path,
             terminal_of=os.getpid() if spec.terminal else 0,
         )
         process = subprocess.Popen(  # noqa: S603 - the operator's interpreter
             command(spec.python or sys.executable, config),
-            env=_environment_at_start(spec),
+            env=environment_at_start(spec.environment, spec.python_path),
             cwd=spec.model_dir,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -87,7 +93,7 @@ def _kill(process: "subprocess.Popen[bytes]", sentinel: int) -> None:
 def check_interpreter(spec: WorkerSpec) -> None:
     """Raise OSError unless an interpreter can run workers."""
     try:
-        _run_probe(probe(spec.python), _environment_at_start(spec))
+        _run_probe(probe(spec.python), environment_at_start(spec.environment, spec.python_path))
     except OSError as error:
         raise OSError(f"The interpreter {spec.python} cannot run workers: {error}") from error
 
@@ -131,13 +137,3 @@ def _run_probe(arguments: list[str], environment: dict[str, str] | None = None) 
         raise OSError(reason.splitlines()[-1]) from error
     except subprocess.TimeoutExpired as error:
         raise OSError(f"it has not ended after {_PROBE_SECONDS:g} s") from error
-
-
-def _environment_at_start(spec: WorkerSpec) -> dict[str, str]:
-    """Return the environment without the model's entries of PYTHONPATH: `bootstrap` adds them."""
-    environment = dict(spec.environment)
-    entries = environment.pop("PYTHONPATH", "").split(os.pathsep)
-    inherited = [entry for entry in entries if entry and entry not in spec.python_path]
-    if inherited:
-        environment["PYTHONPATH"] = os.pathsep.join(inherited)
-    return environment
