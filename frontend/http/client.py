@@ -256,7 +256,7 @@ def peer_name(transport: asyncio.BaseTransport) -> str:
     """Return ``host:port`` of the client, or its process and user behind a unix socket."""
     name: Any = transport.get_extra_info("peername")
     if isinstance(name, tuple):
-        return f"{name[0]}:{name[1]}"
+        return f"{_without_mapping(name[0])}:{name[1]}"
     connection = transport.get_extra_info("socket")
     if connection is None or connection.family != socket.AF_UNIX:
         return ""
@@ -267,4 +267,9 @@ def peer_name(transport: asyncio.BaseTransport) -> str:
 
 def _peer_host(transport: asyncio.BaseTransport) -> str:
     name: Any = transport.get_extra_info("peername")
-    return str(name[0]) if isinstance(name, tuple) else ""
+    return _without_mapping(name[0]) if isinstance(name, tuple) else ""
+
+
+def _without_mapping(host: str) -> str:
+    """Return an address of IP; a client of version 4 at a listener of both has one of version 6."""
+    return host.removeprefix("::ffff:") if "." in host else host

@@ -108,6 +108,11 @@ async def bind_listener(
             server = await loop.create_unix_server(
                 clients, sock=bound, backlog=_BACKLOG, start_serving=False
             )
+        elif address.host == "::":
+            server = await loop.create_server(
+                clients, sock=_bind_any(address.port), backlog=_BACKLOG, start_serving=False
+            )
+            address = replace(address, port=server.sockets[0].getsockname()[1])
         else:
             server = await loop.create_server(
                 clients, address.host, address.port, backlog=_BACKLOG, start_serving=False
@@ -128,6 +133,21 @@ def _naming(address: Address | UnixAddress) -> Iterator[None]:
         reason = os.strerror(number) if number else error.strerror or str(error)
         taken = "; another program listens there" if error.errno == errno.EADDRINUSE else ""
         raise OSError(f"Cannot listen at {address.url}: {reason}{taken}") from error
+
+
+def _bind_any(port: int) -> socket.socket:
+    """Bind all addresses of both versions of IP, or of 6 only if net.ipv6.bindv6only says so.
+
+    Event loops bind those of version 6 only.
+    """
+    bound = socket.socket(socket.AF_INET6)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(("::", port))
+    except OSError:
+        bound.close()
+        raise
+    return bound
 
 
 def _bind(path: Path) -> socket.socket:

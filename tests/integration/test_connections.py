@@ -1,15 +1,18 @@
-"""More clients than a server can hold."""
+"""Connections: more than a server can hold, and those of both versions of IP."""
 
 import contextlib
 import resource
 import socket
 import time
+from pathlib import Path
 
 import psutil
 import pytest
+import requests
 
 pytestmark = pytest.mark.integration
 
+BOTH_VERSIONS = Path("/proc/sys/net/ipv6/bindv6only")
 LIMIT = 400  # file descriptors of a server
 REQUEST = b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
@@ -101,3 +104,23 @@ def test_no_more_connections_than_the_operator_allows(start_server, wait_for):
         assert b"Healthy" in ping(first)
         second.close()
         assert wait_for(hold)
+
+
+@pytest.mark.skipif(
+    not BOTH_VERSIONS.exists() or BOTH_VERSIONS.read_text().strip() != "0",
+    reason="the system has no IPv6, or net.ipv6.bindv6only",
+)
+def test_an_address_of_all_interfaces_takes_both_versions_of_ip(prepare_server, handlers):
+    with prepare_server() as server:
+        for name in ("inference", "management", "metrics"):
+            server.write_property(f"{name}_address", f"http://[::]:{server.ports[name]}")
+        server.write_property("grpc_inference_address", "::")
+        server.write_property("disable_token_authorization", "true")
+        server.start()
+        for host in ("127.0.0.1", "[::1]"):
+            for port in (*server.ports.values(), server.grpc_ports["inference"]):
+                socket.create_connection((host.strip("[]"), port), 10).close()
+            url = f"http://{host}:{server.ports['inference']}/predictions/none"
+            assert requests.get(url, timeout=10).status_code == 404
+        server.wait_logged("access_log.log", "/127.0.0.1:")  # without the prefix of version 6
+        assert "ffff" not in server.log("access_log.log")
