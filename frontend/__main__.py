@@ -22,13 +22,16 @@ def main() -> int:
 
 
 def _fill_standard_descriptors() -> None:
-    """Open closed descriptors (``>&-``) on /dev/null.
+    """Open closed descriptors (``>&-``) on /dev/null, and the streams that Python has not made.
 
     Otherwise the next opened file becomes standard output, and prints are written into it.
     """
     while (lowest_free := os.open(os.devnull, os.O_RDWR)) <= _STANDARD_ERROR:
         os.set_inheritable(lowest_free, True)
     os.close(lowest_free)
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
 
 
 # multiprocessing imports this file in workers under another name.

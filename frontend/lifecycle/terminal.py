@@ -14,8 +14,6 @@ def print_text(text: str, file: TextIO | None = None) -> None:
     Line breaks and tabs remain. JSON keeps its value.
     """
     out = sys.stdout if file is None else file
-    if out is None:  # closed before the start; print() does nothing, either
-        return
     encoding = out.encoding or "utf-8"
     shown = _SUSPECT.sub(_escaped, text).encode(encoding, "backslashreplace").decode(encoding)
     print(shown, file=out, flush=True)

@@ -17,6 +17,15 @@ pytestmark = pytest.mark.integration
 TORCHSERVE = Path(sys.executable).with_name("torchserve")
 FINE = "def handle(data, context):\n    return data and ['fine'] * len(data)\n"
 
+PRINTS = """
+import sys
+
+def handle(data, context):
+    print("a line of the handler")
+    print("an error of it", file=sys.stderr)
+    return data and ["printed"] * len(data)
+"""
+
 
 def run(server, *arguments, **environment):
     """Run a command in the directory of a server; its status and what it printed.
@@ -86,6 +95,26 @@ def test_started_with_standard_output_closed(prepared):
     assert (prepared.temp / ".model_server.pid").read_text().isdigit()
     assert run(prepared, "--stop") == (0, "TorchServe has stopped.\n")
     assert not (prepared.directory / "errors.txt").read_text()
+    prepared.assert_nothing_left()
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_server_in_the_foreground_serves_with_closed_streams(closed, prepared):
+    prepared.process = subprocess.Popen(
+        ["/bin/sh", "-c", f'exec "$0" --foreground --ncs {closed}', TORCHSERVE],
+        cwd=prepared.directory,
+        env=prepared.environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    prepared.wait_ready()
+    prepared.install(PRINTS, "prints")
+    assert prepared.predict("prints", data=b"1").text == "printed"
+    prepared.wait_logged("model_log.log", "a line of the handler")
+    prepared.terminate()
+    assert prepared.process.wait(60) == 0
     prepared.assert_nothing_left()
 
 
