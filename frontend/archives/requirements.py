@@ -21,6 +21,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 from marserve.backend.processes.bootstrap import NOTHING_FROM_HERE, as_program
 from marserve.frontend.aio.background import DaemonThreads
@@ -35,6 +36,12 @@ _LOCK_SECONDS = 0.1  # between two attempts to lock
 # TorchServe's words for what failed.
 _NO_PACKAGES = "Custom pip package installation"
 _PIP_OPTIONS = ("--no-input", "--disable-pip-version-check", "--progress-bar=off", "--no-color")
+# pip's variables and files may name another place, or no installation at all. An option wins over
+# both; an empty one is none.
+_ONLY_THERE = ("--no-user", "--root=/")
+_OTHERWHERE = {"PIP_PREFIX", "PIP_PYTHON", "PIP_ROOT", "PIP_TARGET", "PIP_USER"}
+# A variable wins over a file; these have no option that says no.
+_REALLY = {"PIP_DRY_RUN": "0", "PIP_REQUIRE_VIRTUALENV": "0"}
 # Prints what determines a virtual environment of an interpreter.
 _ASK = f"""{NOTHING_FROM_HERE}
 import json, site, sys, sysconfig
@@ -72,6 +79,9 @@ class DependencyStore:
 
     def __post_init__(self) -> None:
         self.python = self.python or sys.executable
+        self.environment = {
+            name: value for name, value in self.environment.items() if name not in _OTHERWHERE
+        }
         self._disk = DaemonThreads("installations", 4)
         self._interpreter: list[str | list[str]] = []
 
@@ -155,16 +165,18 @@ class DependencyStore:
 
     async def _install_packages(self, requirements: Requirements, home: Path) -> None:
         if requirements.venv:
-            options = ["-U", "--upgrade-strategy=only-if-needed"]
+            prefix = _python_in(home).parents[1]
+            options = ["-U", "--upgrade-strategy=only-if-needed", f"--prefix={prefix}", "--target="]
             python = str(_python_in(home))
         else:
-            options = ["-U", "-t", str(_packages_in(home))]
+            options = ["-U", "-t", str(_packages_in(home)), "--prefix="]
             python = self.python
-        installing = as_program("pip", "install", *_PIP_OPTIONS, *options, "-r", requirements.file)
-        # A killed pip leaves its temporary files; they are removed with the directory.
+        options += [*_PIP_OPTIONS, *_ONLY_THERE]
+        installing = as_program("pip", "install", *options, "-r", requirements.file)
         scratch = home / "tmp"
         scratch.mkdir()
-        await self._run(requirements, installing, python=python, TMPDIR=str(scratch))
+        variables = {**_REALLY, "TMPDIR": str(scratch)}
+        await self._run(requirements, installing, python=python, variables=variables)
         await self._disk.run(partial(shutil.rmtree, scratch, ignore_errors=True))
 
     async def _run(
@@ -175,7 +187,7 @@ class DependencyStore:
         python: str = "",
         failing: str = _NO_PACKAGES,
         is_logged: bool = True,
-        **variables: str,
+        variables: Mapping[str, str] = MappingProxyType({}),
     ) -> str:
         """Run an interpreter, by default the one to install for; return its last line of output."""
         last = error = ""

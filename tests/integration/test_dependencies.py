@@ -125,6 +125,43 @@ def test_two_models_have_different_versions_of_the_same_package(
     machine.server.wait_logged("model_log.log", "Successfully installed tiny-1.0")
 
 
+OTHER_PLACES = {
+    "user": "true",
+    "prefix": "/nowhere",
+    "root": "/nowhere",
+    "target": "/nowhere",
+    "dry-run": "true",
+    "require-virtualenv": "true",
+}
+
+
+@pytest.mark.parametrize("is_file", [True, False])
+def test_packages_are_installed_for_the_model_whatever_pips_configuration_says(
+    is_file: bool,
+    prepare_server: Callable[..., Any],
+    make_archive: Callable[..., Path],
+    wheels: tuple[Path, Path],
+    tmp_path: Path,
+) -> None:
+    lines = [f"{name} = {value}" for name, value in OTHER_PLACES.items()]
+    (tmp_path / "pip.conf").write_text("\n".join(["[install]", *lines]))
+    environment = {
+        f"PIP_{name.upper().replace('-', '_')}": value for name, value in OTHER_PLACES.items()
+    }
+    if is_file:
+        environment = {"PIP_CONFIG_FILE": str(tmp_path / "pip.conf")}
+    settings = {"install_py_dep_per_model": "true", "dependency_cache": str(tmp_path / "cache")}
+    with prepare_server(environment, **settings) as server:
+        server.start()
+        machine = Machine(server, make_archive, tmp_path)
+        wheel = wheels[0]
+        for name, config in (("own", ""), ("venv", "useVenv: true\n")):
+            text = f"--no-index\n./{wheel.name}\n"
+            version, place, _ = machine.serve(name, text, wheel, config=config)
+            assert version == "1.0"
+            assert Path(place).is_relative_to(machine.cache)
+
+
 def test_the_same_requirements_are_installed_once(
     machine: Machine, wheels: tuple[Path, Path], together: Callable[..., list[Any]]
 ) -> None:
