@@ -93,10 +93,13 @@ class Dashboard:
             await self.long_work.run(self.overview.update(await self._read_gpus()))
         event = self.overview.whole()
         if model is not None:
-            if model not in self._details:
-                self._details[model] = Details(model, self.workflows)
-                await self.long_work.run(self._details[model].update())
-            event += await self.long_work.run(self._details[model].whole())
+            details = self._details.get(model)
+            if details is None:
+                details = Details(model, self.workflows)
+                await self.long_work.run(details.update())
+            event += await self.long_work.run(details.whole())
+            # Not before: this watcher may leave meanwhile, or the last other one.
+            self._details[model] = details
         stream.push(event)
         self._watched[stream] = model
         self._is_watched.set()

@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+from marserve.frontend.aio.long_work import LongWork
+from marserve.frontend.batching.jobs import Stream
 from marserve.frontend.errors import ServerBusy
 from marserve.frontend.operations.dashboard import Dashboard
 from marserve.frontend.serving.registry import ModelRegistry
@@ -35,5 +37,64 @@ def test_the_limit_holds_for_watchers_who_come_at_once(run: Callable[..., Any]) 
         for stream in streams:
             stream.close()
         await dashboard.watch(None)
+
+    run(scenario())
+
+
+class SlowWork(LongWork):
+    """Work of which each takes a second."""
+
+    async def run(self, *arguments: Any) -> Any:
+        await asyncio.sleep(1.0)
+        return await super().run(*arguments)
+
+
+async def events_of(stream: Stream, count: int) -> list[bytes]:
+    pieces = stream.pieces()
+    assert not await anext(pieces)  # the body of the first prediction
+    return [bytes(await anext(pieces)) for _ in range(count)]
+
+
+def test_a_watcher_who_leaves_while_the_details_are_made_leaves_nothing(
+    run: Callable[..., Any], serve_model: Callable[..., Any]
+) -> None:
+    """The next watcher of the model got an event without members."""
+
+    async def scenario() -> None:
+        async with serve_model() as model:
+            dashboard = Dashboard(
+                ModelRegistry(), WorkflowRegistry(), GpuReader(), long_work=SlowWork()
+            )
+            leaving = asyncio.ensure_future(dashboard.watch(model))
+            await asyncio.sleep(1.5)  # the overview is made
+            leaving.cancel()
+            await asyncio.gather(leaving, return_exceptions=True)
+            stream = await dashboard.watch(model)
+            [event] = await events_of(stream, 1)
+            assert b'"modelName":"m"' in event
+            stream.close()
+
+    run(scenario())
+
+
+def test_a_watcher_who_comes_while_the_last_one_leaves_gets_events(
+    run: Callable[..., Any], serve_model: Callable[..., Any]
+) -> None:
+    """The stream ended, as that of a model that is unregistered."""
+
+    async def scenario() -> None:
+        async with serve_model() as model:
+            registry = ModelRegistry()
+            registry.add(model)
+            dashboard = Dashboard(registry, WorkflowRegistry(), GpuReader(), long_work=SlowWork())
+            running = asyncio.ensure_future(dashboard.run())
+            first = await dashboard.watch(model)
+            coming = asyncio.ensure_future(dashboard.watch(model))
+            await asyncio.sleep(0.5)
+            first.close()
+            _, event = await events_of(await coming, 2)
+            assert b"event: model" in event
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
 
     run(scenario())
