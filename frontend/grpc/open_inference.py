@@ -205,8 +205,10 @@ class _OpenInference(_Health):
                 memory.hold_answer(answer.size)
             async with aclosing(self._pieces(answer, asked.request)) as pieces:
                 async for piece in pieces:
+                    before = memory.bytes
                     response = await self._written(piece, asked)
                     yield self.messages.ModelStreamInferResponse(infer_response=response)
+                    memory.release(memory.bytes - before)
         except ServeError as error:
             failed = self.messages.ModelStreamInferResponse(error_message=sendable(error.message))
             failed.infer_response.id = message.id

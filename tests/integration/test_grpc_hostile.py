@@ -30,6 +30,18 @@ def handle(data, context):
     raise PredictionException(bytes(data[0]["data"]).decode("unicode_escape"), 503)
 """
 
+THIRTY_PIECES = """
+class Handler:
+    def initialize(self, context):
+        pass
+
+    async def handle(self, data, context):
+        for _ in range(30):
+            context.send_intermediate(["x" * 1_000_000])
+            await context.drain()
+        return ["end"]
+"""
+
 
 @pytest.fixture
 def client(server):
@@ -221,6 +233,19 @@ def test_answers_in_pieces_that_nobody_reads_do_not_fill_the_memory(start_server
         for each in answers:
             each.cancel()
         wait_for(lambda: answer_or_code(client) == b"x")
+
+
+def test_an_inference_in_pieces_may_be_longer_than_what_may_be_in_flight(start_server):
+    """Pieces that were sent counted until the end of the answer."""
+    limits = {"max_bytes_in_flight": "20000000", "max_client_bytes_in_flight": "20000000"}
+    with start_server(**limits) as server, connected(server) as client:
+        server.install(THIRTY_PIECES, "m", "asyncCommunication: true\n")
+        asked = OPEN_INFERENCE.ModelInferRequest(model_name="m")
+        asked.inputs.add(name="x", datatype="BOOL", shape=[1]).contents.bool_contents.append(True)
+        stream = client.method("open_inference", "ModelStreamInfer")
+        answers = list(stream(iter([asked]), timeout=60))
+        assert [each.error_message for each in answers if each.error_message] == []
+        assert sum(each.ByteSize() for each in answers) > 30_000_000
 
 
 def test_a_client_that_answers_no_ping_is_disconnected(start_server):
