@@ -266,7 +266,7 @@ class CallRouter(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic i
         """
         timeout, rate = self.write_limits
         try:
-            async with asyncio.timeout(timeout + len(message) / rate if rate else None):
+            async with asyncio.timeout(timeout + (len(message) / rate if rate else 0)):
                 await context.write(message)
         except TimeoutError:
             self._limits.on_limit("response_write_timeout")

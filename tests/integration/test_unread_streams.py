@@ -152,9 +152,9 @@ def test_a_stream_is_not_broken_off_since_its_handler_waits(start_server, handle
         assert "broken off" not in server.console_text()
 
 
-@pytest.fixture
-def impatient(start_server, handlers):
-    with start_server(response_write_timeout="1", response_write_rate="1000000") as server:
+@pytest.fixture(params=["1000000", "0"])
+def impatient(request, start_server, handlers):
+    with start_server(response_write_timeout="1", response_write_rate=request.param) as server:
         server.install(handlers / "drainer.py", "drainer", CONFIG % "true")
         yield server
 
