@@ -24,6 +24,7 @@ from marserve.frontend.aio.json_items import (
     UNREADABLE,
     Span,
     Text,
+    check_value,
     items_at,
     number_lists,
     object_members,
@@ -88,11 +89,16 @@ class Members:
                     return value
         raise self.wrong(name, (start, stop), kind)
 
-    def check(self, name: str, span: Span, kind: Kind) -> None:
-        """Raise BadRequest unless a value is as ``kind``; a large text is not read."""
+    def check(self, name: str, span: Span, kind: Kind) -> Steps[None]:
+        """Raise BadRequest unless a value is as ``kind``; a large text may be any."""
         start, stop = span
         if stop - start <= SMALL_BYTES or not self.body.startswith(b'"', start):
             Members(self.body, {name: span}).read(name, kind)
+            return
+        try:
+            yield from check_value(self.body, start, stop)
+        except UNREADABLE as error:
+            raise self.wrong(name, span, kind) from error
 
     def wrong(self, name: str, span: Span, kind: Kind) -> BadRequest:
         """Return the error for a member with this value."""
@@ -108,7 +114,11 @@ def read_members(body: Text) -> Steps[Members]:
     except UNREADABLE as error:
         what = "The body must be a JSON object, with the media type application/json."
         raise BadRequest(what) from error
-    nulls = [name for name, (start, stop) in found.items() if body[start : start + 4] == b"null"]
+    nulls = [
+        name
+        for name, (start, stop) in found.items()
+        if body[start : min(stop, start + 5)] == b"null"
+    ]
     return Members(body, {name: span for name, span in found.items() if name not in nulls})
 
 
@@ -123,7 +133,7 @@ def embedding_rows(input_: Input, members: Members, max_rows: int, _copies: int)
         spans = yield from _items(members, "input", _INPUT, max_rows)
     for span in spans:
         if span[1] - span[0] <= SMALL_BYTES or not body.startswith(b"[", span[0]):
-            members.check("input", span, _INPUT)
+            yield from members.check("input", span, _INPUT)
         yield 0
 
     def join(predictions: Sequence[Prediction]) -> Steps[Prediction]:
@@ -147,7 +157,7 @@ def reranking_rows(input_: Input, members: Members, max_rows: int, copies: int) 
     """
     top = members.read("top_n", whole(0), 0)
     has_documents = members.read("return_documents", FLAG, True)
-    members.check("query", members.span("query"), TEXT)
+    yield from members.check("query", members.span("query"), TEXT)
     body, documents = members.body, list[Span]()
     for start, stop in (yield from _items(members, "documents", _DOCUMENTS, max_rows)):
         document = start, stop
@@ -155,7 +165,7 @@ def reranking_rows(input_: Input, members: Members, max_rows: int, copies: int) 
             with suppress(*UNREADABLE):
                 found = yield from object_members(body, ("text",), start, stop)
                 document = found.get("text", document)
-        members.check("documents", document, _DOCUMENTS)
+        yield from members.check("documents", document, _DOCUMENTS)
         documents.append(document)
         yield 0
     view = memoryview(body)

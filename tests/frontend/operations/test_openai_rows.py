@@ -80,6 +80,31 @@ def test_members_that_are_null_count_as_missing() -> None:
     assert answer(rows, [1])["data"][0]["embedding"] == [1]
 
 
+def test_what_begins_like_null_does_not_count_as_missing() -> None:
+    members = result_of(read_members(b'{"model": "m", "input": "a", "encoding_format": nullx}'))
+    with pytest.raises(BadRequest, match="encoding_format=nullx"):
+        result_of(embedding_rows(Input("id", {}, []), members, MAX_ROWS, COPIES))
+
+
+@pytest.mark.parametrize("wrong", [b"a\nb", b"\\q", b"\xff", b"\xc3"])
+@pytest.mark.parametrize(
+    ("rows", "form", "name"),
+    [
+        (embedding_rows, b'"input": "%b"', "input"),
+        (embedding_rows, b'"input": ["a", "%b"]', "input"),
+        (reranking_rows, b'"query": "%b", "documents": ["a"]', "query"),
+        (reranking_rows, b'"query": "q", "documents": [{"text": "%b"}]', "documents"),
+    ],
+)
+def test_a_large_text_that_is_no_json_is_refused(
+    rows: Any, form: bytes, name: str, wrong: bytes
+) -> None:
+    text = b"x" * LARGE + wrong
+    members = result_of(read_members(b'{"model": "m", %b}' % (form % text)))
+    with pytest.raises(BadRequest, match=name):
+        result_of(rows(Input("id", {}, []), members, MAX_ROWS, COPIES))
+
+
 def test_tokens_are_counted_where_the_handler_gives_them() -> None:
     rows = split(embedding_rows, input=["a", "b"])
     found = answer(rows, {"embedding": [0.5], "tokens": 3}, {"embedding": []})
