@@ -23,7 +23,6 @@ import uvloop
 
 from marserve.backend.large_messages import keep_freed_memory
 from marserve.frontend.aio.background import BackgroundTasks, in_abandonable_thread, unless
-from marserve.frontend.aio.long_work import LongWork
 from marserve.frontend.catalog.changes import CatalogChanges
 from marserve.frontend.catalog.synchroniser import make_synchroniser
 from marserve.frontend.configuration.config import Config
@@ -264,8 +263,7 @@ class Server:
         )
         workflows = WorkflowManagement(self._workflows, registrar, config.model_api)
         tokens = _make_tokens(config)
-        long_work, address = LongWork(), config.inference_address.url
-        dashboard = Dashboard(self._registry, self._workflows, gpus, address, long_work)
+        dashboard = Dashboard(self._registry, self._workflows, gpus, config.inference_address.url)
         background.keep_running("The samples of traffic", dashboard.overview.traffic.run)
         background.keep_running("The dashboard", dashboard.run)
         services = Services(
@@ -279,7 +277,6 @@ class Server:
             RequestLines(host.time_lines, self._registry),
             dashboard,
             sampling,
-            long_work,
         )
         listeners = await self._bind(opened, services)
         opened.callback(dashboard.close)  # before the connections are closed

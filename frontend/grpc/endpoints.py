@@ -192,7 +192,8 @@ class GrpcEndpoints:
         def on_limit(limit: str, _sentence: str = "") -> None:
             self.services.count_limit(name, limit)
 
-        usage = Usage(*self.services.byte_limits(), on_limit, self.services.long_work)
+        long_work = self.services.long_work_of(is_inference=name != _MANAGEMENT)
+        usage = Usage(*self.services.byte_limits(), on_limit, long_work)
         timeout = config.request_body_timeout
         if config.request_body_rate:
             timeout += config.max_request_size / config.request_body_rate

@@ -31,8 +31,16 @@ class Services:
     requests: RequestLines
     dashboard: Dashboard
     sampling: Sampling = NO_SAMPLING
-    #: Of all listeners, so that together they use one slice of a turn of the event loop.
+    #: Of all listeners with inference, so that they use one slice of a turn of the event loop.
     long_work: LongWork = field(default_factory=LongWork)
+
+    def long_work_of(self, *, is_inference: bool) -> LongWork:
+        """Return the long work of a listener.
+
+        Listeners for operators have another than those for clients: pages of metrics would take
+        turns with each body that a client sends.
+        """
+        return self.long_work if is_inference else self.dashboard.long_work
 
     def repository(self) -> OpenInferenceModels:
         """Return the models, with what loads and unloads them."""

@@ -48,6 +48,7 @@ from marserve.frontend.telemetry.series import WatchedGauge
 
 # For connections that still write when every request has been answered.
 _CLOSE_SECONDS = 2.0
+_FOR_OPERATORS = ("Management", "Metrics", "Management and Metrics")
 
 
 @dataclass(frozen=True)
@@ -156,7 +157,8 @@ class HttpEndpoints:
             ),
         )
         on_limit = partial(services.count_limit, listener.name)
-        clients = HttpServer(router, limits, on_limit=on_limit, long_work=services.long_work)
+        long_work = services.long_work_of(is_inference=listener.name not in _FOR_OPERATORS)
+        clients = HttpServer(router, limits, on_limit=on_limit, long_work=long_work)
         usages[listener.name] = clients.usage
         opened.push_async_callback(clients.close, _CLOSE_SECONDS)
         make: Callable[[], asyncio.Protocol] = clients

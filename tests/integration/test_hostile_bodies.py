@@ -1,6 +1,7 @@
 """Bodies that take long to parse: whoever sends them waits, everybody else does not."""
 
 import contextlib
+import select
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -124,3 +125,26 @@ def message(server, content_type, body):
     answer = server.inference("POST", "/invocations", data=body, headers=headers)
     assert answer.status_code == 400
     return answer.json()["message"]
+
+
+def test_a_page_of_metrics_does_not_take_turns_with_each_body_of_clients(
+    start_server, make_archive
+):
+    """With 80 such clients a scrape took 6 s."""
+    form = b"a=" + b"%41" * 300_000
+    kind = b"application/x-www-form-urlencoded"
+    head = (
+        b"POST /predictions/m HTTP/1.1\r\nHost: x\r\nContent-Type: %b\r\nContent-Length: %d\r\n\r\n"
+    )
+    with start_server() as server, contextlib.ExitStack() as opened:
+        archive = make_archive(server.store, "def handle(data, context): return data", "m")
+        for name in ("m", *map(str, range(40))):
+            server.register(archive, model_name=name, initial_workers=int(name == "m"))
+        clients = [opened.enter_context(server.connect("inference")) for _ in range(25)]
+        for client in clients:
+            client.sendall(head % (kind, len(form)) + form)
+        pages = 0
+        while not select.select(clients, [], [], 0)[0]:
+            server.metrics()
+            pages += 1
+        assert pages > 20
