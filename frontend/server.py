@@ -13,6 +13,7 @@ import logging
 import os
 import ssl
 import sys
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from functools import partial
@@ -46,6 +47,7 @@ from marserve.frontend.logs.setup import (
     log_directories,
     reopen_log_files,
 )
+from marserve.frontend.logs.writers import are_stuck
 from marserve.frontend.operations.dashboard import Dashboard
 from marserve.frontend.operations.management import ModelManagement
 from marserve.frontend.operations.requests import RequestLines
@@ -108,20 +110,24 @@ def serve(
     starter.main_process(os.getpid())
     watchdog = StopWatchdog(config.stop_seconds, release)
     try:
+        status = 0
         with _open_logs(config, verbose=verbose):
             try:
                 uvloop.run(Server(config, report, watchdog, starter).run())
             except (OSError, RestoreFailed) as error:
                 logger.error("The server cannot continue: %s", error)  # noqa: TRY400 - no traceback
                 report.failed(str(error))
-                return 1
+                status = 1
     except ConfigError as error:
         return _report_failure(str(error), report)  # the log is not open
     except OSError as error:
         return _report_failure(explain_unwritable(error), report)
     finally:
         ignore_signals()
-    return 0
+    if are_stuck():  # the end of the interpreter waits for what their threads hold
+        release()
+        os._exit(status)
+    return status
 
 
 def _report_failure(reason: str, report: StartReport) -> int:
@@ -137,7 +143,6 @@ def _open_logs(config: Config, *, verbose: bool) -> ExitStack:
     return configure(
         *log_directories(),
         as_json=config.log_format == "json",
-        asynchronous=config.async_logging,
         verbose=verbose,
     )
 
@@ -174,7 +179,7 @@ class Server:
         """
         self._watchdog.loop = asyncio.get_running_loop()
         signals = Signals(
-            self._reload, partial(leaves_interrupts, self._registry), self._watchdog.begin
+            self._start_reload, partial(leaves_interrupts, self._registry), self._watchdog.begin
         )
         async with AsyncExitStack() as opened:
             try:
@@ -216,8 +221,14 @@ class Server:
                 async with asyncio.timeout(seconds):
                     await skip.wait()
 
+    def _start_reload(self) -> None:
+        threading.Thread(target=self._reload, name="reload", daemon=True).start()
+
     def _reload(self) -> None:
-        """Handle SIGHUP: open the log files, perhaps moved ones, and the certificates again."""
+        """Handle SIGHUP: open the log files, perhaps moved ones, and the certificates again.
+
+        In a thread: a file that is written may be held up by its disk.
+        """
         try:
             reopen_log_files()
             logger.info("SIGHUP: the log files were opened again.")
@@ -404,8 +415,12 @@ def _announce(*, as_json: bool) -> None:
     """Print the words by which scripts detect the start of TorchServe, with any log level."""
     logger.info("Model server started.", extra=None if as_json else DETAIL)
     if not as_json:
-        with contextlib.suppress(OSError):  # it is closed
-            print("Model server started.", flush=True)  # noqa: T201
+        threading.Thread(target=_print_started, name="announcement", daemon=True).start()
+
+
+def _print_started() -> None:
+    with contextlib.suppress(OSError):  # it is closed
+        os.write(1, b"Model server started.\n")
 
 
 def _freeze_garbage_collector() -> None:

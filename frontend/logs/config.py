@@ -35,6 +35,7 @@ from marserve.frontend.logs.setup import (
     hide_details,
     restore_loggers,
     set_up_loggers,
+    write_in_threads,
 )
 from marserve.frontend.regular_files import read_file
 
@@ -49,25 +50,22 @@ def configure_by_file(
     metrics_dir: Path,
     *,
     as_json: bool = False,
-    asynchronous: bool = False,
     verbose: bool = False,
     properties: Mapping[str, str] | None = None,
 ) -> ExitStack:
     """Configure the logs by a file, as `configure_logging` does without one.
 
     ``properties`` are Java's, for lookups of log4j. ``as_json`` applies only where the file has no
-    appenders, ``asynchronous`` and ``verbose`` only to a file of log4j.
+    appenders, ``verbose`` only to a file of log4j.
     """
     variables = {"LOG_LOCATION": str(log_dir), "METRICS_LOCATION": str(metrics_dir)}
     config = read_log_config(path, variables, properties)
     if isinstance(config, dict):
         return _apply_dictionary(config, path, (log_dir, metrics_dir))
     if config.appenders:
-        opened = _apply_log4j(config, asynchronous=asynchronous, verbose=verbose)
+        opened = _apply_log4j(config, verbose=verbose)
     else:
-        opened = configure_logging(
-            log_dir, metrics_dir, as_json=as_json, asynchronous=asynchronous, verbose=verbose
-        )
+        opened = configure_logging(log_dir, metrics_dir, as_json=as_json, verbose=verbose)
         for each in config.loggers:
             if each.level is not None:
                 find_logger(each.name).setLevel(each.level)
@@ -76,7 +74,7 @@ def configure_by_file(
     return opened
 
 
-def _apply_log4j(config: Log4jConfig, *, asynchronous: bool, verbose: bool) -> ExitStack:
+def _apply_log4j(config: Log4jConfig, *, verbose: bool) -> ExitStack:
     with ExitStack() as opened:
         handlers = make_handlers(config.appenders, config.remarks, opened)
         for handler in chain.from_iterable(handlers.values()):
@@ -95,7 +93,7 @@ def _apply_log4j(config: Log4jConfig, *, asynchronous: bool, verbose: bool) -> E
                 elif (appender, level) not in shared:
                     attached += [Forward(targets, level)] if level and targets else targets
             plan.append(LoggerSetup(each.name, attached, each.level, each.is_additive))
-        set_up_loggers(plan, opened, asynchronous=asynchronous)
+        set_up_loggers(plan, opened)
         return opened.pop_all()
 
 
@@ -111,6 +109,7 @@ def _apply_dictionary(
         except (ValueError, TypeError, AttributeError, ImportError, KeyError) as error:
             reason = f"{error}: {error.__cause__}" if error.__cause__ else str(error)
             raise ConfigError(f"Cannot use the log configuration {path}: {reason}") from error
+        write_in_threads()
         return opened.pop_all()
 
 

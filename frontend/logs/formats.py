@@ -2,7 +2,8 @@
 
 Lines of answers and metrics are finished before they are logged, many in one record: a record for
 each would cost more than the answer. The attribute ``entries`` of such a record contains what its
-lines were made of, for layouts that format them otherwise.
+lines were made of, for layouts that format them otherwise. The output of workers is logged by
+records with many ``lines``, which formatters with ``takes_lines`` write, each like a record.
 """
 
 import copy
@@ -18,6 +19,8 @@ from marserve.frontend.configuration.values import without_secrets
 _LEVEL_NAMES = {"WARNING": "WARN", "CRITICAL": "FATAL"}  # log4j's: five letters at most
 _THREAD_NAMES = {"MainThread": "main"}
 _MAX_EXCERPT = 300  # characters
+_PLAIN = logging.Formatter()
+_quoted = json.encoder.encode_basestring
 
 
 class Entry(Protocol):
@@ -51,6 +54,18 @@ def log_entries(logger: logging.Logger, entries: Sequence[Entry], *, as_json: bo
     logger.handle(logger.makeRecord(logger.name, logging.INFO, "", 0, text, (), None, extra=extra))
 
 
+def log_lines(
+    logger: logging.Logger, level: int, lines: Sequence[str], extra: Mapping[str, Any]
+) -> None:
+    """Log lines as one record, if the logger is enabled for the level; others read ``lines``."""
+    if logger.isEnabledFor(level):
+        more = {**extra, "lines": lines}
+        record = logger.makeRecord(
+            logger.name, level, "", 0, "\n".join(lines), (), None, extra=more
+        )
+        logger.handle(record)
+
+
 def timestamp(epoch: float) -> str:
     """Format seconds since the epoch as in every log line: local time with milliseconds."""
     return _local_time_ms(int(epoch * 1000))
@@ -75,18 +90,32 @@ def level_and_thread(record: logging.LogRecord) -> tuple[str, str]:
     return level, _THREAD_NAMES.get(thread, thread)
 
 
+def traceback_of(record: logging.LogRecord) -> str:
+    """Return the traceback of a record as text; empty if it has none."""
+    if record.exc_info and not record.exc_text:
+        record.exc_text = _PLAIN.formatException(record.exc_info)
+    return record.exc_text or ""
+
+
 class LineFormatter(logging.Formatter):
     """Formats records as ``TIME [LEVEL] thread logger - text``."""
+
+    takes_lines = True
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  logging's name
         """Called by logging."""
         level, thread = level_and_thread(record)
-        when = timestamp(record.created)
-        return f"{when} [{level:<5}] {thread} {record.name} - {record.message}"
+        prefix = f"{timestamp(record.created)} [{level:<5}] {thread} {record.name} - "
+        lines: Sequence[str] | None = getattr(record, "lines", None)
+        if lines is None:
+            return f"{prefix}{record.message}"
+        return prefix + f"\n{prefix}".join(lines)
 
 
 class JsonFormatter(logging.Formatter):
     """Formats records as JSON objects, one per line."""
+
+    takes_lines = True
 
     def format(self, record: logging.LogRecord) -> str:
         """Called by logging."""
@@ -96,10 +125,14 @@ class JsonFormatter(logging.Formatter):
             "level": level,
             "thread": thread,
             "logger": record.name,
-            "message": record.getMessage(),
         }
-        if record.exc_info:
-            members["exception"] = self.formatException(record.exc_info)
+        lines: Sequence[str] | None = getattr(record, "lines", None)
+        if lines is not None:
+            head = f'{json.dumps(members, ensure_ascii=False)[:-1]}, "message": '
+            return "\n".join([f"{head}{_quoted(line)}}}" for line in lines])
+        members["message"] = record.getMessage()
+        if text := traceback_of(record):
+            members["exception"] = text
         return json.dumps(members, ensure_ascii=False)
 
 
@@ -157,8 +190,8 @@ class JsonLayout(EntryFormatter):
             "loggerName": record.name,
             "message": record.getMessage(),
         }
-        if record.exc_info:
-            members["thrown"] = {"extendedStackTrace": self.formatException(record.exc_info)}
+        if text := traceback_of(record):
+            members["thrown"] = {"extendedStackTrace": text}
         return json.dumps({**members, **self._more}, ensure_ascii=False)
 
 

@@ -17,7 +17,12 @@ import zoneinfo
 from collections.abc import Callable, Iterator
 
 from marserve.frontend.logs.dates import NAMED, date_format
-from marserve.frontend.logs.formats import EntryFormatter, level_and_thread, timestamp
+from marserve.frontend.logs.formats import (
+    EntryFormatter,
+    level_and_thread,
+    timestamp,
+    traceback_of,
+)
 
 _STARTED = time.time()
 
@@ -142,7 +147,8 @@ def _level(options: list[str], _remarks: list[str]) -> _Piece:
 
 
 def _exception(record: logging.LogRecord) -> str:
-    return f"\n{logging.Formatter().formatException(record.exc_info)}" if record.exc_info else ""
+    text = traceback_of(record)
+    return f"\n{text}" if text else ""
 
 
 def _inner(options: list[str], remarks: list[str]) -> _Piece:

@@ -10,32 +10,27 @@
 A file is rolled over at midnight and at 100 MB, and five old ones are kept, compressed (`files`).
 ``--log-config`` replaces all of this (`config`).
 
-Records are written where they are made, so that they are on disk after a crash. The server's own
-are rare, and access lines and metrics come as one record for many lines; only a worker that prints
-without end slows the event loop. With ``async_logging`` a thread writes.
+Threads write (`writers`): no record makes the event loop wait for a disk or for who reads the
+console. Access lines, metrics and the output of workers come as one record for many lines.
 """
 
 import io
 import logging
 import os
-import queue
 import sys
-import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from logging.handlers import QueueHandler
 from pathlib import Path
 from typing import TextIO
 
 from marserve.frontend.logs.files import LogFile
 from marserve.frontend.logs.formats import JsonFormatter, LineFormatter
 from marserve.frontend.logs.levels import OF_FILES, SERVER, find_logger
+from marserve.frontend.logs.writers import LogWriter, OfRecords, Threads, end_writers
 
 #: For ``extra=`` of a record that only the file and a verbose console need.
 DETAIL = {"is_detail": True}
-# Beyond that the event loop waits for the thread that writes.
-_MAX_RECORDS_WAITING = 100_000
 # Priorities of syslog(3) by level; 7 for others.
 _PRIORITIES = {logging.CRITICAL: 2, logging.ERROR: 3, logging.WARNING: 4, logging.INFO: 6}
 
@@ -65,7 +60,6 @@ def configure_logging(
     metrics_dir: Path,
     *,
     as_json: bool = False,
-    asynchronous: bool = False,
     verbose: bool = False,
     console: TextIO | None = None,
 ) -> ExitStack:
@@ -103,7 +97,7 @@ def configure_logging(
                 LogFile(directory / f"{name.lower()}.log"), formatter if handlers else finished
             )
             plan.append(LoggerSetup(name, [file, *handlers], logging.INFO, propagate=False))
-        set_up_loggers(plan, opened, asynchronous=asynchronous)
+        set_up_loggers(plan, opened)
         return opened.pop_all()
 
 
@@ -117,19 +111,14 @@ class LoggerSetup:
     propagate: bool = True
 
 
-def set_up_loggers(
-    plan: Sequence[LoggerSetup], opened: ExitStack, *, asynchronous: bool = False
-) -> None:
-    """Set up loggers until ``opened`` is closed; a thread writes if ``asynchronous``."""
-    records = _start_writer(opened) if asynchronous else None
+def set_up_loggers(plan: Sequence[LoggerSetup], opened: ExitStack) -> None:
+    """Set up loggers until ``opened`` is closed; their handlers are given threads."""
     restore_loggers(opened, (each.name for each in plan))
+    threads = Threads()
     for each in plan:
         logger = find_logger(each.name)
-        handlers = each.handlers
-        if records is not None and handlers:
-            handlers = [_Deferred(records, list(handlers))]
-        for handler in handlers:
-            logger.addHandler(handler)
+        for handler in each.handlers:
+            logger.addHandler(threads.writer_of(handler))
         logger.propagate = each.propagate
         if each.level is not None:
             logger.setLevel(each.level)
@@ -140,6 +129,7 @@ def restore_loggers(opened: ExitStack, more: Iterable[str] = ()) -> None:
     for name in dict.fromkeys((*OF_FILES, *more)):
         logger = find_logger(name)
         opened.callback(_restore, logger, logger.level, logger.propagate, list(logger.handlers))
+    opened.callback(end_writers)
 
 
 def _restore(
@@ -167,15 +157,27 @@ def reopen_log_files() -> None:
         raise failures[0]
 
 
+def write_in_threads() -> None:
+    """Give each handler of all loggers a thread."""
+    threads = Threads()
+    for logger in _loggers():
+        logger.handlers[:] = map(threads.writer_of, logger.handlers)
+
+
 def log_files() -> list[LogFile]:
     """Return the open files, that of the root logger first."""
-    named = logging.root.manager.loggerDict.values()
-    loggers = [logging.root, *(item for item in named if isinstance(item, logging.Logger))]
-    handlers = (handler for logger in loggers for handler in logger.handlers)
+    handlers = (handler for logger in _loggers() for handler in logger.handlers)
     return list(dict.fromkeys(file for handler in handlers for file in _files(handler)))
 
 
+def _loggers() -> list[logging.Logger]:
+    named = logging.root.manager.loggerDict.values()
+    return [logging.root, *(item for item in named if isinstance(item, logging.Logger))]
+
+
 def _files(handler: logging.Handler) -> Iterator[LogFile]:
+    if isinstance(handler, LogWriter):
+        handler = handler.target
     if isinstance(handler, LogFile):
         yield handler
     for target in getattr(handler, "targets", ()):
@@ -217,7 +219,12 @@ def is_journal(stream: TextIO, environ: Mapping[str, str] = os.environ) -> bool:
 
 def hide_details(console: logging.Handler) -> None:
     """Keep records with `DETAIL` from a console."""
-    console.addFilter(lambda record: not hasattr(record, "is_detail"))
+    console.addFilter(_WithoutDetails())
+
+
+class _WithoutDetails(OfRecords):
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not hasattr(record, "is_detail")
 
 
 def standard_output() -> TextIO:
@@ -236,42 +243,6 @@ class Forward(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Called by logging with each record."""
-        _pass_on(record, self.targets)
-
-
-def _pass_on(record: logging.LogRecord, targets: list[logging.Handler]) -> None:
-    for target in targets:
-        if record.levelno >= target.level:
-            target.handle(record)
-
-
-_Records = queue.Queue[tuple[logging.LogRecord, list[logging.Handler]] | None]
-
-
-def _start_writer(opened: ExitStack) -> _Records:
-    """Start a thread that passes records to their handlers, in order, until ``opened`` is closed.
-
-    `logging.handlers.QueueListener` passes the records of all loggers to the same handlers, and
-    raises `queue.Full` where the event loop should wait.
-    """
-    records: _Records = queue.Queue(_MAX_RECORDS_WAITING)
-    thread = threading.Thread(target=_write, args=(records,), name="log-writer", daemon=True)
-    thread.start()
-    opened.callback(thread.join)
-    opened.callback(records.put, None)
-    return records
-
-
-def _write(records: _Records) -> None:
-    while (item := records.get()) is not None:
-        _pass_on(*item)
-
-
-class _Deferred(QueueHandler):
-    def __init__(self, records: _Records, targets: list[logging.Handler]) -> None:
-        super().__init__(records)
-        self.targets = targets
-        self._records = records
-
-    def enqueue(self, record: logging.LogRecord) -> None:
-        self._records.put((record, self.targets))
+        for target in self.targets:
+            if record.levelno >= target.level:
+                target.handle(record)

@@ -5,6 +5,7 @@ from typing import TypeVar
 
 from marserve.frontend.aio.background import BackgroundTasks
 from marserve.frontend.configuration.config import Config
+from marserve.frontend.logs.writers import dropped_lines
 from marserve.frontend.serving.model_version import ModelVersion
 from marserve.frontend.serving.registry import ModelRegistry
 from marserve.frontend.serving.stateful.stateful_version import StatefulModelVersion
@@ -67,6 +68,16 @@ def watch_models(metrics: Metrics, registry: ModelRegistry) -> None:
         return [((*model, metrics.hostname), 1) for model in models]
 
     each = ModelVersion
+    metrics.registry.watch(
+        WatchedGauge(
+            "marserve_dropped_log_lines",
+            "Log lines that were left out, because their target did not take them in time",
+            ("target", "hostname"),
+            lambda: [
+                ((target, metrics.hostname), lines) for target, lines in dropped_lines().items()
+            ],
+        )
+    )
     watch(each, "marserve_queued_requests", "Requests that wait for a worker", lambda m: m.queued)
     watch(
         each, "marserve_ready_workers", "Workers that can take a batch", lambda m: m.workers.ready

@@ -127,7 +127,7 @@ def test_a_handler_that_cannot_be_loaded(server, make_archive, source, reason):
     assert kind == "InternalServerException"
     assert message.startswith("Failed to start workers for model unloadable version: 1.0")
     assert reason in message
-    assert reason.removeprefix("version: 1.0. ") in server.log("ts_log.log")
+    server.wait_logged("ts_log.log", reason.removeprefix("version: 1.0. "))
     assert server.management("GET", "/models/unloadable").status_code == 404
 
 
@@ -135,7 +135,7 @@ def test_the_traceback_of_a_failed_load_is_in_the_model_log(server, make_archive
     archive = make_archive(server.store, "import no_such_package_2", "unloadable")
     assert server.register(archive, initial_workers=1).status_code == 500
     server.wait_logged("model_log.log", "ModuleNotFoundError: No module named 'no_such_package_2'")
-    assert "Load model failed: unloadable" in server.log("model_log.log")
+    server.wait_logged("model_log.log", "Load model failed: unloadable")
 
 
 def test_a_missing_handler(server):

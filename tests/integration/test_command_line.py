@@ -185,7 +185,7 @@ def test_a_start_is_reported_in_few_lines_and_without_a_warning(prepared):
     assert "Model server started." in lines
     assert not [line for line in lines if "WARN" in line]
     assert "job_queue_size: 100\n" not in prepared.console_text()
-    assert "job_queue_size: 100\n" in prepared.log("ts_log.log")
+    prepared.wait_logged("ts_log.log", "job_queue_size: 100\n")
 
 
 def test_verbose_shows_on_the_console_what_the_log_file_has(prepared):
@@ -204,6 +204,7 @@ def test_it_says_that_it_has_started_whatever_the_log_levels_are(prepared):
 
 def test_the_surroundings_are_logged_in_one_record(prepared):
     prepared.start()
+    prepared.wait_logged("ts_log.log", "Model server started.")
     lines = prepared.log("ts_log.log").splitlines()
     (first,) = [
         n for n, line in enumerate(lines) if re.search(r"INFO.* marserve .* starts\.$", line)

@@ -58,7 +58,7 @@ def test_a_stopped_fork_server_delays_a_scaling_for_a_moment(own):
     assert seconds < 10
     assert not stopped.is_running()
     own.wait_workers("lab", "READY", "READY")
-    assert "The fork server is replaced" in own.log("ts_log.log")
+    own.wait_logged("ts_log.log", "The fork server is replaced")
     assert list(own.metrics("marserve_fork_server_replacements_total").values()) == [1]
 
 

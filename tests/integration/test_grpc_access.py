@@ -64,7 +64,7 @@ def test_each_listener_wants_its_key(guarded, listener, service, method, right, 
             )
         assert client.call(service, method, metadata=bearer(guarded, right))
     guarded.wait_logged("access_log.log", f'"gRPC {PACKAGE}.{service}.')
-    assert f'{method} HTTP/2.0" 7 ' in guarded.log("access_log.log")
+    guarded.wait_logged("access_log.log", f'{method} HTTP/2.0" 7 ')
 
 
 def test_without_its_key_no_call_but_health_and_reflection_is_answered(guarded):

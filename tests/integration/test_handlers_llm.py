@@ -260,7 +260,7 @@ def test_an_engine_whose_metrics_do_not_come_in_time_keeps_its_worker(server):
 
 
 def test_the_output_of_the_engine_is_in_the_log_of_the_model(server):
-    assert "The stand-in starts." in server.log("model_log.log")
+    server.wait_logged("model_log.log", "The stand-in starts.")
 
 
 def test_a_worker_ends_with_its_engine_and_is_replaced(server, together):
@@ -270,7 +270,7 @@ def test_a_worker_ends_with_its_engine_and_is_replaced(server, together):
     answers = together([lambda: complete(server)] * 8)
     assert [answer.status_code for answer in answers] == [200] * 8
     assert before not in {answer.json()["pid"] for answer in answers}
-    assert "has ended with status -9." in server.log("model_log.log")
+    server.wait_logged("model_log.log", "has ended with status -9.")
 
 
 def test_a_request_that_ends_its_engine_fails_and_others_do_not(server, wait_for):

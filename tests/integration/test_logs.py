@@ -135,7 +135,7 @@ def test_lines_that_operators_grep(server):
         "State change WORKER_STARTED -> WORKER_MODEL_LOADED",
     ]
     for text in expected:
-        assert text in server.log("ts_log.log"), text
+        server.wait_logged("ts_log.log", text)
         assert text in server.console_text(), text
 
 
@@ -273,7 +273,7 @@ def test_a_log4j_file_is_followed(prepare_server):
         assert {"MODEL_LOG", "ACCESS_LOG", "TS_METRICS"} <= names
         assert "MODEL_METRICS" not in names
         assert not any("|INFO |" in line and "|marserve" in line for line in lines)
-        assert 'POST /predictions/talkative HTTP/1.1" 200' in server.log("all.log")
+        server.wait_logged("all.log", 'POST /predictions/talkative HTTP/1.1" 200')
         assert not (server.directory / "logs" / "ts_log.log").exists()
 
 
@@ -303,7 +303,7 @@ def test_everything_from_a_dictionary(prepare_server):
         server.predict("talkative")
         server.wait_logged("all.log", "MODEL_LOG says printed to stdout")
         server.stop()
-        assert "says Model server started." in server.log("all.log")
+        server.wait_logged("all.log", "says Model server started.")
         assert "printed to stdout" not in server.console_text()
         assert [path.name for path in (server.directory / "logs").glob("*.log")] == ["all.log"]
 

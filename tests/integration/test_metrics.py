@@ -195,6 +195,8 @@ def test_the_metrics_logs(server):
         r"\|#Stage:late,ModelName:custom,Level:Model"
         r"\|#hostname:[^,]+,requestID:[0-9a-f-]{36},timestamp:\d+"
     )
+    server.wait_logged("model_metrics.log", "Thinking")
+    server.wait_logged("ts_metrics.log", "Requests2XX")
     lines = [line for line in server.log("model_metrics.log").splitlines() if "Thinking" in line]
     assert all(re.fullmatch(model_line, line) for line in lines), lines
     (line, *_) = [
@@ -347,7 +349,7 @@ def test_a_metrics_config_that_cannot_be_used_costs_no_request(prepare_server, h
         server.install(handlers / "lab.py", "lab")
         assert server.ask("lab", id=1).status_code == 200
         assert value(server, "Requests2XX") > 0
-        assert "/no/such/metrics.yaml" in server.log("ts_log.log")
+        server.wait_logged("ts_log.log", "/no/such/metrics.yaml")
         server.stop()
 
 
@@ -414,11 +416,12 @@ def test_the_legacy_page_has_what_the_legacy_log_has_not(prepare_server):
         server.install(CUSTOM, "custom")
         assert server.predict("custom").text == "fine"
         names = set(re.findall(r"^# TYPE (?!marserve_)(\w+)", page(server).text, re.MULTILINE))
+        server.wait_logged("ts_metrics.log", "QueueTime")
         logged = set(re.findall(r" - (\w+)\.", server.log("ts_metrics.log")))
         assert names == {name for name in COUNTERS if name.startswith("ts_")}
         assert {"Requests2XX", "QueueTime"} <= logged
         assert not names & logged
-        assert "PredictionTime.ms:" in server.log("model_metrics.log")
+        server.wait_logged("model_metrics.log", "PredictionTime.ms:")
         server.stop()
 
 

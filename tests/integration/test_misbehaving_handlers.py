@@ -53,7 +53,7 @@ def test_the_traceback_is_for_the_log_only(server):
     assert "secret" not in answer.text
     server.wait_logged("model_log.log", "ValueError: the secret of the handler")
     id_ = answer.headers["x-request-id"]
-    assert f"Invoking custom service failed. Request ids: {id_}" in server.log("model_log.log")
+    server.wait_logged("model_log.log", f"Invoking custom service failed. Request ids: {id_}")
     assert error(answer) == (
         503,
         "InternalServerException",
@@ -65,6 +65,7 @@ def test_each_client_of_a_failed_batch_gets_the_id_of_its_own_request(server, to
     answers = together([lambda: server.ask("batch", do="raise")] * 3)
     ids = {answer.headers["x-request-id"] for answer in answers}
     assert {answer.json()["message"].split()[-1].rstrip(".") for answer in answers} == ids
+    server.wait_logged("model_log.log", min(ids))
     (line,) = [
         line
         for line in server.log("model_log.log").splitlines()
@@ -110,7 +111,7 @@ def test_a_handler_that_ends_its_process(server, wait_for, end, how, output):
     assert "handle" in "".join(failure.get("lastErrorStack", ["handle"]))
     assert (end == "segfault") == ("lastErrorStack" in failure)
     assert output in "\n".join(failure["lastErrorOutput"])
-    assert f"Its process {how}." in server.log("ts_log.log")
+    server.wait_logged("ts_log.log", f"Its process {how}.")
     # The next request waits for the restart, one second later.
     assert server.ask("lab", id=1).json() == {"id": 1, "batch": 1}
     after = server.worker("lab")
@@ -134,7 +135,7 @@ def test_a_worker_killed_in_the_middle_of_a_batch(server, background, gate, wait
     assert [answer.result().json()["batch"] for answer in behind] == [3, 3, 3]
     assert server.worker("batch")["pid"] != pid
     server.wait_logged("ts_log.log", "Worker disconnected. WORKER_MODEL_LOADED")
-    assert re.search(r"Retry worker: \d+ in [01] seconds\.", server.log("ts_log.log"))
+    wait_for(lambda: re.search(r"Retry worker: \d+ in [01] seconds\.", server.log("ts_log.log")))
 
 
 def test_an_idle_worker_that_is_killed_is_replaced(server, wait_for):
@@ -153,6 +154,7 @@ def test_a_hung_handler_is_killed_after_its_response_timeout(server, wait_for):
     failure = wait_for(lambda: (worker := server.worker("lab")).get("lastErrorStack") and worker)
     assert failure["lastError"] == f"Backend worker did not respond in given time. {cause}"
     assert "in _hang" in "\n".join(failure["lastErrorStack"])
+    server.wait_logged("ts_log.log", "Backend worker did not respond in given time")
     lines = [line.partition(" - ")[2] or line for line in server.log("ts_log.log").splitlines()]
     place = lines.index("Backend worker error")
     assert lines[place - 1] == "Number or consecutive unsuccessful inference 1"
@@ -161,9 +163,9 @@ def test_a_hung_handler_is_killed_after_its_response_timeout(server, wait_for):
         "Backend worker did not respond in given time"
     )
     server.wait_workers("lab", "READY")
+    server.wait_logged("ts_log.log", "Auto recovery succeeded, reset recoveryStartTS\n")
     log = server.log("ts_log.log")
     assert re.search(r"Auto recovery start timestamp: \d{13}\n", log)
-    assert "Auto recovery succeeded, reset recoveryStartTS\n" in log
     assert server.ask("lab", id=1).status_code == 200
 
 

@@ -21,7 +21,7 @@ def test_a_mistake_in_the_handler_is_not_tried_again(
     wait_for(lambda: server.worker(name).get("lastError"))
     assert server.worker(name)["lastError"].startswith(reason)
     server.wait_logged("ts_log.log", "is given up: another try would not help.")
-    assert f"{name}_1.0: {reason}" in server.log("ts_log.log")
+    server.wait_logged("ts_log.log", f"{name}_1.0: {reason}")
     assert server.worker(name)["state"] == "FAILED"
     (given_up,) = server.metrics("marserve_given_up_workers").values()
     assert given_up == 1

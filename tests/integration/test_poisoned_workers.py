@@ -56,7 +56,7 @@ def test_a_sticky_cuda_error_does_not_leave_a_worker_that_answers_507_for_ever(
     assert pid_of(server.predict(name, data=b"b")) != before
     server.wait_workers(name, "READY")
     poisoned = "Backend worker is poisoned: RuntimeError: CUDA error: device-side assert triggered"
-    assert poisoned in server.log("ts_log.log")
+    server.wait_logged("ts_log.log", poisoned)
     assert len(server.management("GET", f"/models/{name}").json()[0]["workers"]) == 1
 
 

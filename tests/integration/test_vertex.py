@@ -103,9 +103,8 @@ def test_an_uploaded_model_is_fetched_and_asked_by_the_routes_that_vertex_made_u
         )
         assert answer.json() == {"predictions": [2, 0]}
         assert google.seen == [("/bucket/upload%207/model.mar", "Bearer ya29.abc")]
-        assert "Platform: Vertex AI (AIP_HTTP_PORT, AIP_PREDICT_ROUTE, AIP_HEA" in (
-            server.log("ts_log.log")
-        )
+        platform = "Platform: Vertex AI (AIP_HTTP_PORT, AIP_PREDICT_ROUTE, AIP_HEA"
+        server.wait_logged("ts_log.log", platform)
         # What is beside the routes is as it was.
         assert server.inference("POST", "/v1/models/model:predict", json={"instances": []}).ok
         assert server.inference("GET", f"{HEALTH}/x").status_code == 404

@@ -1,4 +1,10 @@
-"""Writes the output of a worker to the model log, line by line, except lines with metrics."""
+"""Writes the output of a worker to the model log, except lines with metrics.
+
+A handler that prints without end must cost the event loop little: the lines of one read are one
+record, and a pipe is read once in 10 ms. So 6.5 MB/s are read of it, and if it prints faster, or
+the log is written slower, it waits. For a log that is not written at all, lines are left out
+(`logs.writers`).
+"""
 
 import asyncio
 import logging
@@ -7,15 +13,25 @@ from collections import deque
 from collections.abc import Callable
 from typing import IO
 
+from marserve.frontend.logs.formats import log_lines
+from marserve.frontend.logs.writers import are_behind
+
 model_log = logging.getLogger("MODEL_LOG")
 
 # The longest line; a progress bar may print without newlines.
 _MAX_LINE_BYTES = 64 * 1024
+# What is read at once while metrics come, each of which is work for the event loop.
+_METRICS_BYTES = 8 * 1024
+# The time between two reads: of a handler that prints faster, each costs as much as one line.
+_INTERVAL_SECONDS = 0.01
 # The length of a remembered line, in characters.
 _MAX_REMEMBERED = 300
+# Of the lines of a read, how many can be remembered.
+_MAX_LAST_LINES = 100
 # More than a pipe holds; a grandchild that outlived the worker may print without end.
 _READS_AT_THE_END = 64
-_METRIC_LINES = (b"[METRICS]", b"INFO > [METRICS]")
+_METRIC_LINES = ("[METRICS]", "INFO > [METRICS]")
+_METRICS = b"[METRICS]"
 
 
 class OutputLog:
@@ -40,6 +56,7 @@ class OutputLog:
         self._on_metric_line = on_metric_line
         self._last_lines: deque[str] = deque(maxlen=0) if last_lines is None else last_lines
         self._partial = b""
+        self._bytes_at_once = _MAX_LINE_BYTES
         os.set_blocking(pipe.fileno(), False)
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(pipe.fileno(), self._on_readable)
@@ -60,26 +77,52 @@ class OutputLog:
     def _on_readable(self) -> None:
         if self._read_available() == b"":
             self.close()
+            return
+        self._loop.remove_reader(self._pipe.fileno())
+        self._loop.call_later(_INTERVAL_SECONDS, self._resume)
+
+    def _resume(self) -> None:
+        if self._pipe.closed:
+            return
+        if are_behind():
+            self._loop.call_later(_INTERVAL_SECONDS, self._resume)
+        else:
+            self._loop.add_reader(self._pipe.fileno(), self._on_readable)
 
     def _read_available(self) -> bytes | None:
         """Log and return the available bytes: None if there are none now, ``b""`` at the end."""
         # A wake-up may find nothing, because another process may hold and read the pipe too.
         try:
-            data = os.read(self._pipe.fileno(), _MAX_LINE_BYTES)
+            data = os.read(self._pipe.fileno(), self._bytes_at_once)
         except BlockingIOError:
             return None
-        *lines, self._partial = (self._partial + data).split(b"\n")
-        for line in lines:
-            self._log(line)
+        complete, newline, self._partial = (self._partial + data).rpartition(b"\n")
+        if newline:
+            self._log(complete)
         if len(self._partial) > _MAX_LINE_BYTES:
             self._log(self._partial)
             self._partial = b""
         return data
 
-    def _log(self, line: bytes) -> None:
-        text = line.decode(errors="backslashreplace").rstrip("\r")
-        if self._on_metric_line is not None and line.startswith(_METRIC_LINES):
-            self._on_metric_line(text)
-            return
-        self._last_lines.append(text[:_MAX_REMEMBERED])
-        model_log.log(self._level, "%s", text, extra=self._extra)
+    def _log(self, data: bytes) -> None:
+        lines = (
+            data.decode(errors="backslashreplace").replace("\r\n", "\n").rstrip("\r").split("\n")
+        )
+        if self._on_metric_line is not None:
+            self._bytes_at_once = _MAX_LINE_BYTES
+            if _METRICS in data:
+                self._bytes_at_once = _METRICS_BYTES
+                lines = self._without_metrics(lines, self._on_metric_line)
+        self._last_lines.extend([line[:_MAX_REMEMBERED] for line in lines[-_MAX_LAST_LINES:]])
+        if lines:
+            log_lines(model_log, self._level, lines, self._extra)
+
+    @staticmethod
+    def _without_metrics(lines: list[str], report: Callable[[str], None]) -> list[str]:
+        others = []
+        for line in lines:
+            if line.startswith(_METRIC_LINES):
+                report(line)
+            else:
+                others.append(line)
+        return others

@@ -137,9 +137,8 @@ def test_additivity(
     assert capsys.readouterr() == (out, err)
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
 def test_a_reference_to_an_appender_may_have_a_level(
-    asynchronous: bool, apply: Callable[..., dict[str, str]], capsys: pytest.CaptureFixture[str]
+    apply: Callable[..., dict[str, str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     def log() -> None:
         for level in (logging.INFO, logging.WARNING, logging.ERROR):
@@ -149,7 +148,7 @@ def test_a_reference_to_an_appender_may_have_a_level(
         <Logger name="MODEL_LOG" level="info"><AppenderRef ref="STDERR" level="error"/></Logger>
         <Root level="info"><AppenderRef ref="STDOUT"/></Root>
         """).replace('pattern="%-5p %m%n"/>', 'pattern="%m%n"/><ThresholdFilter level="warn"/>')
-    apply(text, log, asynchronous=asynchronous)
+    apply(text, log)
     assert capsys.readouterr() == ("WARNING\nERROR\n", "ERROR\n")
 
 

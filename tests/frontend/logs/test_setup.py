@@ -23,6 +23,7 @@ from marserve.frontend.logs.setup import (
     log_directories,
     reopen_log_files,
 )
+from marserve.frontend.logs.writers import wait_written
 
 TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d{3}"
 
@@ -48,6 +49,7 @@ def test_each_logger_has_its_file_and_format(
     logger: str, file: str, line: str, on_console: bool, console: io.StringIO, tmp_path: Path
 ) -> None:
     logging.getLogger(logger).info("hello")
+    assert wait_written()
     line = line.replace("TIME", TIME).replace("THREAD", "main") + "\n"
     for path in tmp_path.glob("*/*.log"):
         written = path.read_text()
@@ -71,6 +73,7 @@ def test_all_files_are_there_from_the_start(console: io.StringIO, tmp_path: Path
 def test_a_worker_is_named_instead_of_the_thread(console: io.StringIO, tmp_path: Path) -> None:
     extra = {"worker": "W-9000-resnet_1.0-stderr"}
     logging.getLogger("MODEL_LOG").warning("oops", extra=extra)
+    assert wait_written()
     expected = TIME + r" \[WARN \] W-9000-resnet_1\.0-stderr MODEL_LOG - oops\n"
     assert re.fullmatch(expected, (tmp_path / "logs" / "model_log.log").read_text())
 
@@ -97,6 +100,7 @@ def test_the_console_escapes_what_its_encoding_lacks(
     monkeypatch.setattr("sys.stdout", io.TextIOWrapper(screen, encoding="ascii"))
     with configure_logging(tmp_path, tmp_path):
         logging.getLogger("marserve.api").info("grün \ud800")
+        assert wait_written()
         sys.stdout.flush()
     assert screen.getvalue().endswith(b" - gr\\xfcn \\ud800\n")
     assert (tmp_path / "ts_log.log").read_text("utf-8").endswith(" - grün \\ud800\n")
@@ -105,6 +109,7 @@ def test_the_console_escapes_what_its_encoding_lacks(
 def test_access_lines_are_written_as_they_are(console: io.StringIO, tmp_path: Path) -> None:
     batch = f'{timestamp(0.5)} - /127.0.0.1:1 "GET /ping HTTP/1.1" 200 1\nanother 100% line'
     logging.getLogger("ACCESS_LOG").info(batch)
+    assert wait_written()
     assert (tmp_path / "logs" / "access_log.log").read_text() == batch + "\n"
 
 
@@ -113,6 +118,7 @@ def test_failures_reach_the_server_log_with_their_cause(
     name: str, console: io.StringIO, tmp_path: Path
 ) -> None:
     logging.getLogger(name).error("failed", exc_info=RuntimeError("deep down"))
+    assert wait_written()
     written = (tmp_path / "logs" / "ts_log.log").read_text()
     assert re.match(TIME + rf" \[ERROR\] \S+ {name} - failed\nRuntimeError: deep down\n", written)
     assert written.count("failed") == 1
@@ -120,6 +126,7 @@ def test_failures_reach_the_server_log_with_their_cause(
 
 def test_other_libraries_are_quiet_below_warnings(console: io.StringIO) -> None:
     logging.getLogger("asyncio").info("chatter")
+    assert wait_written()
     assert console.getvalue() == ""
 
 
@@ -136,6 +143,7 @@ def test_levels_can_be_changed_and_seen(console: io.StringIO) -> None:
     logging.getLogger(child).warning("hidden")
     find_logger("root").setLevel(logging.DEBUG)
     assert logging.getLogger().level == logging.DEBUG
+    assert wait_written()
     assert re.findall(r"- (.+)\n", console.getvalue()) == ["shown", "shown too"]
 
 
@@ -168,10 +176,10 @@ def test_records_can_be_json(tmp_path: Path) -> None:
     assert (tmp_path / "access_log.log").read_text() == "as it comes\n"
 
 
-def test_a_thread_can_write_them_in_order_and_to_the_last(tmp_path: Path) -> None:
+def test_threads_write_in_order_and_to_the_last(tmp_path: Path) -> None:
     before = threading.active_count()
-    with configure_logging(tmp_path, tmp_path, asynchronous=True, console=io.StringIO()):
-        assert threading.active_count() == before + 1
+    with configure_logging(tmp_path, tmp_path, console=io.StringIO()):
+        assert threading.active_count() == before + 6  # five files and the console
         for number in range(1000):
             logging.getLogger("MODEL_LOG").info("%d", number, extra={"worker": "W-1"})
         logging.getLogger("marserve").error("failed", exc_info=RuntimeError("deep down"))
@@ -249,6 +257,7 @@ def test_a_console_without_a_reader_is_not_reported(
 
 def test_lone_surrogates_are_escaped(console: io.StringIO, tmp_path: Path) -> None:
     logging.getLogger("MODEL_LOG").info("half \ud83d character")
+    assert wait_written()
     assert r"half \ud83d character" in (tmp_path / "logs" / "model_log.log").read_text()
 
 
@@ -273,6 +282,7 @@ def test_a_timestamp_has_comma_milliseconds() -> None:
 
 def test_details_are_for_the_file_only(console: io.StringIO, tmp_path: Path) -> None:
     logging.getLogger("marserve").info("settings", extra=DETAIL)
+    assert wait_written()
     assert "settings" in (tmp_path / "logs" / "ts_log.log").read_text()
     assert console.getvalue() == ""
 
@@ -284,9 +294,8 @@ def test_a_verbose_console_shows_details(tmp_path: Path) -> None:
     assert "settings" in console.getvalue()
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
-def test_files_that_were_moved_are_reopened(asynchronous: bool, tmp_path: Path) -> None:
-    with configure_logging(tmp_path, tmp_path, asynchronous=asynchronous, console=io.StringIO()):
+def test_files_that_were_moved_are_reopened(tmp_path: Path) -> None:
+    with configure_logging(tmp_path, tmp_path, console=io.StringIO()):
         for name in ("access_log.log", "ts_log.log"):
             (tmp_path / name).rename(tmp_path / f"{name}.1")
         reopen_log_files()

@@ -198,7 +198,7 @@ def test_an_executor_of_a_handler_held_up_the_end_of_its_worker(
         assert await machine.process.stop(SECONDS) == 0
 
     work(scenario)
-    assert "good bye" in caplog.messages
+    assert "good bye" in "\n".join(caplog.messages).split("\n")
 
 
 def test_its_lines_come_to_the_model_log_by_stream(
@@ -213,8 +213,11 @@ def test_its_lines_come_to_the_model_log_by_stream(
 
     work(scenario)
     found = [
-        (r.worker, r.levelname, r.getMessage()) for r in caplog.records if r.name == "MODEL_LOG"
-    ]  # type: ignore[attr-defined]
+        (r.worker, r.levelname, line)  # type: ignore[attr-defined]
+        for r in caplog.records
+        if r.name == "MODEL_LOG"
+        for line in r.getMessage().split("\n")
+    ]
     said = [text for worker, _, text in found if worker == "W-9000-m_1.0-stdout"]
     start = said.index("one")
     assert said[start : start + 4] == ["one", "two", "three", "\\xff"]

@@ -1,0 +1,217 @@
+"""Threads that write log records, so that no other code waits for a disk or a reader.
+
+Each target (a file, the console, a handler of the operator's configuration) has its own: a console
+whose reader has stopped, as by Ctrl-S, holds up no file. Up to `_MAX_BYTES` wait for a target.
+Further records are left out, counted and reported: by a line in the other logs when it begins, and
+by one in the target itself when it goes on.
+"""
+
+import copy
+import logging
+import queue
+import threading
+import time
+import weakref
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from marserve.frontend.logs.formats import traceback_of
+
+logger = logging.getLogger(__name__)
+
+# That of the text of records, for each target.
+_MAX_BYTES = 16 << 20
+# What a record takes beside its text, about.
+_RECORD_BYTES = 500
+# Who can wait does so from here on, if the target takes records.
+_PAUSE_BYTES = _MAX_BYTES // 4
+# A target that has taken nothing for so long takes none now.
+_STALL_SECONDS = 1.0
+# The time that all targets have together for the rest at the stop.
+_CLOSE_SECONDS = 2.0
+_POLL_SECONDS = 0.002
+# Python's lock is given up after so many lines that Python formats one by one.
+_LINES_AT_ONCE = 100
+
+_writers: weakref.WeakSet["LogWriter"] = weakref.WeakSet()
+
+
+class LogWriter(logging.Handler):
+    """Passes records to a target in a thread of its own.
+
+    Attributes:
+        target: The handler that writes.
+        dropped: How many lines were left out.
+    """
+
+    def __init__(self, target: logging.Handler) -> None:
+        super().__init__(target.level)
+        self.target = target
+        self.dropped = 0
+        self._missing = 0  # of them, those that the target does not know of
+        self._records: queue.SimpleQueue[tuple[int, logging.LogRecord] | None] = queue.SimpleQueue()
+        self._put = self._taken = 0  # bytes
+        self._taken_at = time.monotonic()
+        self._is_closing = False
+        self._thread = threading.Thread(target=self._run, name="log-writer", daemon=True)
+        self._thread.start()
+        _writers.add(self)
+
+    @property
+    def name_of_target(self) -> str:
+        """The file's path, or the kind of the target."""
+        path = getattr(self.target, "path", None)
+        return type(self.target).__name__ if path is None else str(path)
+
+    @property
+    def waiting(self) -> int:
+        """Bytes that wait to be written."""
+        return self._put - self._taken
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether much waits for a target that takes records."""
+        is_stalled = time.monotonic() - self._taken_at > _STALL_SECONDS
+        return self.waiting > _PAUSE_BYTES and not is_stalled
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether it was closed, and its thread still waits for the target."""
+        return self._is_closing and self._thread.is_alive()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Called by logging with each record, under the handler's lock."""
+        _detach(record)
+        size = _RECORD_BYTES + len(record.msg) + len(record.exc_text or "")
+        waiting = self.waiting
+        if waiting and waiting + size > _MAX_BYTES:
+            lines = len(getattr(record, "lines", "1"))
+            self.dropped += lines
+            self._missing += lines
+            if self._missing == lines:  # not for this target, which takes no record now
+                logger.error("%s takes no log lines; some will be missing.", self.name_of_target)
+            return
+        if not waiting:
+            self._taken_at = time.monotonic()
+        self._put += size
+        self._records.put((size, record))
+
+    def end(self) -> None:
+        """Let the thread end after what waits."""
+        if not self._is_closing:
+            self._is_closing = True
+            self._records.put(None)
+
+    def join(self, seconds: float) -> None:
+        """Wait for the end of the thread."""
+        self._thread.join(seconds)
+
+    def close(self) -> None:
+        """Close the target after what waits; at once, if the thread was told to end before."""
+        if not self._is_closing:
+            self.end()
+            self.join(_CLOSE_SECONDS)
+        if not self.is_stuck:  # else closing it could wait, too
+            self.target.close()
+        super().close()
+
+    def _run(self) -> None:
+        while (item := self._records.get()) is not None:
+            size, record = item
+            self._write(record)
+            self._taken += size
+            self._taken_at = time.monotonic()
+            if self._missing and self._records.empty():
+                self._report_missing()
+
+    def _write(self, record: logging.LogRecord) -> None:
+        lines: Sequence[str] | None = getattr(record, "lines", None)
+        if lines is None or self._takes_lines():
+            self.target.handle(record)
+            return
+        for number, line in enumerate(lines):
+            single = copy.copy(record)
+            single.msg = line
+            del single.__dict__["lines"]
+            self.target.handle(single)
+            if number % _LINES_AT_ONCE == _LINES_AT_ONCE - 1:
+                time.sleep(0)
+
+    def _takes_lines(self) -> bool:
+        filters = [each for each in self.target.filters if not isinstance(each, OfRecords)]
+        return not filters and getattr(self.target.formatter, "takes_lines", False)
+
+    def _report_missing(self) -> None:
+        missing, self._missing = self._missing, 0
+        text = f"{missing} log lines are missing here: {self.name_of_target} took none in time."
+        self.target.handle(logging.LogRecord(__name__, logging.ERROR, "", 0, text, None, None))
+
+
+class OfRecords(logging.Filter):
+    """A filter that does not read the text of a record."""
+
+
+class Threads:
+    """Gives handlers their threads; one that is given twice has one."""
+
+    def __init__(self) -> None:
+        self._writers: dict[logging.Handler, LogWriter] = {}
+
+    def writer_of(self, handler: logging.Handler) -> logging.Handler:
+        """Return the handler to use in place of one."""
+        targets: list[logging.Handler] | None = getattr(handler, "targets", None)
+        if targets is not None:  # it passes records on
+            targets[:] = map(self.writer_of, targets)
+            return handler
+        if isinstance(handler, LogWriter):
+            return handler
+        if handler not in self._writers:
+            self._writers[handler] = LogWriter(handler)
+        return self._writers[handler]
+
+
+def end_writers(seconds: float = _CLOSE_SECONDS) -> None:
+    """Write what waits, and end the threads, in a limited time."""
+    deadline = time.monotonic() + seconds
+    for each in [*_writers]:
+        each.end()
+    for each in [*_writers]:
+        each.join(max(0.0, deadline - time.monotonic()))
+
+
+def wait_written(seconds: float = _CLOSE_SECONDS) -> bool:
+    """Wait until nothing waits to be written, for a limited time; return whether that is so."""
+    deadline = time.monotonic() + seconds
+    while any(each.waiting for each in [*_writers]):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_POLL_SECONDS)
+    return True
+
+
+def are_behind() -> bool:
+    """Return whether a target takes records, but fewer than come: who can wait for it should."""
+    return any(each.is_behind for each in _writers)
+
+
+def are_stuck() -> bool:
+    """Return whether a thread that was to end waits for its target."""
+    return any(each.is_stuck for each in [*_writers])
+
+
+def dropped_lines() -> Mapping[str, int]:
+    """Return how many lines of each target were left out."""
+    dropped = Counter[str]()
+    for each in [*_writers]:
+        dropped[each.name_of_target] += each.dropped
+    return dropped
+
+
+def _detach(record: logging.LogRecord) -> None:
+    """Make a record independent of the objects that it was made of, which may change."""
+    if record.args:
+        record.msg, record.args = record.getMessage(), None
+    elif not isinstance(record.msg, str):
+        record.msg = str(record.msg)
+    traceback_of(record)
+    record.exc_info = None
