@@ -56,6 +56,10 @@ class WorkerCalls:
         """Whether a call is not answered yet."""
         return bool(self._unanswered)
 
+    def waits_for(self, batch: int) -> bool:
+        """Return whether a call of this batch is not answered yet."""
+        return batch in self._numbers
+
     def begin(self, caller: Job | None, call: Call) -> None:
         """Make a call on behalf of a job; ``caller`` is None if that is answered."""
         number, batch = call.number, call.batch

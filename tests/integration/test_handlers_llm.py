@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import psutil
@@ -209,6 +210,29 @@ def test_the_engine_stops_at_the_deadline(server, wait_for):
     )
     assert answer.status_code == 504, answer.text
     wait_for(lambda: engine_metrics(server, "running") == [0])
+
+
+def test_a_stream_of_which_nothing_comes_any_more_is_broken_off_while_others_are_answered(server):
+    config = "responseTimeout: 1\nhandler: {model_path: any}\n"
+    assert install(server, "stuck", config).status_code == 200
+    worker = server.worker("stuck")["id"]
+    answer = complete(server, "stuck", prompt="one wait", stream=True)
+    others = threading.Event()
+
+    def keep_asking():
+        while not others.wait(0.1):
+            assert complete(server, "stuck").status_code == 200
+
+    asking = threading.Thread(target=keep_asking)
+    asking.start()
+    try:
+        with pytest.raises(Exception, match=r"IncompleteRead|InvalidChunkLength|ended prematurely"):
+            b"".join(answer.iter_content(None))
+    finally:
+        others.set()
+        asking.join()
+    assert server.worker("stuck")["id"] == worker
+    server.management("DELETE", "/models/stuck")
 
 
 def test_the_models(server):

@@ -5,17 +5,28 @@ Single requests are not recorded in the history of batches.
 A request whose worker died, or whose content has failed before, starts in quarantine: no other
 request is sent until it is answered or has run for a moment. If the worker dies meanwhile, this
 request is the cause, and those that were in flight before it are retried for the last time.
+
+A worker is hung when it sends nothing at all. A single answer whose pieces do not continue while
+other requests are answered is broken off, after one to two timeouts.
 """
 
+import asyncio
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
 
-from marserve.backend.protocol import Piece, Reply
+from marserve.backend.protocol import Call, Piece, Reply
 from marserve.frontend.batching.batches import Batch, failure_of, release_batches
 from marserve.frontend.batching.jobs import Job
-from marserve.frontend.workers.calls import CallModel, WorkerCalls, no_calls
+from marserve.frontend.errors import RequestExpired
+from marserve.frontend.workers.calls import (
+    CallModel,
+    CallTicket,
+    OnCallAnswer,
+    WorkerCalls,
+    no_calls,
+)
 from marserve.frontend.workers.connection import BatchAnswer
 from marserve.frontend.workers.dispatch.batched import DispatchStrategy, InFlight
 
@@ -23,6 +34,8 @@ from marserve.frontend.workers.dispatch.batched import DispatchStrategy, InFligh
 MAX_IN_FLIGHT = 1000
 # Most crashes happen at once, and other requests must not wait for an answer that takes minutes.
 _QUARANTINE_SECONDS = 1.0
+# If a timer is late by more than this, in seconds, the frontend was stopped meanwhile.
+_PAUSED_SECONDS = 0.1
 
 
 @dataclass(eq=False)
@@ -31,15 +44,18 @@ class Async(DispatchStrategy):
 
     limit: int = field(default=MAX_IN_FLIGHT, kw_only=True)
     call_model: CallModel = no_calls
-    #: An ordered set, in the order of sending.
-    _in_flight: dict[Job, None] = field(default_factory=dict, init=False)
+    #: The numbers of the messages, in the order of sending.
+    _in_flight: dict[Job, int] = field(default_factory=dict, init=False)
     #: The latest batch, until the next one is requested.
     _latest: Batch | None = field(default=None, init=False)
     _quarantined: Job | None = field(default=None, init=False)
+    #: Jobs whose answer has begun, and has had neither a piece nor a call since the last check.
+    _silent: set[Job] = field(default_factory=set, init=False)
+    _next_check: asyncio.TimerHandle | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._calls = WorkerCalls(self.call_model, self.connection.reply_to_call)
+        self._calls = WorkerCalls(self._call, self.connection.reply_to_call)
         self._calls.on_job_end = self._on_job_end
         self.connection.calls = self._calls
         self.connection.waits_for_reader = self._waits_for_reader
@@ -59,10 +75,10 @@ class Async(DispatchStrategy):
         batch.worker_id = self.worker_id
         self._count_suspected(batch)
         for job in batch.jobs:
-            self._in_flight[job] = None
+            self._in_flight[job] = 0  # in flight even if sending raises
             single = job.batch = Batch([job], batch.closed, batch.reason, worker_id=self.worker_id)
             on_reply = partial(self._on_reply, single)
-            number = self._send([job.input], on_reply, caller=job)
+            number = self._in_flight[job] = self._send([job.input], on_reply, caller=job)
             if self.connection.is_cancellable:
                 job.notify_end(partial(self._on_job_end, number))
         if batch.jobs[0].crashes or batch.jobs[0].is_suspected:
@@ -88,8 +104,11 @@ class Async(DispatchStrategy):
             self._ask(latest)
 
     def _on_reply(self, batch: Batch, reply: BatchAnswer) -> None:
+        self._silent.discard(batch.jobs[0])
         if isinstance(reply, Piece):
             batch.push(reply, partial(self.connection.report_read, reply.number))
+            if self._next_check is None and self.timeout is not None:
+                self._next_check = self._loop.call_later(self.timeout, self._check_streams)
         if not isinstance(reply, Reply):
             return
         (job,) = batch.jobs
@@ -113,10 +132,35 @@ class Async(DispatchStrategy):
         self._ask_for_more()
         self._note_drained()
 
+    def _call(self, caller: Job, call: Call, on_answer: OnCallAnswer) -> CallTicket:
+        self._silent.discard(caller)
+        return self.call_model(caller, call, on_answer)
+
+    def _check_streams(self) -> None:
+        """Break off answers that have not continued since the last check, one timeout ago."""
+        assert self._next_check is not None
+        is_late = self._loop.time() - self._next_check.when() > _PAUSED_SECONDS
+        self._next_check = None
+        streaming = [job for job in self._in_flight if job.stream is not None and job.is_open]
+        due = {job for job in streaming if not self._may_wait(job)}
+        if not is_late:  # else a piece may be unread
+            for job in self._silent & due:
+                self.metrics.failed_batches.update(1)
+                why = f"The handler has sent nothing for responseTimeout ({self.timeout:g} s)."
+                job.fail(RequestExpired(why))
+        self._silent = due
+        if streaming and self.timeout is not None:
+            self._next_check = self._loop.call_later(self.timeout, self._check_streams)
+
+    def _may_wait(self, job: Job) -> bool:
+        """Return whether the handler may wait for the client or a call, which have deadlines."""
+        return self._is_unread(job) or self._calls.waits_for(self._in_flight[job])
+
     def _waits_for_reader(self) -> bool:
-        streams = (job.stream for job in self._in_flight)
-        window = self.connection.stream_window
-        return any(each is not None and each.unread_bytes > window for each in streams)
+        return any(map(self._is_unread, self._in_flight))
+
+    def _is_unread(self, job: Job) -> bool:
+        return job.stream is not None and job.stream.unread_bytes > self.connection.stream_window
 
     def _batches_in_flight(self) -> Iterable[Batch]:
         return (self._latest,) if self._latest is not None else ()
@@ -124,6 +168,10 @@ class Async(DispatchStrategy):
     def _take_in_flight(self) -> InFlight:
         jobs, self._in_flight = list(self._in_flight), {}
         release_batches(jobs)
+        self._silent.clear()
+        if self._next_check is not None:
+            self._next_check.cancel()
+            self._next_check = None
         quarantined, self._quarantined = self._quarantined, None
         if quarantined is None:
             return jobs, ()

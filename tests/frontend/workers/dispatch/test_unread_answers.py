@@ -112,6 +112,40 @@ def test_a_worker_that_waits_for_a_client_is_not_hung(
     run(scenario())
 
 
+def test_an_answer_that_does_not_continue_is_broken_off_while_others_are_answered(
+    run: Callable[..., Any], fakes: ModuleType, loop: Any, served: Callable[..., Any]
+) -> None:
+    async def scenario() -> None:
+        replies = [pieces(1, 1), *[fakes.echo] * 8]
+        async with served(partial(Async, timeout=60.0), seconds=50.0, predict=replies) as put:
+            stream = await put("a").future
+            began, others = loop.time(), [put(id_) for id_ in "bcdefghi"]
+            with pytest.raises(StreamBroken, match=r"nothing for responseTimeout \(60 s\)"):
+                await read(stream, 2)
+            stream.close()
+            assert 60.0 <= loop.time() - began <= 121.0
+            assert [(await job.future).body for job in others] == [*map(str.encode, "bcdefghi")]
+            assert len(put.workers) == 1
+            assert put.counted("marserve_failed_batches_total") == 1
+
+    run(scenario())
+
+
+def test_an_answer_whose_client_does_not_read_waits_while_others_are_answered(
+    run: Callable[..., Any], fakes: ModuleType, served: Callable[..., Any]
+) -> None:
+    async def scenario() -> None:
+        replies = [pieces(3, STREAM_WINDOW // 2), *[fakes.echo] * 8]
+        async with served(partial(Async, timeout=60.0), seconds=50.0, predict=replies) as put:
+            stream = await put("a").future
+            for id_ in "bcdefghi":
+                await put(id_).future
+            assert stream.is_open
+            stream.close()
+
+    run(scenario())
+
+
 def test_a_worker_that_has_all_of_its_window_is_hung_if_it_is_silent(
     run: Callable[..., Any], fakes: ModuleType, loop: Any, served: Callable[..., Any]
 ) -> None:
