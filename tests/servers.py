@@ -37,6 +37,7 @@ from marserve.tools.archiver.workflow_archiver import (
 T = TypeVar("T")
 
 HANDLERS = Path(__file__).with_name("integration") / "handlers"
+ENGINE = Path(__file__).with_name("integration") / "stand_ins" / "engine.py"
 TORCHSERVE = Path(sys.executable).with_name("torchserve")
 _watched: list["Server"] = []  # by `no_slow_turn`
 _PORTS = range(12_000, 32_000)
@@ -453,6 +454,15 @@ def make_archive(
     return generate_model_archive(
         ModelArchiverConfig(model_name=name, export_path=str(folder), **settings)
     )
+
+
+def make_engine_program(folder: Path) -> str:
+    """Make a program ``vllm``, the stand-in of an engine; return a PATH with it."""
+    program = folder / "vllm"
+    run = f"runpy.run_path({str(ENGINE)!r}, run_name='__main__')"
+    program.write_text(f"#!{sys.executable}\nimport runpy\n{run}\n")
+    program.chmod(0o755)
+    return os.pathsep.join([str(folder), os.environ["PATH"]])
 
 
 def make_workflow(folder: Path, name: str, specification: str, handler: str = "") -> Path:

@@ -13,6 +13,7 @@ from chaos.actions.processes import SWEEP_SECONDS
 from chaos.clients import keep_asking, keep_pinging
 from chaos.grpc_clients import keep_calling
 from chaos.leftovers import check_idle, files_left, footprint
+from chaos.operators import Page, check_pages, keep_scraping, keep_watching
 from chaos.rules import ANSWER_SECONDS
 from chaos.schedule import Step, steps
 from chaos.timeline import AFTERMATH
@@ -20,6 +21,7 @@ from chaos.world import MANAGEMENT_SECONDS, RECOVERY_SECONDS, World
 
 _CLIENTS_PER_MODEL = 2
 _GRPC_CLIENTS = 4
+_PAGES, _SCRAPERS = 4, 2
 #: Seconds of load with no fault, at the end: every answer must be 200 then.
 CALM_SECONDS = 3.0
 #: Seconds in which every action has undone what it did: some register, kill and recover.
@@ -42,6 +44,7 @@ class Campaign:
         self._seconds = seconds
         self._actions: Counter[str] = Counter()
         self._running: set[asyncio.Task[None]] = set()
+        self._pages: set[Page] = set()
         #: None happens twice at a time: one that undoes itself would undo the other.
         self._locks = {name: asyncio.Lock() for name in ACTIONS}
 
@@ -77,7 +80,8 @@ class Campaign:
         lines += [f"  {name}: {count}" for name, count in sorted(self._actions.items())]
         for model, counts in sorted(referee.outcomes.items()):
             lines.append(f"{model}: slowest {referee.slowest[model]:.2f} s, {dict(counts)}")
-        lines.append(f"/ping: slowest {referee.slowest['/ping']:.3f} s")
+        for what in sorted(what for what in referee.slowest if "/" in what):
+            lines.append(f"{what}: slowest {referee.slowest[what]:.3f} s")
         if with_journal:
             lines += ["", *referee.journal, "", "VIOLATIONS", *referee.violations]
         return "\n".join(lines)
@@ -102,6 +106,11 @@ class Campaign:
             keep_calling(self._world, Random(f"grpc {self._seed} {number}"))
             for number in range(_GRPC_CLIENTS)
         ]
+        for number in range(_PAGES):
+            rng = Random(f"page {self._seed} {number}")
+            clients.append(keep_watching(self._world, self._pages, rng))
+        for number in range(_SCRAPERS):
+            clients.append(keep_scraping(self._world, Random(f"scrapes {self._seed} {number}")))
         return [asyncio.create_task(client) for client in (*clients, keep_pinging(self._world))]
 
     async def _perform_actions(self) -> None:
@@ -163,6 +172,7 @@ class Campaign:
         await asyncio.sleep(CALM_SECONDS)
         if innocents.total() - innocents["200"] > failed:
             self._referee.violation(f"innocents fail when all is well: {dict(innocents)}")
+        await check_pages(world, self._pages)
 
     async def _end(self, load: list[asyncio.Task[None]]) -> None:
         done, late = await asyncio.wait(load, timeout=ANSWER_SECONDS + 5)

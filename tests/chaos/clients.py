@@ -23,7 +23,7 @@ PING_SECONDS = 5.0
 _PING_PAUSE = 0.1
 _THINK = 0.08  # seconds at most between two requests of a client
 _BAD_SHARE = 0.02
-_HARMLESS_MISDEEDS = ("raise", "refuse", "memory")
+_HARMLESS = ("raise", "refuse", "memory", "flood", "break")
 
 
 def plain_bytes(request: Request) -> bytes:
@@ -71,10 +71,10 @@ async def exchange_bad(world: World, request: Request, connection: Connection) -
         await exchange(world, connection, [request], plain_bytes(request))
 
 
-async def open_connection(world: World) -> Connection | None:
-    """A connection for predictions; None where there may be none."""
+async def open_connection(world: World, listener: str = "inference") -> Connection | None:
+    """A connection to a listener; None where there may be none."""
     try:
-        return await Connection.open(world.inference)
+        return await Connection.open(world.server.ports[listener])
     except OSError as error:
         if not world.felt(FRONTEND_DOWN, NO_DESCRIPTORS):
             world.referee.violation(f"connecting: {error}")
@@ -103,7 +103,8 @@ async def keep_asking(world: World, model: Served, rng: Random) -> None:
 async def _ask_once(world: World, connection: Connection, model: Served, rng: Random) -> None:
     token = world.token(model.name)
     if rng.random() < _BAD_SHARE and not world.is_calm:
-        request = make_request(model, token, rng, do=pick(rng, _HARMLESS_MISDEEDS))
+        misdeeds = [each for each in _HARMLESS if each in model.misdeeds]
+        request = make_request(model, token, rng, do=pick(rng, misdeeds))
         await exchange_bad(world, request, connection)
         return
     form = rng.random()
@@ -137,7 +138,7 @@ async def _ask_in_sequence(
 def _encoded(request: Request, form: float) -> bytes:
     if form < 0.2:
         return chunked_bytes(request.path, request.body)
-    if form < 0.3 and request.model.form != "list":  # a form's file is no list
+    if form < 0.3 and request.model.is_plain:
         return form_bytes(request.path, request.body)
     return plain_bytes(request)
 

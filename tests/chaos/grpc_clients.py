@@ -125,7 +125,7 @@ class _Caller:
 async def keep_calling(world: World, rng: Random) -> None:
     """A client of all models in turn, until it is over."""
     address = f"127.0.0.1:{world.server.grpc_ports['inference']}"
-    models = [model for model in world.models if model.form != "list"]  # they are split over HTTP
+    models = [model for model in world.models if model.is_plain]
     async with grpc.aio.insecure_channel(address, options=_OPTIONS) as channel:
         caller = _Caller(world, channel)
         while not world.over.is_set():

@@ -31,11 +31,12 @@ class Connection(asyncio.Protocol):
     Attributes:
         is_closed: Whether the other side, or we, ended it.
         has_answered: Whether anything ever came.
+        current: What came of the answer that is not complete.
     """
 
     def __init__(self) -> None:
         self._parser = httptools.HttpResponseParser(self)
-        self._current = Answer()
+        self.current = Answer()
         self._answers: asyncio.Queue[Answer | None] = asyncio.Queue()
         self.is_closed = False
         self.has_answered = False
@@ -63,7 +64,7 @@ class Connection(asyncio.Protocol):
             answer = await self._answers.get()
         if answer is None:
             self._answers.put_nowait(None)
-            raise Lost(f"after {len(self._current.body)} bytes of status {self._current.status}")
+            raise Lost(f"after {len(self.current.body)} bytes of status {self.current.status}")
         return answer
 
     @property
@@ -108,47 +109,46 @@ class Connection(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         """See httptools."""
-        self._current = Answer()
+        self.current = Answer()
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """See httptools."""
-        self._current.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+        self.current.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
         """See httptools."""
-        self._current.status = self._parser.get_status_code()
+        self.current.status = self._parser.get_status_code()
 
     def on_body(self, data: bytes) -> None:
         """See httptools."""
-        self._current.body += data
+        self.current.body += data
 
     def on_message_complete(self) -> None:
         """See httptools."""
-        if self._current.status >= 200:
+        if self.current.status >= 200:
             self.has_answered = True
-            self._answers.put_nowait(self._current)
-        self._current = Answer()
+            self._answers.put_nowait(self.current)
+        self.current = Answer()
 
 
 async def ask(
-    port: int, method: str, path: str, body: bytes = b"", *, seconds: float
+    port: int, method: str, path: str, headers: str = "", *, seconds: float
 ) -> tuple[Answer, float]:
     """One request on a connection of its own; its answer, and the seconds that it took."""
     began = time.monotonic()
     connection = await Connection.open(port)
     try:
-        connection.send(request_bytes(method, path, body))
+        connection.send(request_bytes(method, path, headers=headers))
         return await connection.answer(seconds), time.monotonic() - began
     finally:
         connection.close()
 
 
-def request_bytes(
-    method: str, path: str, body: bytes = b"", headers: str = "Content-Type: application/json"
-) -> bytes:
-    """A request with a content length."""
+def request_bytes(method: str, path: str, body: bytes = b"", headers: str = "") -> bytes:
+    """A request with a content length; a body without headers is JSON."""
+    headers = headers or ("Content-Type: application/json" if body else "")
     head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\n"
-    head += f"{headers}\r\n" if body else ""
+    head += f"{headers}\r\n" if headers else ""
     return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 

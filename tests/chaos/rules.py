@@ -21,6 +21,9 @@
                                       behind it had a fault
     any other                         what the request itself asked for
 
+Requests to an engine have no batch: one that fails is no excuse for another, unless it ends the
+engine, and then the other is repeated.
+
 Requests that ask for a failure must get it, or one of those above.
 """
 
@@ -53,7 +56,8 @@ NOT_LOADED = "models of the catalog are being loaded"
 #: Seconds after which a client of a sequence notices at the latest that its state is lost.
 _SEQUENCE_SECONDS = 5.0
 # What ends an answer that has begun.
-_BREAKING = (WORKER_LOST, WORKER_STOPPED, CRASHING_REQUEST, FAILING_REQUEST)
+_ENDING = (WORKER_LOST, WORKER_STOPPED, CRASHING_REQUEST)
+_BREAKING = (*_ENDING, FAILING_REQUEST)
 #: The verdict on an innocent that failed with its batch.
 MATE_FAILED = "failed with its batch"
 
@@ -105,14 +109,16 @@ def _judge_lost(request: Request, outcome: Outcome, timeline: Timeline) -> Verdi
 
     if felt(FRONTEND_DOWN):
         return Verdict("lost with the frontend")
+    if outcome.lost == "late":
+        return Verdict("late", is_allowed=False)
     if outcome.on_new_connection and felt(NO_DESCRIPTORS):
         return Verdict("refused for want of descriptors")
     if outcome.on_new_connection and felt(FRONTEND_STOPPED):
         return Verdict("not read before the frontend stopped")
     is_broken_off = outcome.lost.startswith("broken off")
-    if is_broken_off and request.model.streams:
-        is_due = request.misdeed or any(map(felt, _BREAKING))
-        return Verdict("broken off", bool(is_due))
+    if is_broken_off and request.streams:
+        kinds = _ENDING if request.model.is_engine else _BREAKING
+        return Verdict("broken off", bool(request.misdeed or any(map(felt, kinds))))
     return Verdict("lost", is_allowed=False)
 
 
@@ -129,7 +135,7 @@ def _judge_failure(
     if answer.status == 500 and "Worker died" in text and "broken off" not in text:
         crashes = felt(WORKER_LOST) + 2 * (felt(CRASHING_REQUEST) + felt(WORKER_STOPPED))
         return Verdict("500 after two crashes", crashes >= 2)
-    if _is_of_batch(answer):
+    if _is_of_batch(answer) and not model.is_engine:
         if request.misdeed or model.form in ("steps", "sequence"):
             is_due = request.misdeed or felt(FAILING_REQUEST) or felt(CRASHING_REQUEST)
             return Verdict("failed with its step", bool(is_due))
@@ -157,7 +163,7 @@ def _judge_mode(request: Request, answer: Answer, felt: Callable[..., int]) -> V
         return Verdict("409 state is lost", lost)
     if status == 503 and "No slot was free" in text:  # its time passed while nothing could move
         return Verdict("503 no slot", bool(felt(FRONTEND_STOPPED) or any(map(felt, _BREAKING))))
-    if model.streams and "broken off" in text:  # of a call for a whole answer
+    if request.streams and "broken off" in text:  # of a call for a whole answer
         return Verdict("broken off", bool(request.misdeed or any(map(felt, _BREAKING))))
     if model.workflow or model.behind:
         is_due = request.misdeed or any(map(felt, (*_BREAKING, NO_STARTS, FRONTEND_DOWN)))

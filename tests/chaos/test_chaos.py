@@ -6,6 +6,7 @@ import os
 import random
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,11 +24,16 @@ _DISK_MIB = 128  # and for the logs of each second half of one more
 
 
 @pytest.fixture
-def disk(tmp_path: Path, pytestconfig: pytest.Config) -> Iterator[Path | None]:
+def folder() -> Iterator[Path]:
+    """A directory with a short path: that of an engine's socket may have 107 bytes."""
+    with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def disk(folder: Path, pytestconfig: pytest.Config) -> Iterator[Path | None]:
     """A small file system of its own; None where none can be mounted."""
     mib = _DISK_MIB + round(pytestconfig.getoption("--chaos-seconds") / 2)
-    folder = tmp_path / "d"
-    folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", f"size={mib}m", "chaos", str(folder)]
     can_mount = shutil.which("mount") and os.geteuid() == 0
     if not can_mount or subprocess.run(mount, capture_output=True, check=False).returncode:
@@ -46,13 +52,13 @@ def seed(pytestconfig: pytest.Config) -> int:
 
 
 @pytest.fixture
-def world(tmp_path: Path, disk: Path | None, seed: int) -> Iterator[World]:
+def world(tmp_path: Path, folder: Path, disk: Path | None, seed: int) -> Iterator[World]:
     """A server that is not started yet, on a disk of its own."""
     catalog = tmp_path / "catalog.json" if seed % 2 else None
     if catalog is not None:
         catalog.write_text('{"models": {}}')
     environment = injected_environment(tmp_path)
-    directory = (disk or tmp_path) / "s"
+    directory = folder / "s"
     directory.mkdir()
     server = Server(
         directory,

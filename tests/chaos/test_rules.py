@@ -134,6 +134,26 @@ def test_models_and_workflows_may_fail_with_what_they_call() -> None:
         ).is_allowed
 
 
+def test_a_request_to_an_engine_fails_with_the_engine_and_not_with_another_request() -> None:
+    requests = (make_request(MODELS["engine"], "token", Random(seed)) for seed in range(99))
+    asked = next(request for request in requests if request.streams)
+    for kind in (FAILING_REQUEST, WORKER_LOST):
+        faults = (fault(kind, "engine"),)
+        is_allowed = verdict(asked, lost="broken off", faults=faults).is_allowed
+        assert is_allowed is (kind == WORKER_LOST)
+        assert not verdict(request("engine"), 503, FAILED, faults=faults).is_allowed
+        assert not verdict(asked, lost="late", faults=faults).is_allowed
+
+
+def test_an_object_may_have_more_members_and_no_others() -> None:
+    asked = request("rerank")
+    answer = {"id": "any", **json.loads(asked.expected)}
+    assert verdict(asked, body=json.dumps(answer)).is_allowed
+    answer["results"].reverse()
+    assert len(answer["results"]) > 1
+    assert not verdict(asked, body=json.dumps(answer)).is_allowed
+
+
 def test_a_soak_fails_by_what_grows_and_not_by_what_varies() -> None:
     def samples(growth: float, noise: float) -> list[Sample]:
         rng = Random(1)

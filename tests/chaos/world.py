@@ -58,11 +58,6 @@ class World:
         self._tokens = itertools.count()
 
     @property
-    def inference(self) -> int:
-        """The port for predictions."""
-        return self.server.ports["inference"]
-
-    @property
     def pid(self) -> int:
         """The frontend."""
         assert self.server.process is not None
@@ -84,9 +79,15 @@ class World:
         return any(self.timeline.count(kind, "", since, now) for kind in kinds)
 
     async def manage(
-        self, method: str, path: str, allowed: Sequence[int] = (), body: bytes = b""
+        self,
+        method: str,
+        path: str,
+        allowed: Sequence[int] = (),
+        listener: str = "management",
+        headers: str = "",
+        seconds: float = MANAGEMENT_SECONDS,
     ) -> Answer | None:
-        """Ask the management listener; the answer, or None if there may be none.
+        """Ask the management listener or another; the answer, or None if there may be none.
 
         It must come in time, and with one of the statuses that are allowed, if any are given.
         """
@@ -94,16 +95,21 @@ class World:
         what = f"{method} {path}"
         try:
             answer, took = await ask(
-                self.server.ports["management"], method, path, body, seconds=MANAGEMENT_SECONDS + 10
+                self.server.ports[listener], method, path, headers, seconds=seconds + 10
             )
         except (OSError, Lost, TimeoutError) as error:
-            if not self.felt(FRONTEND_DOWN, NO_DESCRIPTORS, since=since):
+            excuses = [FRONTEND_DOWN, NO_DESCRIPTORS]
+            if isinstance(error, Lost):
+                excuses.append(FRONTEND_STOPPED)  # see `rules`
+            if not self.felt(*excuses, since=since):
                 self.referee.violation(f"{what}: {type(error).__name__} {error}")
             return None
         if answer.status == 503 and self.felt(NO_DESCRIPTORS, since=since):
             return None  # "Too many connections"
         took -= self.timeline.seconds(FRONTEND_STOPPED, since, time.monotonic())
-        if took > MANAGEMENT_SECONDS:
+        kind = f"{method} /{path.split('/')[1].partition('?')[0]}"
+        self.referee.slowest[kind] = max(self.referee.slowest[kind], took)
+        if took > seconds:
             self.referee.violation(f"{what}: answered {answer.status} after {took:.1f} s")
         if allowed and self.felt(NO_STARTS, since=since):
             allowed = (*allowed, 400, 500)  # nothing can be unpacked, no worker comes up

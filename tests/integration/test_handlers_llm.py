@@ -15,25 +15,14 @@ from pathlib import Path
 import psutil
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
-from servers import make_archive
+from servers import ENGINE, make_archive, make_engine_program
 
 pytestmark = pytest.mark.integration
-
-ENGINE = Path(__file__).with_name("stand_ins") / "engine.py"
-
-
-def make_program(path):
-    path.write_text(
-        f"#!{sys.executable}\nimport runpy\nrunpy.run_path({str(ENGINE)!r}, run_name='__main__')\n"
-    )
-    path.chmod(0o755)
 
 
 @pytest.fixture(scope="module")
 def server(prepare_server, tmp_path_factory):
-    programs = tmp_path_factory.mktemp("bin")
-    make_program(programs / "vllm")
-    path = os.pathsep.join([str(programs), os.environ["PATH"]])
+    path = make_engine_program(tmp_path_factory.mktemp("bin"))
     with prepare_server({"PATH": path, "VLLM_API_KEY": "secret"}) as server:
         words = ["--model_name", "llm", "--model_store", str(server.store), "--model_id", "org/llm"]
         words += ["--vllm_engine.max_num_seqs", "8", "--disable_token_auth"]

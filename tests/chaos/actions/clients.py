@@ -1,14 +1,19 @@
 """Clients dawdle, leave, cut requests short, send nonsense, or come in crowds."""
 
 import asyncio
+import contextlib
 import time
+from collections.abc import Iterable
 from random import Random
+
+import psutil
 
 from chaos.actions.action import action
 from chaos.clients import exchange, open_connection, plain_bytes
 from chaos.http_client import Connection, Lost, form_bytes, request_bytes
+from chaos.operators import scrape
 from chaos.rules import ANSWER_SECONDS, FRONTEND_DOWN, FRONTEND_STOPPED, NO_DESCRIPTORS
-from chaos.served import RESPONSE_SECONDS, make_request
+from chaos.served import ENGINE, RESPONSE_SECONDS, flood_request, make_request
 from chaos.world import World, pick
 
 #: What the server is configured with, and how much longer a client may be held.
@@ -16,6 +21,9 @@ HEAD_SECONDS = 2
 BODY_SECONDS = 2
 # The frontend itself may be stopped meanwhile; and a busy machine takes its time.
 _MARGIN = 2 * RESPONSE_SECONDS + 4.0
+#: Streams of 40 MB each, those of them that are read in the end, and how much of all may be kept.
+_UNREAD_STREAMS, _LATE_STREAMS = 12, 2
+_UNREAD_BYTES = 200 << 20
 
 
 async def _dawdle(world: World, data: bytes, pause: float, seconds: float, what: str) -> str:
@@ -75,6 +83,64 @@ async def slow_reader(world: World, rng: Random) -> str:
     finally:
         connection.close()
     return f"{len(request.expected)} bytes of {model.name} after {seconds:.1f} s"
+
+
+@action()
+async def unread_streams(world: World, rng: Random) -> str:
+    """Clients read long streams of an engine late, or not at all: the server does not keep them."""
+    request, seconds = flood_request(ENGINE), rng.uniform(1, 3)
+    workers = (await world.describe(ENGINE.name) or {"workers": ()})["workers"]
+    pids = [world.pid, *(each["pid"] for each in workers if each["status"] == "READY")]
+    before, opened = _memory(pids), list[Connection]()
+    try:
+        await _open_unread(world, opened, _UNREAD_STREAMS, plain_bytes(request))
+        late = opened[:_LATE_STREAMS]
+        reading = asyncio.gather(*(exchange(world, each, [request], b"") for each in late))
+        await asyncio.sleep(seconds)
+        grown = _memory(pids) - before
+        if grown > _UNREAD_BYTES:
+            world.referee.violation(f"unread streams take {grown >> 20} MiB")
+        for connection in late:
+            connection.resume_reading()
+        await reading
+    finally:
+        for connection in opened:
+            connection.close()
+    return f"{grown >> 20} MiB for {len(opened)} streams after {seconds:.1f} s"
+
+
+@action()
+async def scrapes_in_a_burst(world: World, rng: Random) -> str:
+    """Many scrapes at once, most of which are never read."""
+    count, unread = rng.randint(5, 20), list[Connection]()
+    try:
+        await _open_unread(world, unread, count, request_bytes("GET", "/metrics") * 2, "metrics")
+        await asyncio.gather(*(scrape(world, rng, {}) for _ in range(count // 5)))
+    finally:
+        for connection in unread:
+            connection.close()
+    return f"{len(unread)} unread, {count // 5} read"
+
+
+async def _open_unread(
+    world: World, opened: list[Connection], count: int, data: bytes, listener: str = "inference"
+) -> None:
+    """Open so many connections, whose answers are not read for now."""
+    for _ in range(count):
+        connection = await open_connection(world, listener)
+        if connection is not None:
+            opened.append(connection)
+            connection.pause_reading()
+            connection.send(data)
+
+
+def _memory(pids: Iterable[int]) -> int:
+    """Bytes of those that still are there, without what they share."""
+    total = 0
+    for pid in pids:
+        with contextlib.suppress(psutil.Error):
+            total += psutil.Process(pid).memory_full_info().uss
+    return total
 
 
 @action(weight=2)

@@ -1,12 +1,14 @@
-"""Handlers raise, hang, exit, or poison their process."""
+"""Handlers raise, hang, exit, or poison their process; engines fail."""
 
 import asyncio
+from pathlib import Path
 from random import Random
 
 from chaos.actions.action import action
 from chaos.clients import exchange_bad, open_connection
+from chaos.operators import scrape
 from chaos.rules import FAILING_REQUEST
-from chaos.served import Served, make_request
+from chaos.served import ENGINE, Served, make_request
 from chaos.world import World, pick
 
 
@@ -23,7 +25,7 @@ async def send_bad(world: World, model: Served, rng: Random, misdeed: str) -> No
 
 
 async def _one(world: World, rng: Random, misdeed: str) -> str:
-    model = pick(rng, world.models)
+    model = pick(rng, [model for model in world.models if misdeed in model.misdeeds])
     await send_bad(world, model, rng, misdeed)
     return model.name
 
@@ -56,6 +58,32 @@ async def handler_leaves_a_child(world: World, rng: Random) -> str:
 async def bad_requests_in_a_burst(world: World, rng: Random) -> str:
     """Many requests at once make the handler raise."""
     model, count = pick(rng, world.models), rng.randint(5, 20)
+    misdeed = "break" if model.is_engine else "raise"
     with world.timeline.fault(FAILING_REQUEST, model.name):
-        await asyncio.gather(*(send_bad(world, model, rng, "raise") for _ in range(count)))
+        await asyncio.gather(*(send_bad(world, model, rng, misdeed) for _ in range(count)))
     return f"{count} of {model.name}"
+
+
+@action(weight=4)
+async def engine_fails(world: World, rng: Random) -> str:
+    """A request ends the engine, or its answer never comes, has no end, or ends early."""
+    misdeed = pick(rng, ("die", "die", "wait", "flood", "break"))
+    return f"{misdeed}: {await _one(world, rng, misdeed)}"
+
+
+@action(weight=2, is_exclusive=True)
+async def engine_metrics_fail(world: World, rng: Random) -> str:
+    """The metrics of engines do not come or have no end, and no scrape ends a worker."""
+    fault, count = pick(rng, ("silent", "flood")), rng.randint(2, 10)
+    file = Path(world.server.environment["STAND_IN_METRICS"])
+    await world.wait_recovered(fully=False)
+    before = await world.worker_pids(ENGINE)
+    await asyncio.to_thread(file.write_text, fault)
+    try:
+        for _ in range(3):
+            await asyncio.gather(*(scrape(world, rng, {}) for _ in range(count)))
+    finally:
+        await asyncio.to_thread(file.write_text, "")
+    if before != (after := await world.worker_pids(ENGINE)):
+        world.referee.violation(f"scrapes ended workers of {ENGINE.name}: {before}, now {after}")
+    return f"{fault}, {3 * count} scrapes"

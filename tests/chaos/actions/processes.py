@@ -18,7 +18,7 @@ from chaos.rules import (
     WORKER_LOST,
     WORKER_STOPPED,
 )
-from chaos.served import RESPONSE_SECONDS
+from chaos.served import ENGINE, RESPONSE_SECONDS
 from chaos.world import World, pick
 
 #: Seconds after a new start in which nothing of a killed server is left.
@@ -71,6 +71,18 @@ async def stop_worker(world: World, rng: Random) -> str:
         finally:
             send_signal(pid, signal.SIGCONT)
     return f"{model.name}: {pid} for {seconds:.1f} s"
+
+
+@action()
+async def kill_engine(world: World, rng: Random) -> str:
+    """What a worker relays requests to ends without a word."""
+    with world.timeline.fault(WORKER_LOST, ENGINE.name), contextlib.suppress(psutil.Error):
+        pids = await world.worker_pids(ENGINE)
+        engines = psutil.Process(pick(rng, pids)).children() if pids else []
+        for engine in engines:
+            engine.kill()
+        return f"{[engine.pid for engine in engines]}"
+    return "none to kill"
 
 
 @action()

@@ -3,7 +3,7 @@
 It echoes texts: a completion is the prompt in capital letters, a stream one event for each word.
 A prompt ``wait`` is never answered, ``die`` ends the process, ``break`` ends the stream early. The
 answer to ``flood`` has 40 MB, in a stream as numbered events; that to ``done`` has 10 MB of last
-events.
+events. While the file STAND_IN_METRICS contains ``silent`` or ``flood``, so do the metrics.
 """
 
 import argparse
@@ -11,6 +11,7 @@ import asyncio
 import json
 import os
 import sys
+from pathlib import Path
 
 from aiohttp import web
 
@@ -26,6 +27,7 @@ parser.add_argument("--tensor-parallel-size", type=int)
 parser.add_argument("--silent-metrics", action="store_true", help="never answer /metrics")
 parser.add_argument("--flood-metrics", action="store_true", help="answer /metrics with 40 MB")
 parser.add_argument("--fail-after", type=float, help="seconds until it ends, never ready")
+METRICS = Path(os.environ.get("STAND_IN_METRICS", os.devnull))
 EVENTS = 40_000
 PADDING = b"x" * 983
 
@@ -47,9 +49,10 @@ class Engine:
         return web.json_response({"data": [{"id": name} for name in self.names]})
 
     async def metrics(self, request):
-        if self.options.silent_metrics:
+        fault = METRICS.read_text()  # noqa: ASYNC240 - one word
+        if self.options.silent_metrics or fault == "silent":
             await asyncio.Event().wait()
-        if self.options.flood_metrics:
+        if self.options.flood_metrics or fault == "flood":
             return await self.flood(request, "text/plain")
         return web.Response(
             text="# HELP stand_in:tokens_total Tokens.\n# TYPE stand_in:tokens_total counter\n"
@@ -107,6 +110,8 @@ class Engine:
             await response.write(f"data: {word}\n\n".encode())
             if word == "wait":
                 await asyncio.Event().wait()
+            if word == "die":
+                os._exit(4)
             if word == "break":
                 request.transport.abort()
             if word == "done":
