@@ -29,6 +29,8 @@ logger = logging.getLogger(__name__)
 
 # A change of the models is answered after this time even if the disk hangs.
 _MAX_WAIT_SECONDS = 5.0
+# Between two attempts to write a snapshot, in seconds.
+_RETRY_SECONDS = 5.0
 
 
 class RestoreFailed(Exception):
@@ -136,6 +138,9 @@ def _stamp(epoch_ms: int) -> str:
 class Snapshots:
     """Writes snapshots in a thread, one after the other; none without a writer.
 
+    One that cannot be written is tried again until it is, so that a server that is killed later
+    does not restore an older state.
+
     Nothing is written before `begin`, so that a failed start does not replace the snapshots of the
     last successful one.
     """
@@ -144,6 +149,7 @@ class Snapshots:
     models: Callable[[], list[SavedModel]]
     _thread: DaemonThreads | None = field(default=None, init=False)
     _failed: bool = field(default=False, init=False)  # logged once, until one succeeds again
+    _retry: asyncio.TimerHandle | None = field(default=None, init=False)
 
     async def begin(self) -> None:
         """Write the first snapshot, when the server has started."""
@@ -159,20 +165,40 @@ class Snapshots:
         """Write the last snapshot, when the server is about to stop."""
         await self._save("shutdown")
         self._thread = None
+        if self._retry is not None:
+            self._retry.cancel()
 
     async def _save(self, kind: str) -> None:
-        if self._thread is None:
-            return
-        try:
-            writing = asyncio.wrap_future(self._thread.submit(self._write, kind, self.models()))
-        except ServerBusy as error:  # the disk hangs
-            logger.error("A snapshot was not written. %s", error)  # noqa: TRY400 - no traceback
+        writing = self._begin_writing(kind)
+        if writing is None:
             return
         await asyncio.wait({writing}, timeout=_MAX_WAIT_SECONDS)
         if writing.done():
             writing.result()
         else:
             logger.warning("A snapshot takes more than %g s.", _MAX_WAIT_SECONDS)
+
+    def _begin_writing(self, kind: str) -> asyncio.Future[None] | None:
+        """Start to write; None if nothing is written."""
+        if self._thread is None:
+            return None
+        try:
+            writing = asyncio.wrap_future(self._thread.submit(self._write, kind, self.models()))
+        except ServerBusy as error:  # the disk hangs
+            logger.error("A snapshot was not written. %s", error)  # noqa: TRY400 - no traceback
+            return None
+        writing.add_done_callback(lambda _: self._retry_later())
+        return writing
+
+    def _retry_later(self) -> None:
+        if self._failed and self._retry is None and self._thread is not None:
+            loop = asyncio.get_running_loop()
+            self._retry = loop.call_later(_RETRY_SECONDS, self._write_again)
+
+    def _write_again(self) -> None:
+        self._retry = None
+        if self._failed:  # no change of a model has been written meanwhile
+            self._begin_writing("snapshot")
 
     def _write(self, kind: str, models: list[SavedModel]) -> None:
         assert self.writer is not None

@@ -1,6 +1,7 @@
 import asyncio
 import logging
 import os
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
@@ -224,6 +225,41 @@ def test_a_full_disk_is_reported_once_and_serving_goes_on(
         assert errors() == 2
 
     monkeypatch.setattr("os.fsync", fail_while_full)
+    asyncio.run(scenario())
+
+
+def test_what_a_full_disk_did_not_take_is_written_when_it_has_space_again(
+    make_writer: Callable[..., SnapshotWriter],
+    directory: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    disk, is_written = {"full": True}, threading.Event()
+    write = SnapshotWriter.write
+
+    def fail_while_full(self: SnapshotWriter, kind: str, models: Any) -> Path:
+        if disk["full"]:
+            raise OSError(28, "No space left on device")
+        path = write(self, kind, models)
+        is_written.set()
+        return path
+
+    async def scenario() -> None:
+        served = [MODEL]
+        snapshots = Snapshots(make_writer(), lambda: list(served))
+        await snapshots.begin()
+        served.clear()
+        await snapshots.save()
+        disk["full"] = False
+        assert await asyncio.to_thread(is_written.wait, 10)
+        await asyncio.sleep(0.1)
+        assert kinds(directory) == ["snapshot"]  # and not one for each attempt
+        path, _ = newest_snapshot(directory)
+        assert path is not None
+        assert MODEL.archive not in await asyncio.to_thread(path.read_text)
+        await snapshots.end()
+
+    monkeypatch.setattr(SnapshotWriter, "write", fail_while_full)
+    monkeypatch.setattr("marserve.frontend.registration.snapshot._RETRY_SECONDS", 0.01)
     asyncio.run(scenario())
 
 
