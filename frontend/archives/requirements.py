@@ -25,14 +25,17 @@ from types import MappingProxyType
 
 from marserve.backend.processes.bootstrap import NOTHING_FROM_HERE, as_program
 from marserve.frontend.aio.background import DaemonThreads
+from marserve.frontend.aio.lines import MAX_LINE_BYTES, LineCutter
 from marserve.frontend.archives.helper_process import HelperProcesses, child_process
 from marserve.frontend.errors import DependenciesFailed
+from marserve.frontend.logs.formats import log_lines
 
 logger = logging.getLogger(__name__)
 model_log = logging.getLogger("MODEL_LOG")
 
 _MARK = "complete"
 _LOCK_SECONDS = 0.1  # between two attempts to lock
+_READ_SECONDS = 0.01  # between two reads of an output
 # TorchServe's words for what failed.
 _NO_PACKAGES = "Custom pip package installation"
 _PIP_OPTIONS = ("--no-input", "--disable-pip-version-check", "--progress-bar=off", "--no-color")
@@ -198,15 +201,19 @@ class DependencyStore:
             env={**self.environment, **variables},
             stdin=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.STDOUT,
-            limit=1 << 20,
         ) as process:
             assert process.stdout is not None
-            async for line in process.stdout:
-                text = line.decode(errors="backslashreplace").rstrip()
-                last = text or last
-                error = text if text.startswith("ERROR:") else error
-                if is_logged:
-                    model_log.info("%s", text, extra={"worker": f"pip-{requirements.model}"})
+            cutter, is_last = LineCutter(), False
+            while not is_last:
+                data = await process.stdout.read(MAX_LINE_BYTES)
+                is_last = not data
+                lines = [line.rstrip() for line in cutter.cut(data, is_last=is_last)]
+                last = next(filter(None, reversed(lines)), last)
+                error = next((each for each in lines[::-1] if each.startswith("ERROR:")), error)
+                if is_logged and lines:
+                    extra = {"worker": f"pip-{requirements.model}"}
+                    log_lines(model_log, logging.INFO, lines, extra)
+                await asyncio.sleep(_READ_SECONDS)  # a setup.py may print without end
             status = await process.wait()
         if status:
             raise _failure(failing, requirements, error or last or f"exit status {status}")

@@ -13,13 +13,12 @@ from collections import deque
 from collections.abc import Callable
 from typing import IO
 
+from marserve.frontend.aio.lines import MAX_LINE_BYTES, LineCutter
 from marserve.frontend.logs.formats import log_lines
 from marserve.frontend.logs.writers import are_behind
 
 model_log = logging.getLogger("MODEL_LOG")
 
-# The longest line; a progress bar may print without newlines.
-_MAX_LINE_BYTES = 64 * 1024
 # What is read at once while metrics come, each of which is work for the event loop.
 _METRICS_BYTES = 8 * 1024
 # The time between two reads: of a handler that prints faster, each costs as much as one line.
@@ -31,7 +30,6 @@ _MAX_LAST_LINES = 100
 # More than a pipe holds; a grandchild that outlived the worker may print without end.
 _READS_AT_THE_END = 64
 _METRIC_LINES = ("[METRICS]", "INFO > [METRICS]")
-_METRICS = b"[METRICS]"
 
 
 class OutputLog:
@@ -55,8 +53,8 @@ class OutputLog:
         self._extra = {"worker": name}
         self._on_metric_line = on_metric_line
         self._last_lines: deque[str] = deque(maxlen=0) if last_lines is None else last_lines
-        self._partial = b""
-        self._bytes_at_once = _MAX_LINE_BYTES
+        self._cutter = LineCutter()
+        self._bytes_at_once = MAX_LINE_BYTES
         os.set_blocking(pipe.fileno(), False)
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(pipe.fileno(), self._on_readable)
@@ -68,9 +66,7 @@ class OutputLog:
         for _ in range(_READS_AT_THE_END):
             if not self._read_available():
                 break
-        if self._partial:
-            self._log(self._partial)
-            self._partial = b""
+        self._log(self._cutter.cut(b"", is_last=True))
         self._loop.remove_reader(self._pipe.fileno())
         self._pipe.close()
 
@@ -96,33 +92,17 @@ class OutputLog:
             data = os.read(self._pipe.fileno(), self._bytes_at_once)
         except BlockingIOError:
             return None
-        complete, newline, self._partial = (self._partial + data).rpartition(b"\n")
-        if newline:
-            self._log(complete)
-        if len(self._partial) > _MAX_LINE_BYTES:
-            self._log(self._partial)
-            self._partial = b""
+        self._log(self._cutter.cut(data))
         return data
 
-    def _log(self, data: bytes) -> None:
-        lines = (
-            data.decode(errors="backslashreplace").replace("\r\n", "\n").rstrip("\r").split("\n")
-        )
+    def _log(self, lines: list[str]) -> None:
         if self._on_metric_line is not None:
-            self._bytes_at_once = _MAX_LINE_BYTES
-            if _METRICS in data:
-                self._bytes_at_once = _METRICS_BYTES
-                lines = self._without_metrics(lines, self._on_metric_line)
+            metrics = [line for line in lines if line.startswith(_METRIC_LINES)]
+            for line in metrics:
+                self._on_metric_line(line)
+            if metrics:
+                lines = [line for line in lines if not line.startswith(_METRIC_LINES)]
+            self._bytes_at_once = _METRICS_BYTES if metrics else MAX_LINE_BYTES
         self._last_lines.extend([line[:_MAX_REMEMBERED] for line in lines[-_MAX_LAST_LINES:]])
         if lines:
             log_lines(model_log, self._level, lines, self._extra)
-
-    @staticmethod
-    def _without_metrics(lines: list[str], report: Callable[[str], None]) -> list[str]:
-        others = []
-        for line in lines:
-            if line.startswith(_METRIC_LINES):
-                report(line)
-            else:
-                others.append(line)
-        return others
