@@ -30,6 +30,7 @@ _STALL_SECONDS = 1.0
 # The time that all targets have together for the rest at the stop.
 _CLOSE_SECONDS = 2.0
 _POLL_SECONDS = 0.002
+_REST_SECONDS = 0.05
 # Python's lock is given up after so many lines that Python formats one by one.
 _LINES_AT_ONCE = 100
 
@@ -121,8 +122,13 @@ class LogWriter(logging.Handler):
             self._write(record)
             self._taken += size
             self._taken_at = time.monotonic()
-            if self._missing and self._records.empty():
+            if not self._records.empty():
+                continue
+            if self._missing:
                 self._report_missing()
+            # What comes meanwhile is written at once: a thread that is woken for each record
+            # would interrupt the event loop more often.
+            time.sleep(_REST_SECONDS)
 
     def _write(self, record: logging.LogRecord) -> None:
         lines: Sequence[str] | None = getattr(record, "lines", None)
