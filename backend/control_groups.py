@@ -30,7 +30,8 @@ def memory_limits(proc: Path = PROC, mounts: Path = MOUNTS) -> Iterator[MemoryLi
             continue
         lines = (line.split() for line in _text(group / "memory.stat").splitlines())
         names = {f"{prefix}{kind}_file" for kind in ("active", "inactive")}
-        of_files = sum(int(value) for name, value in lines if name in names)
+        pairs = [pair for pair in lines if len(pair) == 2 and pair[0] in names]
+        of_files = sum(int(value) for _, value in pairs if value.isdecimal())
         held = max(0, int(used) - of_files) if used.isdecimal() else 0
         yield MemoryLimit(int(limit), max(0, int(limit) - held))
 
@@ -64,5 +65,5 @@ def nested_groups(
 def _text(file: Path) -> str:
     try:
         return file.read_text()
-    except OSError:
+    except (OSError, ValueError):  # ValueError: no text
         return ""

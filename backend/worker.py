@@ -208,7 +208,7 @@ def as_first_choice(score: Path = _OOM_SCORE) -> Iterator[None]:
     try:
         before = score.read_text()
         score.write_text(str(min(int(before) + _MORE, _MOST)))
-    except OSError:  # there is no /proc, or it is read-only
+    except (OSError, ValueError):  # there is no /proc, it is read-only, or the file is blank
         yield
         return
     try:

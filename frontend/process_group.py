@@ -3,10 +3,15 @@
 import contextlib
 import errno
 import os
+import select
 import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
 
 # Kernels before 5.3, and sandboxes without the call.
 _NO_PIDFDS = (errno.ENOSYS, errno.EPERM)
+_POLL_SECONDS = 0.05
 
 
 class ProcessHandle:
@@ -42,6 +47,24 @@ class ProcessHandle:
         except ProcessLookupError:
             return False
         return True
+
+    def has_ended_within(self, seconds: float) -> bool:
+        """Wait for the end of the process; a zombie has ended. Blocks."""
+        deadline = time.monotonic() + seconds
+        while not self._has_ended(min(_POLL_SECONDS, seconds)):
+            if time.monotonic() > deadline:
+                return False
+        return True
+
+    def _has_ended(self, seconds: float) -> bool:
+        if self.is_reaped:
+            return True
+        if self.pidfd >= 0:
+            return bool(select.select([self.pidfd], [], [], seconds)[0])
+        time.sleep(seconds)
+        with contextlib.suppress(OSError, IndexError):
+            return _status_of(self.pid)[0] in b"ZX"
+        return not _exists(self.pid)
 
     def close(self) -> None:
         """Send no further signals. Safe to call twice."""
@@ -80,6 +103,23 @@ class ProcessGroup:
         """Send no further signals. Safe to call twice."""
         self._leader.close()
         self._is_closed = True
+
+
+def parent_of(pid: int) -> int:
+    """Return the id of the parent of a process; raises OSError or IndexError if it is unknown."""
+    return int(_status_of(pid)[1])
+
+
+def _status_of(pid: int) -> list[bytes]:
+    """Return the fields of proc_pid_stat(5) behind the name: the state, the parent and so on."""
+    return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+
+
+def ancestors(pid: int) -> Iterator[int]:
+    """Yield the ids of the parent of a process, of its parent and so on, as far as known."""
+    with contextlib.suppress(OSError, IndexError):  # ended, hidden or blank
+        while pid := parent_of(pid):
+            yield pid
 
 
 def _exists(pid: int) -> bool:

@@ -19,6 +19,7 @@ from marserve.frontend.configuration.addresses import Address, UnixAddress
 from marserve.frontend.configuration.properties import ConfigError
 from marserve.frontend.lifecycle.pidfile import PidFile, PidFileError
 from marserve.frontend.lifecycle.terminal import print_text
+from marserve.frontend.measurements import UNREADABLE
 
 _PROGRAMS = ("torchserve", "marserve", "marserve.frontend")
 _MAX_BYTES = 10_000
@@ -50,7 +51,7 @@ def _inference_address() -> Address | UnixAddress:
     try:
         server = psutil.Process(pid)
         words, environ, directory = server.cmdline(), server.environ(), server.cwd()
-    except psutil.Error as error:
+    except UNREADABLE as error:
         raise PidFileError(f"process {pid} cannot be read: {error}") from error
     program = next((at for at, word in enumerate(words) if at and Path(word).name in _PROGRAMS), 0)
     options, _ = build_parser().parse_known_args(words[program + 1 :])

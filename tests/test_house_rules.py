@@ -123,6 +123,16 @@ def test_no_two_purposes_share_the_threads_of_asyncio() -> None:
     assert using == []
 
 
+def test_the_frontend_measures_the_host_in_one_place() -> None:
+    """There a file of /proc that is blank ends nothing."""
+    measuring = re.compile(
+        r"psutil\.(virtual_memory|cpu_\w+|disk_usage|getloadavg)|\.memory_info\("
+    )
+    files = (ROOT / "frontend").rglob("*.py")
+    found = {str(each.relative_to(ROOT)) for each in files if measuring.search(each.read_text())}
+    assert found == {"frontend/measurements.py"}
+
+
 def test_only_the_registration_changes_the_registry() -> None:
     changes = re.compile(
         r"registry\.(?:(?:add|replace|remove|set_default)\("

@@ -86,7 +86,7 @@ def memory_of(gpu_id: int | None) -> Memory:
 
 def _bytes_of(file: Path, label: str) -> int | None:
     """Return a number of kB of a file in /proc as bytes; None if it does not have the label."""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, LookupError, ValueError):  # a value may be missing
         for line in file.read_text(encoding="utf-8").splitlines():
             name, _, value = line.partition(":")
             if name == label:

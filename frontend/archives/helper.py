@@ -31,6 +31,7 @@ from marserve.frontend.errors import ArchiveRefused, ServeError
 
 MAX_ANSWER_BYTES = 1 << 18
 _MAX_MEMORY_BYTES = 3 << 27
+_UNKNOWN_MEMORY_BYTES = 1 << 30  # assumed for the interpreter where /proc does not tell
 _READING_SECONDS = 10  # of processor time, for files of at most a megabyte
 _PROGRESS_SECONDS = 1.0
 _MAX_LOGGED = 20  # lines
@@ -142,8 +143,11 @@ def _own_memory() -> int:
 
     Libraries that all processes of a container preload may reserve gigabytes.
     """
-    pages = Path("/proc/self/statm").read_text().split()[0]
-    return int(pages) * resource.getpagesize()
+    try:
+        pages = Path("/proc/self/statm").read_text().split()[0]
+        return int(pages) * resource.getpagesize()
+    except (OSError, LookupError, ValueError):  # blank or hidden
+        return _UNKNOWN_MEMORY_BYTES
 
 
 def _refused(sentence: str) -> dict[str, str]:

@@ -39,10 +39,12 @@ export const Fact = ({ name, value, note, share, children }) => html`<div class=
 
 const Host = ({ overview: { host, server, models, at } }) => html`<dl class="facts">
   <${Fact} name="Requests" value=${short(sum(models.map((model) => model.requestsPerSecond)))} note="/s" />
-  <${Fact} name="CPU" value=${`${number(host.cpuPercent)} %`} note=${`of ${plural(host.cpus, "core")}`}
-    share=${host.cpuPercent / 100} />
-  <${Fact} name="Memory" value=${bytes(host.memoryUsedBytes)} note=${`of ${bytes(host.memoryTotalBytes)}`}
-    share=${host.memoryUsedBytes / host.memoryTotalBytes} />
+  ${host.cpuPercent == null ? html`<${Fact} name="CPU" value="unknown" />`
+    : html`<${Fact} name="CPU" value=${`${number(host.cpuPercent)} %`} note=${host.cpus && `of ${plural(host.cpus, "core")}`}
+      share=${host.cpuPercent / 100} />`}
+  ${host.memoryTotalBytes == null ? html`<${Fact} name="Memory" value="unknown" />`
+    : html`<${Fact} name="Memory" value=${bytes(host.memoryUsedBytes)} note=${`of ${bytes(host.memoryTotalBytes)}`}
+      share=${host.memoryUsedBytes / host.memoryTotalBytes} />`}
   ${host.gpus.map((gpu) => html`<${Fact} key=${gpu.id} name=${`GPU ${gpu.id}`}
     value=${`${number(gpu.utilizationPercent)} %`} share=${gpu.memoryUsedMiB / gpu.memoryTotalMiB}
     note=${`memory ${bytes(gpu.memoryUsedMiB * MIB)} of ${bytes(gpu.memoryTotalMiB * MIB)}`} />`)}

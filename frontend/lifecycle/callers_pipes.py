@@ -13,7 +13,7 @@ import stat
 import sys
 from pathlib import Path
 
-import psutil
+from marserve.frontend.process_group import ancestors
 
 
 class CallersPipes:
@@ -51,7 +51,7 @@ def _is_callers(descriptor: int) -> bool:
         with contextlib.suppress(OSError):
             if os.path.samestat(output, os.stat(path)):  # noqa: PTH116 - for samestat
                 return False
-    return not any(_reads(each.pid, output) for each in psutil.Process().parents())
+    return not any(_reads(pid, output) for pid in ancestors(os.getpid()))
 
 
 def _reads(pid: int, pipe: os.stat_result) -> bool:

@@ -16,8 +16,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import NoReturn
 
-import psutil
-
 from marserve.frontend.lifecycle.callers_pipes import CallersPipes
 from marserve.frontend.lifecycle.pidfile import PidFile, PidFileError
 from marserve.frontend.lifecycle.service_manager import (
@@ -27,6 +25,7 @@ from marserve.frontend.lifecycle.service_manager import (
 )
 from marserve.frontend.lifecycle.terminal import print_text
 from marserve.frontend.logs.setup import log_directories
+from marserve.frontend.process_group import ProcessHandle
 
 FORCED_END_SECONDS = 10.0  # of a forced end at most (`stop_watchdog`)
 
@@ -201,15 +200,8 @@ def _end_of(server: "subprocess.Popen[bytes]") -> str:
 
 def _terminate(pid: int, timeout: float) -> bool:
     """Send SIGTERM to a process; return whether it ended within ``timeout`` seconds."""
-    deadline = time.monotonic() + timeout
+    server = ProcessHandle(pid)
     try:
-        server = psutil.Process(pid)
-        server.terminate()
-        # Zombies, which a container without an init leaves, are running for psutil.
-        while server.is_running() and server.status() != "zombie":
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(0.05)
-    except psutil.NoSuchProcess:
-        pass
-    return True
+        return not server.send(signal.SIGTERM) or server.has_ended_within(timeout)
+    finally:
+        server.close()

@@ -19,6 +19,8 @@ from pathlib import Path
 
 import psutil
 
+from marserve.frontend.measurements import UNREADABLE
+
 # TorchServe's text, for scripts.
 _ALREADY_RUNNING = "TorchServe is already running, please use torchserve --stop to stop TorchServe."
 # The main class of TorchServe's server, by which its own commands recognise it.
@@ -162,7 +164,7 @@ def _pid_in(descriptor: int) -> int | None:
 def _is_java(pid: int) -> bool:
     try:
         return _JAVA_CLASS in psutil.Process(pid).cmdline()
-    except psutil.Error:  # it has ended
+    except UNREADABLE:  # it has ended
         return False
 
 
@@ -172,7 +174,7 @@ def _details(pid: int | None) -> Iterator[str]:
         yield "no pid yet"
         return
     yield f"pid {pid}"
-    with contextlib.suppress(psutil.Error, OSError):  # it ends, or it is in another container
+    with contextlib.suppress(*UNREADABLE):  # it ends, or it is in another container
         yield f"directory {psutil.Process(pid).cwd()}"
         places = {
             f"{each.laddr.ip}:{each.laddr.port}"

@@ -18,13 +18,16 @@ from typing import TypeAlias
 
 import psutil
 
+from marserve.frontend.process_group import parent_of
+
 logger = logging.getLogger(__name__)
 
 _PREFIX = b"MARSERVE_"
 _KILL_SECONDS = 5.0
 _PAUSE_SECONDS = 0.02
 # Not every OSError: a search without a free descriptor finds nothing.
-_ENDED = (ProcessLookupError, FileNotFoundError, PermissionError, psutil.Error)
+# LookupError: its files in /proc are blank.
+_ENDED = (ProcessLookupError, FileNotFoundError, PermissionError, LookupError, psutil.Error)
 
 #: A process, the id of its parent, and its environment if that contains a mark.
 _Seen: TypeAlias = tuple[psutil.Process, int, Sequence[bytes]]
@@ -60,7 +63,7 @@ class StartedProcesses:
         killed: set[psutil.Process] = set()
         while found := self.find(mark, {*known, *killed}):
             for process in found:
-                with contextlib.suppress(psutil.Error):
+                with contextlib.suppress(*_ENDED):
                     process.kill()  # psutil checks that the id was not reused
             killed |= found
             if time.monotonic() > deadline:
@@ -77,18 +80,18 @@ def _scan() -> Sequence[_Seen]:
     for pid in psutil.pids():
         with contextlib.suppress(*_ENDED):
             process = psutil.Process(pid)  # first: it notes the start time
-            parent = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1]
+            parent = parent_of(pid)
             environment = b""
             with contextlib.suppress(PermissionError):
                 environment = Path(f"/proc/{pid}/environ").read_bytes()
             marks = environment.split(b"\0") if _PREFIX in environment else ()
-            scan.append((process, int(parent), marks))
+            scan.append((process, parent, marks))
     return scan
 
 
 def _is_ours(process: psutil.Process) -> bool:
     """Whether a process lives, is not this one, and is of our user; root may have changed users."""
-    with contextlib.suppress(psutil.Error):
+    with contextlib.suppress(*_ENDED):
         lives = process.is_running() and process.status() != psutil.STATUS_ZOMBIE
         is_of_user = os.geteuid() in (0, process.uids().real)
         return lives and is_of_user and process.pid != os.getpid()

@@ -4,7 +4,6 @@ A feed is made once for all its watchers, in steps. It has the members as the wa
 JSON; an event has the members that have changed, and the new items of lists that grow.
 """
 
-import contextlib
 import json
 import os
 import socket
@@ -14,10 +13,14 @@ from collections.abc import Iterable, Mapping, Reversible, Sequence
 from itertools import takewhile
 from typing import Any, TypeVar
 
-import psutil
-
 from marserve.frontend.aio.long_work import Steps
 from marserve.frontend.batching.batches import Batch
+from marserve.frontend.measurements import (
+    ProcessorLoad,
+    machine_memory,
+    process_use,
+    processor_count,
+)
 from marserve.frontend.operations.describe import describe_batching
 from marserve.frontend.operations.problems import model_problems, server_problems
 from marserve.frontend.operations.traffic import Traffic, TrafficHistory
@@ -57,7 +60,7 @@ class Overview:
         self.traffic = TrafficHistory(registry)
         self._registry = registry
         self._members, self._models = _Members(), _Members()
-        self._processors = _Processors()
+        self._processors = ProcessorLoad()
         self._server = {
             "version": __version__,
             "hostname": socket.gethostname(),
@@ -98,12 +101,12 @@ class Overview:
         return _event("overview", {**changed, "gone": _list(gone)})
 
     def _describe_host(self, gpus: Sequence[Gpu]) -> dict[str, Any]:
-        memory = psutil.virtual_memory()
+        memory = machine_memory()
         return {
-            "cpus": psutil.cpu_count(),
+            "cpus": processor_count(),
             "cpuPercent": self._processors.percent(),
-            "memoryUsedBytes": memory.total - memory.available,
-            "memoryTotalBytes": memory.total,
+            "memoryUsedBytes": memory and memory.total - memory.available,
+            "memoryTotalBytes": memory and memory.total,
             "gpus": [
                 {
                     "id": number,
@@ -197,43 +200,21 @@ class Details:
         for worker in list(self._model.workers):
             if worker.pid is None:
                 continue
-            with contextlib.suppress(psutil.Error):  # it has just ended
-                process = psutil.Process(worker.pid)
-                with process.oneshot():
-                    status, memory = process.status(), process.memory_info().rss
-                    seconds, now = sum(process.cpu_times()[:2]), time.monotonic()
-                last, at = before.get(worker.pid, (seconds, now))
-                percent = 100 * (seconds - last) / (now - at) if now > at else 0.0
-                self._processes[worker.pid] = seconds, now
+            if use := process_use(worker.pid):
+                last, at = before.get(worker.pid, (use.seconds, use.at))
+                passed = use.at - at
+                percent = 100 * (use.seconds - last) / passed if passed > 0 else 0.0
+                self._processes[worker.pid] = use.seconds, use.at
                 found[str(worker.worker_id)] = {
-                    "processStatus": status,
+                    "processStatus": use.status,
                     "cpuPercent": round(percent, 1),
-                    "memoryBytes": memory,
+                    "memoryBytes": use.resident,
                 }
             yield 0
         return found
 
     def _ms(self, moment: float) -> int:
         return round((self._epoch + moment) * 1000)
-
-
-class _Processors:
-    """The use of the host's processors; ``psutil.cpu_percent`` would share a state with others."""
-
-    def __init__(self) -> None:
-        self._before = self._read()
-
-    @staticmethod
-    def _read() -> tuple[float, float]:
-        times = psutil.cpu_times()
-        return sum(times[:8]), times.idle + getattr(times, "iowait", 0.0)
-
-    def percent(self) -> float:
-        """Return the percentage since the last call."""
-        now = self._read()
-        total, idle = (after - before for after, before in zip(now, self._before, strict=True))
-        self._before = now
-        return round(100 * (1 - idle / total), 1) if total > 0 else 0.0
 
 
 def _after(items: Reversible[T], known: Sequence[T]) -> list[T]:

@@ -6,8 +6,6 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import psutil
-
 from marserve.backend.protocol import Input
 from marserve.frontend.aio.json_items import SMALL_BYTES, UNREADABLE, Text, check_json, text_of
 from marserve.frontend.aio.long_work import Steps
@@ -19,6 +17,7 @@ from marserve.frontend.configuration import models_key
 from marserve.frontend.configuration.model_schema import SETTINGS
 from marserve.frontend.documents import JsonText
 from marserve.frontend.errors import ServeError
+from marserve.frontend.measurements import resident_bytes
 from marserve.frontend.security.usage import RequestMemory
 from marserve.frontend.serving.model_version import ModelVersion
 from marserve.frontend.serving.predict_request import PredictRequest, RequestOptions
@@ -311,12 +310,8 @@ def gpu_usage(gpu_id: int | None, gpus: Sequence[Gpu]) -> str:
 
 
 def _resident_bytes(pid: int | None) -> int:
-    if pid is None:
-        return 0
-    try:
-        return int(psutil.Process(pid).memory_info().rss)
-    except psutil.Error:
-        return 0
+    # 0 for unknown, as in TorchServe: its clients read a number.
+    return (pid is not None and resident_bytes(pid)) or 0
 
 
 def _local_time(epoch: float) -> str:

@@ -26,7 +26,7 @@ class MemoryCheck:
 
     kept_percent: int  # of the usable memory, that a load must leave; 0: no check
     usable: Callable[[], int] = usable_memory
-    free: Callable[[], int] = free_memory
+    free: Callable[[], int | None] = free_memory  # None: unknown, which refuses no model
     _claimed: int = field(default=0, init=False)
 
     @contextlib.asynccontextmanager
@@ -40,7 +40,8 @@ class MemoryCheck:
         if self.kept_percent and copies:
             needed = copies * await in_abandonable_thread(bytes_in, directory)
             kept = int(self.usable() * self.kept_percent / 100)
-            left = self.free() - kept - self._claimed
+            free = self.free()
+            left = needed if free is None else free - kept - self._claimed
             if needed > left:
                 raise NotEnoughMemory(
                     f"Not enough memory to load model {name}: its files are "

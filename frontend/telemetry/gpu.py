@@ -15,6 +15,7 @@ from typing import TypeVar
 
 import pynvml
 
+from marserve.backend.measuring import measure
 from marserve.frontend.aio.background import in_abandonable_thread
 
 logger = logging.getLogger(__name__)
@@ -61,7 +62,7 @@ async def count_gpus_in_time() -> int:
     """Return the number of GPUs; 0 if the driver does not answer in time."""
     try:
         async with asyncio.timeout(_START_SECONDS):
-            return await in_abandonable_thread(count_gpus)
+            return await in_abandonable_thread(measure, "The number of GPUs", count_gpus) or 0
     except TimeoutError:
         logger.warning("The NVIDIA driver does not answer within %g s.", _START_SECONDS)
         return 0
@@ -94,7 +95,7 @@ class GpuReader:
         text = "The NVIDIA driver does not answer within %g s."
         warning = loop.call_later(_READ_SECONDS, logger.warning, text, _READ_SECONDS)
         try:
-            gpus = await in_abandonable_thread(read_gpus)
+            gpus = await in_abandonable_thread(measure, "The use of the GPUs", read_gpus) or []
         finally:
             warning.cancel()
         self._is_fresh_until = loop.time() + _KEPT_SECONDS

@@ -197,12 +197,17 @@ class Metrics:
         if self._log is not None:
             self._log.write()
 
-    def report_system(self, name: str, value: float, *values: str) -> None:
+    def report_system(self, name: str, value: float | None, *values: str) -> None:
         """Update a metric of the host, if metrics.yaml declares it; ``values`` lack the host.
 
+        A series whose value is unknown (None) is removed, since its last value is out of date.
         ValueError: their number is wrong, a counter would decrease, or there are too many series.
         """
         if name not in self._declared:
+            return
+        if value is None:
+            if unknown := self._system.pop((name, *values), None):
+                unknown.leave()
             return
         series = self._system.get((name, *values)) or self._join_system(name, values)
         series.update(value)

@@ -18,11 +18,10 @@ import logging
 import signal
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast
 
-import psutil
-
+from marserve.frontend.measurements import ProcessorLoad, disk_of, machine_memory
 from marserve.frontend.process_group import ProcessGroup
 from marserve.frontend.telemetry.gpu import GpuReader
 from marserve.frontend.telemetry.handler_metrics import parse_metric_line
@@ -52,10 +51,11 @@ class SystemProbe:
     gpu_count: int | None = None  # that are reported; None for all
     command: Sequence[str] = ()  # ``system_metrics_cmd``; empty to measure in this process
     pids: Callable[[], Iterable[int]] = tuple  # of the workers
+    _processors: ProcessorLoad = field(default_factory=ProcessorLoad, init=False)
 
     async def run(self) -> None:
         """Measure until cancelled."""
-        psutil.cpu_percent()  # returns the load since the last call
+        self._processors = ProcessorLoad()
         while True:
             await self.measure()
             await asyncio.sleep(self.interval)
@@ -66,8 +66,8 @@ class SystemProbe:
             await self._run_command()
             return
         report = self.metrics.report_system
-        for name, value in _host_figures().items():
-            report(name, round(value, 2), "Host")
+        for name, value in _host_figures(self._processors.percent()).items():
+            report(name, None if value is None else round(value, 2), "Host")
         gpus = () if self.gpu_count == 0 else await self.gpus.read()
         for index, gpu in enumerate(gpus[: self.gpu_count]):
             figures = {
@@ -76,8 +76,8 @@ class SystemProbe:
                 "GPUMemoryUsed": gpu.memory_used,
             }
             for name, figure in figures.items():
-                if figure is not None:
-                    report(name, round(figure, 2), "Host", str(index))
+                rounded = None if figure is None else round(figure, 2)
+                report(name, rounded, "Host", str(index))
 
     async def _run_command(self) -> None:
         pids = ",".join(map(str, self.pids()))
@@ -113,16 +113,17 @@ class SystemProbe:
         return True
 
 
-def _host_figures() -> dict[str, float]:
-    memory, disk = psutil.virtual_memory(), psutil.disk_usage("/")
+def _host_figures(load: float | None) -> dict[str, float | None]:
+    """Return the figures of the host, None where unknown; ``load`` is that of the processors."""
+    memory, disk = machine_memory(), disk_of("/")
     return {
-        "CPUUtilization": psutil.cpu_percent(),
-        "MemoryUtilization": memory.percent,
-        "MemoryUsed": memory.used / _MEGABYTE,
-        "MemoryAvailable": memory.available / _MEGABYTE,
-        "DiskUtilization": disk.percent,
-        "DiskUsage": disk.used / _GIGABYTE,
-        "DiskAvailable": disk.free / _GIGABYTE,
+        "CPUUtilization": load,
+        "MemoryUtilization": memory and memory.percent,
+        "MemoryUsed": memory and memory.used / _MEGABYTE,
+        "MemoryAvailable": memory and memory.available / _MEGABYTE,
+        "DiskUtilization": disk and disk.percent,
+        "DiskUsage": disk and disk.used / _GIGABYTE,
+        "DiskAvailable": disk and disk.free / _GIGABYTE,
     }
 
 

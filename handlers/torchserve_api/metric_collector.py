@@ -19,7 +19,7 @@ def get_cpu_usage(pid: str | int) -> int:
     """Return the resident bytes of a process, or 0 if it does not exist."""
     try:
         return int(psutil.Process(int(pid)).memory_info().rss)
-    except (psutil.Error, ValueError):
+    except (psutil.Error, OSError, LookupError, RuntimeError, ValueError):
         logger.exception("Failed get process for pid: %s", pid)
         return 0
 

@@ -1,5 +1,6 @@
 """Facts about the machine that the benchmark runs on, for the reports."""
 
+import contextlib
 import os
 import platform
 from collections.abc import Mapping
@@ -17,7 +18,8 @@ def machine() -> Mapping[str, str]:
 
 
 def _processor() -> str:
-    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
+    with contextlib.suppress(OSError):  # a container may hide it
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
     return platform.machine()

@@ -23,6 +23,7 @@ from marserve.backend.processes.bootstrap import Runner
 from marserve.backend.processes.fork_server import WORKER
 from marserve.frontend.aio.background import in_abandonable_thread
 from marserve.frontend.lifecycle.started_processes import StartedProcesses
+from marserve.frontend.measurements import UNREADABLE
 from marserve.frontend.process_group import ProcessGroup
 from marserve.frontend.workers.failures import (
     ConnectionLost,
@@ -147,7 +148,7 @@ class LocalProcess:
         self._terminal = terminal
         #: The worker, with its start time, so that it is not confused with a later process.
         self._roots: set[psutil.Process] = set()
-        with contextlib.suppress(psutil.Error):  # it has ended
+        with contextlib.suppress(*UNREADABLE):  # it has ended
             self._roots = {psutil.Process(self.pid)}
         self._group = ProcessGroup(self.pid)
         self._processes = processes
@@ -247,7 +248,7 @@ class LocalProcess:
         """Return the ids of its processes that run the handler."""
         if self._runner is None:
             return [self.pid]
-        with contextlib.suppress(psutil.Error):
+        with contextlib.suppress(*UNREADABLE):
             return [each.pid for each in psutil.Process(self.pid).children(recursive=True)]
         return []
 

@@ -67,7 +67,7 @@ class OomKills:
 
     def __init__(self, read: Callable[[], int] | None = None) -> None:
         path = _counter()
-        self._read = read or (lambda: int(_value(path, "oom_kill")))
+        self._read = read or (lambda: _number(_value(path, "oom_kill"), 10))
         self._attributed = self._read()
 
     def was_another(self) -> bool:
@@ -80,17 +80,25 @@ class OomKills:
 
 def catches(pid: int, number: signal.Signals) -> bool:
     """Return whether a process has a handler for a signal, so that the signal does not end it."""
-    caught = int(_value(PROC / str(pid) / "status", "SigCgt:"), 16)
+    caught = _number(_value(PROC / str(pid) / "status", "SigCgt:"), 16)
     return bool(caught >> (number - 1) & 1)
 
 
 def _value(path: Path, label: str) -> str:
     """Return the word after a label in one of the kernel's files, "0" if it is missing."""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, ValueError):
         for line in path.read_text().splitlines():
-            if line.split()[:1] == [label]:
-                return line.split()[1]
+            match line.split():
+                case [first, value, *_] if first == label:
+                    return value
     return "0"
+
+
+def _number(text: str, base: int) -> int:
+    try:
+        return int(text, base)
+    except ValueError:
+        return 0
 
 
 def _counter() -> Path:
