@@ -49,6 +49,7 @@ logger = logging.getLogger(__name__)
 # Mistakes in the author's code: another try would fail in the same way.
 _PERMANENT = (ImportError, SyntaxError, HandlerUnusable)
 _STDERR = 2
+_UNUSABLE = 500  # of a load that another try may repair
 _UNFIT = 400  # the model loads, but does not fit its settings
 # Thousandths of all memory that the kernel adds to what a process uses, to choose which to kill.
 _OOM_SCORE = Path("/proc/self/oom_score_adj")
@@ -89,14 +90,17 @@ class WorkerPlace:
 
 def run(place: WorkerPlace, connection: FrontendConnection) -> NoReturn:
     """Make this process the worker, until its connection closes."""
-    _become_worker(place)
+    failure = _become_worker(place)
     print(f"[PID]{os.getpid()}")  # noqa: T201 - lines that operators of TorchServe grep
     print("Torch worker started.")  # noqa: T201
     print(f"Python runtime: {sys.version.split()[0]}")  # noqa: T201
+    if failure:
+        sys.exit(_refuse_load(connection, failure))
     sys.exit(_serve(connection, place.terminal_of))
 
 
-def _become_worker(place: WorkerPlace) -> None:
+def _become_worker(place: WorkerPlace) -> str:
+    """Prepare this process for a model; return why that failed, or an empty text."""
     keep_freed_memory()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -105,9 +109,14 @@ def _become_worker(place: WorkerPlace) -> None:
 
         take_terminal()
     sys.stdout, sys.stderr = _line_buffered(1), _line_buffered(2)
-    enter_model(place)
+    failure = ""
+    try:
+        enter_model(place)
+    except OSError as error:
+        failure = f"The model's directory cannot be entered: {error}"
     logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(message)s", force=True)
     record_stacks(place.stacks)
+    return failure
 
 
 def import_path(place: WorkerPlace, environment: Mapping[str, str]) -> list[str]:
@@ -132,6 +141,15 @@ def enter_model(place: WorkerPlace) -> None:
 def _line_buffered(fd: int) -> TextIO:
     """Open a descriptor line-buffered; pipes are block-buffered by default, which delays logs."""
     return open(fd, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+
+
+def _refuse_load(connection: FrontendConnection, reason: str) -> int:
+    with contextlib.suppress(ProtocolError, ConnectionError):
+        if isinstance(connection.receive(), Load):
+            connection.send(LoadStarted())
+            connection.send(LoadFailure(_UNUSABLE, reason))
+    logger.error("%s", reason)
+    return 1
 
 
 def _serve(connection: FrontendConnection, terminal_of: int = 0) -> int:

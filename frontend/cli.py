@@ -199,7 +199,7 @@ def _serve(config: Config, options: argparse.Namespace) -> int:
         report = StartReport(options.report_descriptor)
         if options.report_descriptor is not None:
             report.pipes.take()
-        return serve(config, report, verbose=options.verbose, release=pid_file.release)
+        return serve(config, report, verbose=options.verbose, pid_file=pid_file)
     finally:
         pid_file.release()
 

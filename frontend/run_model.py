@@ -60,7 +60,7 @@ def main(arguments: Sequence[str]) -> int:
         try:
             content_type, explain = options.content_type, options.explain
             inputs = [_read(name, content_type, explain=explain) for name in options.input]
-            run = _prepare(options, workdir)
+            run = _prepare(options, workdir.path)
         except (ConfigError, ServeError, OSError) as error:
             logger.error("%s", error)  # noqa: TRY400 - the sentence is enough
             return _FAILED

@@ -14,7 +14,7 @@ import os
 import ssl
 import sys
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from functools import partial
 from pathlib import Path
@@ -26,6 +26,7 @@ from marserve.backend.large_messages import keep_freed_memory
 from marserve.frontend.aio.background import BackgroundTasks, in_abandonable_thread, unless
 from marserve.frontend.catalog.changes import CatalogChanges
 from marserve.frontend.catalog.synchroniser import make_synchroniser
+from marserve.frontend.configuration.addresses import UnixAddress
 from marserve.frontend.configuration.config import Config
 from marserve.frontend.configuration.config_file import SNAPSHOT_FOLDER, WRITTEN_BY
 from marserve.frontend.configuration.memory import bytes_in_flight
@@ -33,10 +34,12 @@ from marserve.frontend.configuration.properties import ConfigError
 from marserve.frontend.configuration.tls import load_identity, server_context
 from marserve.frontend.http.limits import raise_descriptor_limit
 from marserve.frontend.lifecycle.daemon import FORCED_END_SECONDS, StartReport
+from marserve.frontend.lifecycle.pidfile import PidFile
 from marserve.frontend.lifecycle.service_manager import ServiceManager
 from marserve.frontend.lifecycle.signals import Signals, ignore_signals
 from marserve.frontend.lifecycle.startup import banner, find_conflicts
 from marserve.frontend.lifecycle.stop_watchdog import StopWatchdog
+from marserve.frontend.lifecycle.temporary_files import TemporaryFiles
 from marserve.frontend.lifecycle.terminal import print_text
 from marserve.frontend.lifecycle.workdir import guard_workdir, own_workdir, remove_leftovers
 from marserve.frontend.logs.config import configure_by_file
@@ -95,12 +98,10 @@ _KEY_FILE = Path("key_file.json")
 _LEFTOVERS_SECONDS = 60.0
 
 
-def serve(
-    config: Config, report: StartReport, *, verbose: bool, release: Callable[[], object]
-) -> int:
+def serve(config: Config, report: StartReport, *, verbose: bool, pid_file: PidFile) -> int:
     """Run the server until SIGTERM or SIGINT; return the exit status.
 
-    With ``verbose`` the console gets as much as the log file. ``release`` is called before the
+    With ``verbose`` the console gets as much as the log file. ``pid_file`` is released before the
     server is ended by force, in which case this does not return.
     """
     raise_descriptor_limit()
@@ -108,12 +109,12 @@ def serve(
     faulthandler.enable(sys.__stderr__ or 2)  # systemd's watchdog aborts a server that hangs
     starter = ServiceManager.from_environ(os.environ)
     starter.main_process(os.getpid())
-    watchdog = StopWatchdog(config.stop_seconds, release)
+    watchdog = StopWatchdog(config.stop_seconds, pid_file.release)
     try:
         status = 0
         with _open_logs(config, verbose=verbose):
             try:
-                uvloop.run(Server(config, report, watchdog, starter).run())
+                uvloop.run(Server(config, report, watchdog, starter, pid_file).run())
             except (OSError, RestoreFailed) as error:
                 logger.error("The server cannot continue: %s", error)  # noqa: TRY400 - no traceback
                 report.failed(str(error))
@@ -128,7 +129,7 @@ def serve(
     finally:
         ignore_signals()
     if are_stuck():  # the end of the interpreter waits for what their threads hold
-        release()
+        pid_file.release()
         os._exit(status)
     return status
 
@@ -154,12 +155,19 @@ class Server:
     """A running server."""
 
     def __init__(
-        self, config: Config, report: StartReport, watchdog: StopWatchdog, starter: ServiceManager
+        self,
+        config: Config,
+        report: StartReport,
+        watchdog: StopWatchdog,
+        starter: ServiceManager,
+        pid_file: PidFile,
     ) -> None:
         self._config = config
         self._watchdog = watchdog
         self._report = report
         self._starter = starter
+        self._pid_file = pid_file
+        self._files: TemporaryFiles
         self._tls: ssl.SSLContext | None = None
         self._grpc_tls: TlsIdentity | None = None
         self._url = ""
@@ -256,7 +264,7 @@ class Server:
         opened.callback(access_log.flush)
         background = await opened.enter_async_context(BackgroundTasks())
         background.keep_running("The sign of life", partial(_notify_watchdog, self._starter))
-        workdir = await _make_workdir(opened)  # first: it marks all processes
+        workdir = await self._make_workdir(opened)  # first: it marks all processes
         self._watchdog.workdir = workdir
         gpus = GpuReader()
         start_monitoring(background, config, self._metrics, self._registry, gpus)
@@ -314,6 +322,17 @@ class Server:
         if later := [each for each in listeners if each.when_ready]:
             await self._listen_when_ready(opened, later, signals.stop)
 
+    async def _make_workdir(self, opened: AsyncExitStack) -> Path:
+        """Make a directory for unpacked archives, which is removed even if the server is killed."""
+        directory = opened.enter_context(own_workdir())
+        path = directory.path
+        files = self._files = TemporaryFiles(directory, self._pid_file.keep)
+        watch = await opened.enter_async_context(BackgroundTasks())
+        watch.keep_running("The guard", partial(guard_workdir, path))
+        watch.keep_running("The care for temporary files", files.run)
+        watch.start(in_abandonable_thread(remove_leftovers, path.parent, _LEFTOVERS_SECONDS))
+        return path
+
     def _export_spans(self, opened: AsyncExitStack, time_lines: TimeLines) -> Sampling:
         """Send the spans of recorded requests to OpenTelemetry's receiver, if there is one."""
         config = self._config
@@ -333,6 +352,8 @@ class Server:
         config = self._config
         self._tls = server_context(config.tls_files) if config.has_https else None
         of_http = await HttpEndpoints(services, self._tls).bind(opened)
+        addresses = [each.address for each in of_http]
+        self._files.sockets = [each.path for each in addresses if isinstance(each, UnixAddress)]
         of_grpc = await self._bind_grpc(opened, services)
         self._url = of_http[0].address.url
         # Inference last: when /ping answers, the other listeners do too.
@@ -438,15 +459,6 @@ async def _notify_watchdog(starter: ServiceManager) -> None:
     while starter.watchdog_seconds:
         starter.alive()
         await asyncio.sleep(starter.watchdog_seconds / 2)
-
-
-async def _make_workdir(opened: AsyncExitStack) -> Path:
-    """Make a directory for unpacked archives, which is removed even if the server is killed."""
-    workdir = opened.enter_context(own_workdir())
-    watch = await opened.enter_async_context(BackgroundTasks())
-    watch.keep_running("The guard", partial(guard_workdir, workdir))
-    watch.start(in_abandonable_thread(remove_leftovers, workdir.parent, _LEFTOVERS_SECONDS))
-    return workdir
 
 
 def _make_snapshot_writer(config: Config) -> SnapshotWriter | None:

@@ -6,17 +6,22 @@ store is read: its path means the file of that name in the store, as in TorchSer
 mlflow-torchserve sends the path of the file it has packed.
 
 An archive is opened into ``<workdir>/models/<32 hex>`` (``workflows/`` for those), which
-`Archive.remove` deletes. A failure leaves neither a directory nor a download.
+`Archive.remove` deletes. A failure leaves neither a directory nor a download. What a cleaner of
+temporary files has removed of it, `ArchiveOpener.restore` unpacks again.
 """
 
 import asyncio
 import contextlib
+import itertools
 import logging
+import os
 import re
 import shutil
+import stat
 import uuid
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -29,11 +34,16 @@ from marserve.frontend.archives.unpack import ArchiveLimits
 from marserve.frontend.configuration.config import Config
 from marserve.frontend.configuration.unread_keys import READ_YAML_KEYS
 from marserve.frontend.errors import ModelNotFound, ServeError, ServerBusy, WorkflowNotFound
+from marserve.frontend.lifecycle.workdir import make_again
 
 logger = logging.getLogger(__name__)
 
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]*)://", re.IGNORECASE)
+_MAX_WATCHED = 10_000  # files of an archive that are missed when something removes them
 _REMOVAL_SECONDS = 10.0  # for which callers wait for a removal
+
+
+async def _nothing() -> None: ...
 
 
 @dataclass(frozen=True)
@@ -46,6 +56,15 @@ class Archive:
     source: Path  # file or directory that was opened
     is_downloaded: bool = False  # whether the source was downloaded into the model store
     contents: Contents = field(default_factory=Contents)  # of a model; empty for a workflow
+    files: Sequence[str] = ()  # all or the first ones, relative to the root; directories first
+    version: tuple[int, ...] = ()  # of the source (`_version_of`); empty if it was not kept
+    #: Unpacks missing files again, for a worker that is about to start; raises OSError.
+    restore: Callable[[], Awaitable[None]] = field(default=_nothing, compare=False)
+
+    def missing(self) -> str:
+        """Return the first file that is gone; empty if none is."""
+        gone = (name for name in self.files if not os.path.lexists(self.root / name))
+        return next(gone, "")
 
     def remove(self) -> None:
         """Delete the unpacked, linked or downloaded files, not the user's own; repeatable."""
@@ -79,6 +98,8 @@ class ArchiveOpener:
         downloads = Slots(config.max_downloads, "archives are being downloaded (max_downloads)")
         self._downloader = Downloader(config.allowed_urls, self._limits, downloads, helpers)
         self._removals = DaemonThreads("removal of archives", 4)
+        #: By directory: a function of a workflow is a model in the directory of the workflow.
+        self._opened: dict[Path, Archive] = {}
 
     async def open(
         self, url: str, *, s3_sse_kms: bool = False, is_private: bool = False
@@ -99,7 +120,7 @@ class ArchiveOpener:
             known_keys=READ_YAML_KEYS,
             needs_requirements=self._config.install_py_dep_per_model,
         )
-        return replace(archive, contents=Contents.from_json(contents))
+        return self._watched(replace(archive, contents=Contents.from_json(contents)))
 
     async def open_workflow(
         self, url: str, *, s3_sse_kms: bool = False
@@ -112,7 +133,47 @@ class ArchiveOpener:
             )
         except ModelNotFound as error:
             raise WorkflowNotFound(error.message) from error
-        return archive, WorkflowContents.from_json(contents)
+        return self._watched(archive), WorkflowContents.from_json(contents)
+
+    def _watched(self, archive: Archive) -> Archive:
+        archive = replace(archive, restore=partial(self._restore, archive, asyncio.Lock()))
+        self._opened[archive.directory] = archive
+        return archive
+
+    async def _restore(self, archive: Archive, lock: asyncio.Lock) -> None:
+        """Unpack again what something has removed, such as a cleaner of temporary files.
+
+        Raises:
+            OSError: It cannot be unpacked; the text names the files that are gone.
+        """
+        if outer := self._opened.get(archive.source):
+            await outer.restore()
+        if not await in_abandonable_thread(archive.missing):
+            return
+        async with lock:  # workers that start at once wait for the first; `unpack_timeout` ends it
+            if missing := await in_abandonable_thread(archive.missing):
+                await self._unpack_again(archive, missing)
+
+    async def _unpack_again(self, archive: Archive, missing: str) -> None:
+        fresh = archive.root.with_name(uuid.uuid4().hex)
+        gone = archive.root / missing
+        try:
+            if await in_abandonable_thread(_version_of, archive.source) != archive.version:
+                raise OSError("it is not the file that was registered")  # noqa: TRY301 - one report
+            await in_abandonable_thread(make_again, self._workdir)
+            await self._helpers.run(
+                "unpack",
+                source=str(archive.source),
+                root=str(fresh),
+                limits=self._limits.as_json(),
+            )
+            await in_abandonable_thread(_add_missing, fresh, archive.root)
+        except (OSError, ServeError) as error:
+            reason = f"{archive.source} cannot be unpacked again: {error}"
+            raise OSError(f"{gone} is gone, and {reason}") from error
+        finally:
+            await self.remove(Archive("", fresh, fresh, fresh))
+        logger.warning("%s is gone; it was unpacked again from %s.", gone, archive.source)
 
     async def _open(
         self,
@@ -130,6 +191,7 @@ class ArchiveOpener:
         private = self._workdir / "downloads" / root.name
         made = Archive(url, root, root, root)
         try:
+            await in_abandonable_thread(make_again, self._workdir)
             if is_remote:
                 if is_private:
                     await in_abandonable_thread(private.mkdir, 0o700, True)  # with its parents
@@ -156,10 +218,13 @@ class ArchiveOpener:
                 await self.remove(Archive("", private, private, private))
         directory, source = Path(found["directory"]), Path(found["source"])
         is_kept = made.is_downloaded and not is_private
-        return Archive(url, directory, root, source, is_kept), found["contents"]
+        files, version = await in_abandonable_thread(_files_and_version, root, source)
+        archive = Archive(url, directory, root, source, is_kept, files=files, version=version)
+        return archive, found["contents"]
 
     async def remove(self, archive: Archive) -> None:
         """Remove an archive in a thread, and wait for that for a limited time."""
+        self._opened.pop(archive.directory, None)
         with contextlib.suppress(ServerBusy):  # all threads hang; the server removes it at its end
             removing = asyncio.wrap_future(self._removals.submit(archive.remove))
             await asyncio.wait({removing}, timeout=_REMOVAL_SECONDS)
@@ -167,6 +232,38 @@ class ArchiveOpener:
                 removing.result()
             else:
                 logger.warning("%s is still being removed.", archive.root)
+
+
+def _version_of(source: Path) -> tuple[int, ...]:
+    """Return what changes with the content of a file; raises OSError without the file."""
+    status = source.stat()
+    return () if stat.S_ISDIR(status.st_mode) else (status.st_size, status.st_mtime_ns)
+
+
+def _files_and_version(root: Path, source: Path) -> tuple[Sequence[str], tuple[int, ...]]:
+    version: tuple[int, ...] = ()
+    with contextlib.suppress(OSError):  # it was a private download, or is gone already
+        version = _version_of(source)
+    return list(itertools.islice(_names_in(root), _MAX_WATCHED)), version
+
+
+def _names_in(root: Path) -> Iterator[str]:
+    """Yield the paths of all entries below a directory, each directory before its entries."""
+    for folder, folders, files in os.walk(root):
+        for name in (*folders, *files):
+            yield os.path.relpath(os.path.join(folder, name), root)  # noqa: PTH118 - there may be many
+
+
+def _add_missing(fresh: Path, root: Path) -> None:
+    """Move what a directory lacks from a fresh one of the same archive."""
+    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for name in list(_names_in(fresh)):
+        source, target = fresh / name, root / name
+        if not os.path.lexists(target):
+            if source.is_dir() and not source.is_symlink():
+                target.mkdir(exist_ok=True)
+            else:
+                source.rename(target)
 
 
 def make_helpers(config: Config) -> HelperProcesses:

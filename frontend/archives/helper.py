@@ -82,9 +82,17 @@ def _open(request: Mapping[str, Any]) -> dict[str, Any]:
     return {"directory": str(directory), "source": str(source), "contents": contents.as_json()}
 
 
+def _unpack(request: Mapping[str, Any]) -> None:
+    source, root = Path(request["source"]), Path(request["root"])
+    if source.is_dir():
+        link_directory(source, root)
+    else:
+        unpack(source, root, _limits(request))
+
+
 def _open_workflow(request: Mapping[str, Any]) -> dict[str, Any]:
     root, source = Path(request["root"]), _source(request, find_workflow)
-    unpack(source, root, _limits(request), zip_suffix=".war")
+    unpack(source, root, _limits(request))
     _limit_processor_time()
     contents = read_workflow_contents(root)
     return {"directory": str(root), "source": str(source), "contents": asdict(contents)}
@@ -107,6 +115,7 @@ def _digest(request: Mapping[str, Any]) -> str:
 _OPERATIONS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
     "open": _open,
     "open_workflow": _open_workflow,
+    "unpack": _unpack,
     "copy": _copy,
     "digest": _digest,
 }

@@ -6,7 +6,8 @@ without a lock is an orphan, unless its process is TorchServe's own server (Java
 lock.
 
 The starter of a detached server takes the lock and lets the server inherit it, so that ``--stop``
-right after ``--start`` finds the server, and one of two starters is refused.
+right after ``--start`` finds the server, and one of two starters is refused. A server whose file
+something has removed, such as a cleaner of /tmp, is found by its descriptor, and makes it again.
 """
 
 import contextlib
@@ -14,6 +15,7 @@ import fcntl
 import os
 import stat
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -41,11 +43,12 @@ class PidFile:
     def __init__(self, path: Path | None = None) -> None:
         self.path = path or _temporary_directory() / ".model_server.pid"
         self._descriptor: int | None = None
+        self._changing = threading.Lock()  # a thread keeps the file, another releases it
 
     def read(self) -> int | None:
-        """Return the pid of the living server; None without one."""
+        """Return the pid of the living server, also of one whose file is gone; None without one."""
         pid, is_locked = self._look()
-        return pid if is_locked else None
+        return pid if is_locked else self._holder_of_removed()
 
     def read_java(self) -> int | None:
         """Return the pid of TorchServe's own living server; None without one."""
@@ -67,6 +70,12 @@ class PidFile:
                 f"{_ALREADY_RUNNING}\nIt is TorchServe's Java server: {server}.\n"
                 f"Stop it first: kill {pid}\n{_SECOND}"
             )
+        if holder := self._holder_of_removed():
+            if not os.fstat(descriptor).st_size:  # it was made by this call
+                self.path.unlink()
+            os.close(descriptor)
+            details = ", ".join(_details(holder))
+            raise PidFileError(f"{_ALREADY_RUNNING}\nIt has {details}.\n{_SECOND}")
         self._descriptor = descriptor
         is_orphan = os.fstat(descriptor).st_size > 0
         self._write(os.getpid())
@@ -89,13 +98,45 @@ class PidFile:
         os.set_inheritable(descriptor, False)  # a worker must not keep the lock alive
         self._descriptor = descriptor
 
+    def keep(self) -> None:
+        """Touch the file of this process; make it again if something has removed it."""
+        with self._changing:
+            if self._descriptor is None:
+                return
+            if self._is_current(self._descriptor):
+                os.utime(self._descriptor)
+                return
+            try:
+                descriptor = self._open(os.O_RDWR | os.O_CREAT | os.O_EXCL)
+            except FileExistsError:  # another process claims it, finds this one, and removes it
+                return
+            _lock(descriptor, fcntl.LOCK_EX)
+            self._close()
+            self._descriptor = descriptor
+            self._write(os.getpid())
+
     def release(self) -> None:
         """Remove the file, if this process holds it."""
-        if self._descriptor is None:
-            return
-        if self._is_current(self._descriptor):
-            self.path.unlink()  # before the lock is released: no other process can claim it yet
-        self._close()
+        with self._changing:
+            if self._descriptor is None:
+                return
+            if self._is_current(self._descriptor):
+                self.path.unlink()  # before the lock is released: no other process can claim it yet
+            self._close()
+
+    def _holder_of_removed(self) -> int | None:
+        """Return the pid of a server of this user that holds the file after its removal.
+
+        The kernel names the file that a descriptor had. The same path in another container is
+        another file.
+        """
+        gone = f"{Path(os.path.realpath(self.path.parent), self.path.name)} (deleted)"
+        with contextlib.suppress(OSError):
+            namespace = Path("/proc/self/ns/mnt").readlink()
+            for process in filter(str.isdigit, os.listdir("/proc")):  # noqa: PTH208 - names
+                if int(process) != os.getpid() and _holds(Path("/proc", process), gone, namespace):
+                    return int(process)
+        return None
 
     def _look(self) -> tuple[int | None, bool]:
         """Return the pid in the file, and whether a process has locked it."""
@@ -125,7 +166,7 @@ class PidFile:
         """Open the file; refuse links and files of other users, who share the directory."""
         try:
             descriptor = os.open(self.path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
-        except FileNotFoundError:
+        except (FileExistsError, FileNotFoundError):
             raise
         except OSError as error:
             raise PidFileError(
@@ -154,6 +195,18 @@ class PidFile:
     def _close(self) -> None:
         os.close(self.fileno())
         self._descriptor = None
+
+
+def _holds(process: Path, file: str, namespace: Path) -> bool:
+    """Whether a process has locked a file, which its descriptors name so, in a mount namespace."""
+    with contextlib.suppress(OSError):  # of another user, or ended
+        if (process / "ns/mnt").readlink() != namespace:
+            return False
+        for descriptor in os.listdir(process / "fd"):  # noqa: PTH208 - names
+            with contextlib.suppress(OSError):  # closed meanwhile
+                if os.readlink(process / "fd" / descriptor) == file:  # noqa: PTH115 - a text
+                    return "FLOCK" in (process / "fdinfo" / descriptor).read_text()
+    return False
 
 
 def _pid_in(descriptor: int) -> int | None:

@@ -1,8 +1,9 @@
 """The working directory of a server, and how it is removed with the processes of the server.
 
 It contains the unpacked archives. A server holds a lock (``flock``) on its directory while it
-lives. All processes that it starts have the path of the directory in their environment, which is a
-mark of `started_processes`.
+lives, and keeps the files from cleaners (`frontend.lifecycle.temporary_files`). All processes that
+it starts have the path of the directory in their environment, which is a mark of
+`started_processes`.
 
 A server that stops kills the marked processes and removes the directory. For a server that was
 killed, a *guard* does that: this file as a program, which waits for the lock. If the guard was
@@ -40,8 +41,71 @@ def parent_directory() -> Path:
     return Path(os.environ.get("TEMP") or tempfile.gettempdir()).absolute()
 
 
+class WorkingDirectory:
+    """The directory of this server, with its lock and its mark."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._descriptor = _open(path)
+        self._claim()
+
+    def keep(self) -> None:
+        """Take the directory and the mark again if something has removed them; blocks."""
+        make_again(self.path)
+        if not _is_same(self.path, self._descriptor):
+            logger.error("%s was removed, with what was unpacked in it.", self.path)
+            before, self._descriptor = self._descriptor, _open(self.path)
+            self._claim()
+            os.close(before)  # the guard waits for this lock
+        elif self._is_locked and not (self.path / _MARK).exists():
+            self._write_mark()
+
+    def close(self) -> None:
+        """Release the lock."""
+        os.close(self._descriptor)
+
+    def _claim(self) -> None:
+        # Without a lock it gets no mark, so that other servers leave it. Some network file systems
+        # have only shared locks of directories.
+        self._is_locked = False
+        with contextlib.suppress(OSError):
+            fcntl.flock(self._descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            self._is_locked = True
+            self._write_mark()
+
+    def _write_mark(self) -> None:
+        (self.path / _MARK).write_text("\n".join(_machine()))
+
+
+def make_again(path: Path) -> None:
+    """Make a working directory again if something has removed it.
+
+    Raises:
+        OSError: Another user has put something there, which must not be used.
+    """
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if path.lstat().st_uid != os.geteuid() or path.is_symlink():
+        raise OSError(f"{path} belongs to another user")
+
+
+def touch_tree(root: Path) -> None:
+    """Set the times of all files to now: cleaners of temporary files go by these; blocks.
+
+    systemd-tmpfiles leaves a locked directory (tmpfiles.d(5)), others know no locks.
+    """
+    _touch(root)
+    for folder, folders, files in os.walk(root):
+        for name in (*folders, *files):
+            _touch(Path(folder, name))
+
+
+def _touch(path: Path) -> None:
+    with contextlib.suppress(OSError):  # removed meanwhile, or a handler has changed its owner
+        os.utime(path, follow_symlinks=False)
+
+
 @contextlib.contextmanager
-def own_workdir() -> Iterator[Path]:
+def own_workdir() -> Iterator[WorkingDirectory]:
     """Create a private directory that marks all started processes; remove both at the end.
 
     Raises:
@@ -55,19 +119,14 @@ def own_workdir() -> Iterator[Path]:
             f"Archives cannot be unpacked in {parent}: {error.strerror}. "
             "Set TEMP to a directory in which this user may write."
         ) from error
-    descriptor = _open(path)
+    directory = WorkingDirectory(path)
     try:
-        # Without a lock it gets no mark, so that other servers leave it. Some network file systems
-        # have only shared locks of directories.
-        with contextlib.suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            (path / _MARK).write_text("\n".join(_machine()))
         os.environ[VARIABLE] = str(path)
-        yield path
+        yield directory
     finally:
         os.environ.pop(VARIABLE, None)
         remove_with_processes(path)
-        os.close(descriptor)
+        directory.close()
 
 
 async def guard_workdir(path: Path) -> None:
@@ -142,6 +201,10 @@ def _open(path: Path) -> int:
     return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
 
 
+def _is_same(path: Path, descriptor: int) -> bool:
+    return os.path.samestat(path.lstat(), os.fstat(descriptor))
+
+
 def _is_marked(descriptor: int) -> bool:
     """Whether a directory and the mark in it are our own user's, and of this machine."""
     mark = os.stat(_MARK, dir_fd=descriptor, follow_symlinks=False)
@@ -162,9 +225,12 @@ def _machine() -> set[str]:
 
 def _guard(path: Path) -> None:
     with contextlib.suppress(OSError):  # it was removed, or cannot be locked
-        descriptor = _open(path)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)  # no deadline: waits for the server
-        os.close(descriptor)
+        is_current = False
+        while not is_current:  # else the server has made it again
+            descriptor = _open(path)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)  # no deadline: waits for the server
+            is_current = _is_same(path, descriptor)
+            os.close(descriptor)
         clean(path)
 
 

@@ -83,7 +83,7 @@ class ModelVersion:
         self.queue = JobQueue(settings.batching.queue_size)
         batcher = Batcher(self.queue, settings.batching, asyncio.get_running_loop())
         self.metrics = ModelMetrics(metrics, self.name, self.version)
-        served = ServedModel(manifest, archive.directory, settings, environment)
+        served = ServedModel(manifest, archive.directory, settings, environment, archive.restore)
         self.workers = self._pool_type(
             served, host, batcher, self.metrics, lambda: self.admission.fail_queued()
         )

@@ -279,6 +279,7 @@ class WorkerPool:
             metrics=self._metrics,
             threads=WorkerThreads(spec.torch, tried, self._threads_found(spec.torch)),
             history=self.history,
+            restore=model.restore,
         )
         worker.gpu_id = gpu
         self._gpus[worker] = gpus

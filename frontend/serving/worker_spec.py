@@ -1,7 +1,7 @@
 """What a worker starts with: its process, the message that loads its model, and its trials."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,8 @@ class ServedModel:
     directory: Path
     settings: ModelSettings
     environment: ModelEnvironment = field(default_factory=ModelEnvironment)
+    #: Brings back files that something has removed, before a worker starts (`Archive.restore`).
+    restore: Callable[[], Awaitable[None]] | None = None
 
     @property
     def parallel_level(self) -> int:

@@ -11,7 +11,7 @@ permanent reason (a mistake in the handler's code) is not loaded again.
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -64,8 +64,8 @@ class WorkerSupervisor:
     """Starts, watches and restarts one worker.
 
     ``worker_id`` is TorchServe's "port". A load may take ``startup_timeout`` seconds;
-    ``retry_window`` is that of `Backoff`. The workers of a model version share ``validation``
-    (`LoadResults`).
+    ``retry_window`` is that of `Backoff`; ``restore`` runs before each start. The workers of a
+    model version share ``validation`` (`LoadResults`).
 
     Attributes:
         dispatch: None while it does not serve.
@@ -88,6 +88,7 @@ class WorkerSupervisor:
         metrics: ModelMetrics,
         threads: WorkerThreads | None = None,
         history: WorkerHistory | None = None,
+        restore: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self.worker_id = worker_id
         self.gpu_id = load.gpu_id
@@ -109,6 +110,7 @@ class WorkerSupervisor:
         self._log_name = LOG_NAMES[self.state]
         self.results = LoadResults(spec.name, load.trials, batcher, validation, self._log)
         self._backoff = Backoff(retry_window)
+        self._restore = restore
         self._changes = history or WorkerHistory()
         self._history = FailureHistory(spec.name, self._log)
         self._diagnostics = Diagnostics()
@@ -224,6 +226,8 @@ class WorkerSupervisor:
 
     async def _run_process(self) -> NoReturn:
         self._set_state(WorkerState.STARTING)
+        if self._restore is not None:
+            await self._restore()  # it may unpack gigabytes, and has its own deadline
         self.started_at = time.time()
         began = time.monotonic()
         spec = replace(self._spec, threads=self.threads.give(), torch=self.threads.options)

@@ -185,3 +185,30 @@ def test_a_locked_file_without_a_number_has_no_pid(path: Path) -> None:
     with path.open("w") as starting:
         fcntl.flock(starting, fcntl.LOCK_EX)
         assert PidFile(path).read() is None
+
+
+def test_a_server_whose_file_was_removed_is_found(
+    path: Path, server: "subprocess.Popen[str]"
+) -> None:
+    path.unlink()
+    assert PidFile(path).read() == server.pid
+    with pytest.raises(PidFileError, match=f"already running(.|\n)*pid {server.pid}"):
+        PidFile(path).claim()
+    assert not path.exists()
+    server.kill()
+    server.wait()
+    assert PidFile(path).read() is None
+
+
+def test_a_file_that_was_removed_is_made_again(path: Path) -> None:
+    pid_file = PidFile(path)
+    pid_file.claim()
+    path.unlink()
+    pid_file.keep()
+    assert PidFile(path).read() == os.getpid()
+    os.utime(path, (0, 0))
+    pid_file.keep()
+    assert path.stat().st_mtime > 0
+    pid_file.release()
+    pid_file.keep()
+    assert not path.exists()
