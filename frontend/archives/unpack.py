@@ -1,7 +1,7 @@
 """Unpack an untrusted archive into a directory, or refuse it and leave nothing behind.
 
-A file with the suffix of its kind (``.mar`` of models, ``.war`` of workflows) is a zip, any other a
-gzipped tar, of whose members the first path component is removed. Threats and measures:
+Its first bytes say whether it is a zip or a gzipped tar; of the members of a tar the first path
+component is removed. Threats and measures:
 
 * Writing outside the directory: only regular files and directories are created, in a new private
   directory, and every file is opened with ``x``, so that no link is ever followed. Of two members
@@ -34,7 +34,10 @@ from pathlib import Path
 from typing import IO
 
 from marserve.frontend.errors import ArchiveRefused
+from marserve.frontend.regular_files import open_file
 
+_ZIP, _GZIP = b"PK\x03\x04", b"\x1f\x8b"  # their first bytes
+_ZIP_SUFFIXES = (".mar", ".war")
 _CHUNK_BYTES = 1 << 20
 _TAR_BLOCK_BYTES = 64 << 10
 _MAX_INDEX_BYTES = 64 << 20  # a zip's central directory: 100,000 members of 600 bytes
@@ -83,7 +86,7 @@ class ArchiveLimits:
         return room if self.max_bytes is None else min(room, self.max_bytes)
 
 
-def unpack(archive: Path, target: Path, limits: ArchiveLimits, zip_suffix: str = ".mar") -> None:
+def unpack(archive: Path, target: Path, limits: ArchiveLimits) -> None:
     """Unpack an archive file into a new directory, which a failure removes again; blocks.
 
     Raises:
@@ -92,13 +95,20 @@ def unpack(archive: Path, target: Path, limits: ArchiveLimits, zip_suffix: str =
     """
     target.mkdir(mode=0o700, parents=True)
     try:
-        is_zip = archive.suffix == zip_suffix
-        with _refuse_unreadable(archive.name, is_zip=is_zip):
-            unpack_format = _unpack_zip if is_zip else _unpack_tar
+        as_zip = is_zip(archive)
+        with _refuse_unreadable(archive.name, is_zip=as_zip):
+            unpack_format = _unpack_zip if as_zip else _unpack_tar
             unpack_format(archive, _Target(target, archive.stat().st_size, limits))
     except BaseException:
         shutil.rmtree(target, ignore_errors=True)
         raise
+
+
+def is_zip(archive: Path) -> bool:
+    """Whether to read a file as a zip: by its first bytes, or by its name for damaged ones."""
+    with open_file(archive) as file:
+        first = file.read(len(_ZIP))
+    return first == _ZIP or (not first.startswith(_GZIP) and archive.suffix in _ZIP_SUFFIXES)
 
 
 @contextlib.contextmanager

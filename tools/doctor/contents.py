@@ -23,6 +23,7 @@ from marserve.frontend.archives.unpack import (
     HeaderGuard,
     ShortReads,
     check_zip_member,
+    is_zip,
     member_parts,
 )
 from marserve.frontend.errors import ServeError
@@ -125,8 +126,7 @@ def open_zip(path: Path) -> Iterator[zipfile.ZipFile]:
 def _members(path: Path, deadline: float) -> Iterator[_Member]:
     if path.is_dir():
         return _of_directory(path)
-    is_zip = path.suffix in (".mar", ".war")
-    return _of_zip(path) if is_zip else _of_tar(path, deadline)
+    return _of_zip(path) if is_zip(path) else _of_tar(path, deadline)
 
 
 def _of_directory(path: Path) -> Iterator[_Member]:

@@ -330,12 +330,20 @@ def test_what_is_no_archive_is_refused(tmp_path: Path, name: str, data: bytes) -
     assert refusal(tmp_path, name, data).startswith(f"{name} is not a readable ")
 
 
-def test_the_name_decides_the_format(tmp_path: Path) -> None:
-    sentence = refusal(tmp_path, "m.mar", tgz_of(("m/x", b"x")))
-    assert sentence.startswith("m.mar is not a readable zip archive: ")
+@pytest.mark.parametrize("name", ["m.mar", "m.zip", "m.tgz", "m"])
+def test_the_content_decides_the_format(tmp_path: Path, name: str) -> None:
+    for number, data in enumerate((zip_of(("x", b"x")), tgz_of(("m/x", b"x")))):
+        (tmp_path / name).write_bytes(data)
+        unpack(tmp_path / name, tmp_path / str(number), LIMITS)
+        assert (tmp_path / str(number) / "x").read_bytes() == b"x"
+
+
+def test_a_damaged_archive_is_named_for_what_its_name_says(tmp_path: Path) -> None:
+    zip_file = refusal(tmp_path, "m.mar", b"damaged")
+    assert zip_file.startswith("m.mar is not a readable zip archive: ")
     (tmp_path / "m.mar").unlink()
-    sentence = refusal(tmp_path, "m.zip", zip_of(("x", b"x")))
-    assert sentence.startswith("m.zip is not a readable gzip-compressed tar archive: ")
+    tar_file = refusal(tmp_path, "m.tgz", b"damaged")
+    assert tar_file.startswith("m.tgz is not a readable gzip-compressed tar archive: ")
 
 
 def test_a_wrong_checksum_in_a_zip_is_refused(tmp_path: Path) -> None:
