@@ -81,8 +81,20 @@ def check_valid_pt2_backend(backend: str) -> bool:
 
 
 def get_yaml_config(yaml_file_path: str | Path) -> dict[str, Any]:
-    """Read a YAML file; an empty one is an empty mapping."""
-    return yaml.safe_load(Path(yaml_file_path).read_text(encoding="utf-8")) or {}
+    """Read a YAML file; an empty one is an empty mapping. A YAMLError names the file."""
+    path = Path(yaml_file_path)
+    try:
+        return yaml.safe_load(path.read_bytes()) or {}
+    except yaml.YAMLError as error:
+        raise yaml.YAMLError(f"{path.name} is not valid YAML: {error}") from error
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file, with or without a byte order mark; a ValueError names the file."""
+    try:
+        return json.loads(path.read_bytes())  # bytes: it recognises the mark, and UTF-16
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path.name} is not valid JSON: {error}") from error
 
 
 def import_class(class_name: str, module_prefix: str | None = None) -> type:
@@ -118,14 +130,17 @@ def load_label_mapping(mapping_file_path: str | Path) -> dict[str, str] | None:
     if not path.is_file():
         logger.warning("%r is missing. Inference output will not include class name.", path.name)
         return None
-    mapping = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(mapping, dict):
-        raise ValueError(  # noqa: TRY004 - the file's content is wrong, not an argument's type
-            'index->name JSON mapping should be in "class": "label" format.'
-        )
-    if _NAME_LIST in mapping:
-        mapping = {str(index): name for index, name in enumerate(mapping[_NAME_LIST])}
-    return {index: _name_of(label) for index, label in mapping.items()}
+    mapping = read_json(path)
+    try:
+        if isinstance(mapping, dict) and _NAME_LIST in mapping:
+            mapping = {str(index): name for index, name in enumerate(mapping[_NAME_LIST])}
+        return {index: _name_of(label) for index, label in mapping.items()}
+    except (AttributeError, TypeError) as error:
+        raise ValueError(
+            f'{path.name}: index->name JSON mapping should be in "class": "label" format.'
+        ) from error
+    except ValueError as error:
+        raise ValueError(f"{path.name}: {error}") from error
 
 
 def _name_of(label: Any) -> str:

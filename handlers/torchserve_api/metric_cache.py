@@ -77,7 +77,7 @@ class MetricsCacheYamlImpl(MetricCacheAbstract):
         if not config_file_path:
             raise MetricsCacheTypeError("Config file not initialized")
         try:
-            with Path(config_file_path).open(encoding="utf-8") as file:
+            with Path(config_file_path).open("rb") as file:
                 self._parsed_file: Any = yaml.safe_load(file)
         except yaml.YAMLError as error:
             message = f"Error parsing file {config_file_path}: {error}"

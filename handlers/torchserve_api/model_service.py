@@ -14,6 +14,7 @@ from typing import Any
 
 from marserve.backend.context import Context
 from marserve.backend.errors import PredictionException
+from marserve.handlers.utils import read_json
 
 
 class ModelService(ABC):
@@ -34,7 +35,7 @@ class ModelService(ABC):
         path = Path(str(context.system_properties["model_dir"]), name or "signature.json")
         if not path.is_file():
             raise ValueError("Signature file is not found.")
-        self._signature = json.loads(path.read_text(encoding="utf-8"))
+        self._signature = read_json(path)
 
     @abstractmethod
     def inference(self, data: Any) -> Any:

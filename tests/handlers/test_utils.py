@@ -5,6 +5,7 @@ from collections import OrderedDict
 from types import ModuleType, SimpleNamespace
 
 import pytest
+import yaml
 
 from marserve.handlers.utils import (
     CLEANUP_REGEX,
@@ -144,8 +145,33 @@ def test_a_missing_file_is_a_warning(tmp_path, caplog) -> None:
 def test_other_contents_are_refused(tmp_path, content, sentence) -> None:
     path = tmp_path / "index_to_name.json"
     path.write_text(json.dumps(content))
-    with pytest.raises(ValueError, match=sentence):
+    with pytest.raises(ValueError, match=f"^index_to_name.json: .*{sentence}"):
         load_label_mapping(path)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_files_of_a_model_may_have_a_byte_order_mark(tmp_path, encoding) -> None:
+    labels, config = tmp_path / "index_to_name.json", tmp_path / "model-config.yaml"
+    labels.write_text('{"0": "Kätzchen"}', encoding=encoding)
+    config.write_text("handler:\n  name: Kätzchen\n", encoding=encoding)
+    assert load_label_mapping(labels) == {"0": "Kätzchen"}
+    assert get_yaml_config(config) == {"handler": {"name": "Kätzchen"}}
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[" * 100_000, b"\xff\xff{}", b"\0"])
+def test_a_damaged_file_of_a_model_is_named(tmp_path, content) -> None:
+    path = tmp_path / "index_to_name.json"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"^index_to_name.json is not valid JSON: "):
+        load_label_mapping(path)
+
+
+@pytest.mark.parametrize("content", [b"a: [", b"a: \xff", b"a: \0"])
+def test_a_damaged_yaml_is_named(tmp_path, content) -> None:
+    path = tmp_path / "model-config.yaml"
+    path.write_bytes(content)
+    with pytest.raises(yaml.YAMLError, match=r"^model-config.yaml is not valid YAML: "):
+        get_yaml_config(path)
 
 
 def test_values_get_names_by_row() -> None:
