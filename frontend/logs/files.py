@@ -127,7 +127,7 @@ class Rollover:
 
 
 class LogFile(logging.Handler):
-    """Appends records to a file, whose directory must exist.
+    """Appends records to a file, whose directory must exist at the start.
 
     A file that cannot be written, as on a full disk, is reported once on standard error, not for
     each record.
@@ -204,6 +204,7 @@ class LogFile(logging.Handler):
         return open(descriptor, "ab", buffering=0)  # noqa: PTH123 - a descriptor
 
     def _replace(self) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)  # it may have been removed
         previous, self._file = self._file, self._open()
         previous.close()
 

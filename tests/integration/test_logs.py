@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import time
 
@@ -224,6 +225,18 @@ def test_what_took_the_place_of_a_log_file_is_not_read(start_server, kind):
             server.wait_logged("ts_log.log", "SIGHUP: ")
         server.predict("unseen")
         server.wait_logged(moved.name, "/predictions/unseen")
+        server.stop()
+
+
+def test_a_directory_of_logs_that_was_removed_is_made_again_after_a_signal(start_server, wait_for):
+    with start_server() as server:
+        logs = server.directory / "logs"
+        shutil.rmtree(logs)
+        server.terminate(signal.SIGHUP)
+        wait_for((logs / "ts_log.log").exists)
+        server.wait_logged("ts_log.log", "SIGHUP: the log files were opened again.")
+        server.predict("unseen")
+        server.wait_logged("access_log.log", "/predictions/unseen")
         server.stop()
 
 

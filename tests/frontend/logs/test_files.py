@@ -2,6 +2,7 @@ import contextlib
 import gzip
 import logging
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -215,6 +216,17 @@ def test_reopen_creates_a_file_that_another_program_moved(
     write(file, "after", NOON)
     assert moved.read_text() == "old\nbefore\n"
     assert path.read_text() == "after\n"
+
+
+def test_a_removed_directory_is_made_again(tmp_path: Path) -> None:
+    path = tmp_path / "logs" / "ts_log.log"
+    path.parent.mkdir()
+    file = LogFile(path)
+    shutil.rmtree(path.parent)
+    file.reopen()
+    write(file, "reopened", NOON)
+    assert path.read_text() == "reopened\n"
+    file.close()
 
 
 @pytest.mark.timeout(20)
