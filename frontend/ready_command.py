@@ -12,14 +12,11 @@ import ssl
 from collections.abc import Sequence
 from pathlib import Path
 
-import psutil
-
 from marserve.frontend.cli import build_parser, load_config_of
 from marserve.frontend.configuration.addresses import Address, UnixAddress
 from marserve.frontend.configuration.properties import ConfigError
 from marserve.frontend.lifecycle.pidfile import PidFile, PidFileError
 from marserve.frontend.lifecycle.terminal import print_text
-from marserve.frontend.measurements import UNREADABLE
 
 _PROGRAMS = ("torchserve", "marserve", "marserve.frontend")
 _MAX_BYTES = 10_000
@@ -48,18 +45,25 @@ def _inference_address() -> Address | UnixAddress:
     pid = PidFile().read()
     if pid is None:
         raise PidFileError("no server is running.")
+    process = Path("/proc", str(pid))
     try:
-        server = psutil.Process(pid)
-        words, environ, directory = server.cmdline(), server.environ(), server.cwd()
-    except UNREADABLE as error:
+        words, variables = _texts(process / "cmdline"), _texts(process / "environ")
+        directory = (process / "cwd").readlink()
+    except OSError as error:
         raise PidFileError(f"process {pid} cannot be read: {error}") from error
     program = next((at for at, word in enumerate(words) if at and Path(word).name in _PROGRAMS), 0)
     options, _ = build_parser().parse_known_args(words[program + 1 :])
     # Read the configuration as the server did.
     os.chdir(directory)
     os.environ.clear()
-    os.environ.update(environ)
+    pairs = (each.partition("=") for each in variables)
+    os.environ.update({name: value for name, _, value in pairs if name})
     return load_config_of(options).inference_address
+
+
+def _texts(file: Path) -> list[str]:
+    """Return the texts of a file of /proc, each of which a null byte ends."""
+    return os.fsdecode(file.read_bytes()).split("\0")[:-1]
 
 
 def _get(address: Address | UnixAddress, timeout: float) -> tuple[int, str]:
