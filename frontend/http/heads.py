@@ -1,4 +1,4 @@
-"""Follows the heads in bytes that aiohttp parses, for their deadlines."""
+"""Follows the heads in bytes that aiohttp parses, for their deadlines and what is odd in them."""
 
 import httptools
 
@@ -10,11 +10,22 @@ class Heads:
     1 us a request.
     """
 
-    __slots__ = ("_behind_upgrade", "_parser", "count", "is_in_head")
+    __slots__ = (
+        "_behind_upgrade",
+        "_had_upgrade",
+        "_is_between",
+        "_parser",
+        "count",
+        "error",
+        "is_in_head",
+    )
 
     def __init__(self) -> None:
         self.count = 0  # of complete heads
         self.is_in_head = False
+        self.error = ""  # why the bytes are no request; empty while they are
+        self._is_between = True
+        self._had_upgrade = False
         self._parser: httptools.HttpRequestParser | None = None
         #: Bytes behind the head of a request that asks for an upgrade; None without such a request.
         self._behind_upgrade: int | None = None
@@ -23,6 +34,11 @@ class Heads:
     def is_readable(self) -> bool:
         """Whether heads are still found: not behind garbage or an upgrade."""
         return self._parser is not None
+
+    @property
+    def is_between(self) -> bool:
+        """Whether the next byte begins a request. Uncertain, and False, behind an upgrade."""
+        return self._is_between and self._parser is not None
 
     def start(self) -> None:
         """Parse the bytes that follow."""
@@ -36,8 +52,10 @@ class Heads:
             except httptools.HttpParserUpgrade as upgrade:
                 self._parser = None
                 self._behind_upgrade = len(data) - upgrade.args[0]
-            except httptools.HttpParserError:
+                self._had_upgrade, self._is_between = True, False
+            except httptools.HttpParserError as error:
                 self._parser = None
+                self.error = str(error)
         elif self._behind_upgrade is not None:
             self._behind_upgrade += len(data)
 
@@ -57,10 +75,15 @@ class Heads:
         return True
 
     def on_message_begin(self) -> None:
-        """Note that a head begins; called by the parser, as the method that follows."""
+        """Note that a head begins; called by the parser, as the methods that follow."""
         self.is_in_head = True
+        self._is_between = False
 
     def on_headers_complete(self) -> None:
         """Count a head."""
         self.is_in_head = False
         self.count += 1
+
+    def on_message_complete(self) -> None:
+        """Note that a request is complete."""
+        self._is_between = not self._had_upgrade

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable
 
-from aiohttp import HttpVersion11, web
+from aiohttp import HttpVersion10, HttpVersion11, web
 from aiohttp.http import HttpProcessingError
 
 from marserve.frontend.aio.long_work import LongWork
@@ -86,7 +86,12 @@ class HttpServer:
         if connection is None or not connection.is_open:
             return _CLOSED  # the client has left
         if len(raw.headers.get("content-length", "")) > MAX_LENGTH_DIGITS:
-            connection.refuse_unreadable()
+            connection.refuse_unreadable(
+                f"the Content-Length has more than {MAX_LENGTH_DIGITS} digits"
+            )
+            return _CLOSED
+        if raw.version < HttpVersion10:
+            connection.refuse_unreadable("only HTTP/1.1 and HTTP/1.0 are supported")
             return _CLOSED
         connection.begin_request()
         keep_alive = False

@@ -24,12 +24,20 @@ from marserve.frontend.http.client import ClientConnection, enable_keepalive, pe
 from marserve.frontend.http.heads import Heads
 from marserve.frontend.http.large_bodies import LargeBody
 from marserve.frontend.http.limits import Connections
+from marserve.frontend.http.odd_heads import (
+    END,
+    MAX_HEAD_BYTES,
+    MAX_LINE_BYTES,
+    described,
+    repaired,
+)
 from marserve.frontend.http.request_bodies import CONTINUE, late_body
 from marserve.frontend.http.requests import (
     LARGE_BYTES,
     IncomingRequest,
     PlainRequest,
     plain_request,
+    split_path,
 )
 from marserve.frontend.http.responses import (
     HttpResponse,
@@ -53,8 +61,8 @@ CONNECTION_INFO = "marserve_connection"
 # A small request that takes longer to arrive is left to aiohttp, with the deadlines of heads and
 # bodies.
 _COLLECTING_SECONDS = 1.0
-# aiohttp refuses longer lines.
-_MAX_HEAD_BYTES = 8190
+# A longer head may have a line that aiohttp refuses.
+_MAX_HEAD_BYTES = MAX_LINE_BYTES
 # Bytes that may arrive before the last request is answered; then reading pauses.
 _MAX_WAITING_BYTES = 1 << 16
 # Of a large body that is left to aiohttp.
@@ -73,6 +81,11 @@ class Connection(ClientConnection):
     _aiohttp: asyncio.Protocol | None = None
     _answered = 0
     _is_handling = False
+    #: For aiohttp: the incomplete head of a request; the last head that began a piece, and the
+    #: number of those before it.
+    _held = b""
+    _head = b""
+    _head_index = -1
 
     def __init__(
         self,
@@ -158,6 +171,7 @@ class Connection(ClientConnection):
     def connection_lost(self, exc: BaseException | None) -> None:
         """Cancel the client's request, and return what the connection uses."""
         self._parser = None
+        self._held = self._head = b""
         self._release_all()
         for timer in (self._head_timer, self._collecting_timer, self._idle_timer):
             if timer is not None:
@@ -223,12 +237,48 @@ class Connection(ClientConnection):
         if self._aiohttp is None:  # the connection is closed
             return
         heads = self.heads
+        begins, is_busy, index = heads.is_between, self.is_busy, heads.count
         heads.feed(data)
         if heads.is_in_head or not heads.is_readable:
             self._expect_head()
         elif heads.count:
             self._head_since = None
-        self._aiohttp.data_received(data)
+        if begins or self._held:
+            data = self._with_whole_head(self._held + data, index, is_busy=is_busy)
+        if data:
+            self._aiohttp.data_received(data)
+
+    def _with_whole_head(self, data: bytes, index: int, *, is_busy: bool) -> bytes:
+        """Return bytes that begin with a request when its head is whole; until then nothing.
+
+        What aiohttp refuses in the head is repaired (`odd_heads`). A request that follows others
+        which are not answered is left as it is: where it begins is then known less certainly.
+        """
+        begin = len(data) - len(data.lstrip(b"\r\n")) if data[0] in b"\r\n" else 0
+        end = data.find(END, begin)
+        if end < 0:
+            is_short = len(data) <= MAX_HEAD_BYTES
+            if (
+                is_short
+                and self.heads.is_readable
+                and len(data) - data.rfind(b"\n") < MAX_LINE_BYTES
+            ):
+                self._held = data
+                return b""
+            end = len(data)
+        self._held = b""
+        head = self._head = data[begin : end + len(END)]
+        self._head_index = index
+        if is_busy or not head.endswith(END):
+            return data
+        better = repaired(head, self._is_probe)
+        return data if better is head else better + data[end + len(END) :]
+
+    def _is_probe(self, method: str, target: str) -> bool:
+        path = split_path(target)
+        return self._router.is_probe(
+            PlainRequest(method, target, {}, {}, 0, path, "", 0.0, self, False)
+        )
 
     def begin_request(self) -> None:
         """Note that a request which aiohttp has read is being answered."""
@@ -242,15 +292,20 @@ class Connection(ClientConnection):
         if not self.heads.is_readable:
             self._head_since = self._loop.time()
 
-    def refuse_unreadable(self) -> None:
+    def refuse_unreadable(self, reason: str = "") -> None:
         """Answer a request that aiohttp could not parse, and close the connection."""
         if not self.transport.is_closing():
-            self._refuse_unread(BadRequest("Invalid HTTP message."))
+            head = self._head if self._head_index == self._answered else b""
+            method, target, found = described(head, self.heads.error)
+            reason = f": {reason or found}" if reason or found else ""
+            self._refuse_unread(BadRequest(f"Invalid HTTP message{reason}."), method, target)
 
-    def _refuse_unread(self, error: ServeError) -> None:
+    def _refuse_unread(self, error: ServeError, method: str = "", target: str = "") -> None:
         answer = error_response(error)
-        # Method and path are those of TorchServe's access log.
-        self._router.access_log.add(self.peer, "GET", "/bad-request", answer.status, 0.0)
+        # Where they are unknown, method and path are those of TorchServe's access log.
+        self._router.access_log.add(
+            self.peer, method or "GET", target or "/bad-request", answer.status, 0.0
+        )
         self.write(answer, new_request_id(), keep_alive=False)
         self.close()
 

@@ -84,11 +84,7 @@ class Router:
 
     async def answer(self, request: HttpRequest) -> HttpResponse:
         """Answer a request, also after an unexpected error, and log it."""
-        segments = request.segments
-        route = self.routes.get(segments[0] if segments else "")
-        route = route or self.routes.get(ANY_OTHER, _NOT_FOUND)
-        while route.choose is not None:
-            route = route.choose(request)
+        route = self._route(request)
         self._find_trace(request, route)
         try:
             self.guard.admit(route.key, request.headers)
@@ -111,6 +107,18 @@ class Router:
             answer = refusal(request, route.refuse, unexpected(error))
         self.log(request, answer)
         return answer
+
+    def _route(self, request: HttpRequest | PlainRequest) -> Route:
+        segments = request.segments
+        route = self.routes.get(segments[0] if segments else "")
+        route = route or self.routes.get(ANY_OTHER, _NOT_FOUND)
+        while route.choose is not None:
+            route = route.choose(request)
+        return route
+
+    def is_probe(self, request: PlainRequest) -> bool:
+        """Return whether a request asks for health, or for what the listener serves."""
+        return not request.segments or self._route(request).when_full
 
     def _is_preflight(self, request: HttpRequest) -> bool:
         """Return whether a browser asks for the CORS headers, which it does without a key."""

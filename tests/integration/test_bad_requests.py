@@ -229,9 +229,7 @@ def test_what_is_no_http(server, request_):
     for listener in server.ports:
         answer = server.exchange(listener, request_)
         assert answer.startswith(b"HTTP/1.1 400 Bad Request\r\n")
-        assert (
-            b'"type": "BadRequestException",\n  "message": "Invalid HTTP message."\n}\n' in answer
-        )
+        assert b'"type": "BadRequestException",\n  "message": "Invalid HTTP message: ' in answer
     assert "Traceback" not in server.console_text()[len(before) :]
 
 

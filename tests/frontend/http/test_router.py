@@ -200,11 +200,9 @@ def test_an_unexpected_error_is_a_500_in_json_and_its_traceback_is_logged(
 )
 def test_what_is_not_http_is_refused_in_json(sent: bytes, fakes: ModuleType) -> None:
     answer = fakes.exchange(ROUTES, sent)
-    assert answer.document == {
-        "code": 400,
-        "type": "BadRequestException",
-        "message": "Invalid HTTP message.",
-    }
+    assert answer.document["code"] == 400
+    assert answer.document["type"] == "BadRequestException"
+    assert answer.document["message"].startswith("Invalid HTTP message: ")
     assert answer.headers["connection"] == "close"
 
 
