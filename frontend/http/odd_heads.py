@@ -29,6 +29,7 @@ _HARMLESS = (
     b"user-agent",
 )
 _REPAIRED = (_CONTENT_TYPE, *_HARMLESS)
+_LOOKED_FOR = re.compile(b"\\r\\n(host|" + b"|".join(_REPAIRED) + b"):", re.IGNORECASE)
 _SINGLE = (*_REPAIRED, b"content-length", b"host", b"transfer-encoding")
 _MAX_HEADERS = 128  # of aiohttp
 _REQUEST_LINE = re.compile(rb"([A-Za-z-]{1,24}) +((?:/|\*|https?://)\S*)(?: +(HTTP/\d\.\d))?")
@@ -79,14 +80,14 @@ def repaired(head: bytes, is_probe: Callable[[str, str], bool]) -> bytes:
     * A GET, HEAD or OPTIONS without a body gets a Host if ``is_probe``, called with its method and
       target, returns true.
     """
-    lower = head.lower()
-    repeated = [name for name in _REPAIRED if lower.count(b"\r\n" + name + b":") > 1]
-    has_host = b"\r\nhost:" in lower
-    if has_host and not repeated:
+    names = [name.lower() for name in _LOOKED_FOR.findall(head)]
+    has_host = b"host" in names
+    if has_host and len(set(names)) == len(names):  # the usual head: 3 us
         return head
     lines = head[: -len(END)].split(b"\r\n")
-    for name in repeated:
-        lines = _with_one(lines, name)
+    for name in _REPAIRED:
+        if names.count(name) > 1:
+            lines = _with_one(lines, name)
     if not has_host and _is_bare(lines):
         method, target, version = _request_line(head)
         if version == "HTTP/1.1" and method.encode() in _PROBING and is_probe(method, target):
