@@ -21,6 +21,7 @@ from marserve.frontend.errors import BadRequest
 Body = bytes | bytearray
 
 _OCTETS = "application/octet-stream"
+_MIXED = "multipart/mixed"
 # Bytes that one step searches or copies, and bytes that it decodes.
 _SEARCHED_BYTES = 1 << 20
 _DECODED_BYTES = 1 << 14
@@ -55,13 +56,16 @@ def urlencoded_parts(body: Body, limits: FormLimits) -> Steps[list[Part]]:
     """Return the fields of a form, or raise BadRequest.
 
     A repeated field has its last value, at the position of the first. A last token without ``=`` is
-    dropped.
+    dropped, and a line break at the end.
     """
     fields = {}
     at = 0
+    size = len(body)
+    if body.endswith(b"\n"):  # of the file that was sent; TorchServe ends the form there
+        size -= 2 if body.endswith(b"\r\n") else 1
     for _ in range(limits.max_parts):
         end = body.find(b"&", at)
-        stop = len(body) if end < 0 else end
+        stop = size if end < 0 else end
         equals = body.find(b"=", at, stop)
         name_end = stop if equals < 0 else equals
         if name_end - at > limits.max_head_bytes:
@@ -128,30 +132,64 @@ def boundary_of(content_type: str) -> str:
 
 
 def multipart_parts(body: Body, boundary: str, limits: FormLimits) -> Steps[list[Part]]:
-    """Return the parts of a form, or raise BadRequest; only files have a media type."""
-    if len(boundary) > _MAX_BOUNDARY:
-        raise _malformed(f"the boundary is longer than {_MAX_BOUNDARY} characters")
-    delimiter = b"\r\n--" + boundary.encode("utf-8", "surrogateescape")
+    """Return the parts of a form, or raise BadRequest; only files have a media type.
+
+    A part of the type multipart/mixed is replaced by its own parts, which have its name (RFC 2388,
+    section 4.2), or that which one of them or of those before it has.
+    """
     parts: list[Part] = []
+    yield from _add_parts(_Multipart(body, 0, len(body), boundary), limits, parts)
+    return parts
+
+
+@dataclass(frozen=True)
+class _Multipart:
+    """A slice of a body that has parts, and what separates them."""
+
+    body: Body
+    start: int
+    end: int
+    boundary: str
+    name: str | None = None  # of parts without one; None for the form itself
+
+
+def _add_parts(form: _Multipart, limits: FormLimits, parts: list[Part]) -> Steps[None]:
+    body, end, name = form.body, form.end, form.name
+    if len(form.boundary) > _MAX_BOUNDARY:
+        raise _malformed(f"the boundary is longer than {_MAX_BOUNDARY} characters")
+    dashes = b"--" + form.boundary.encode("utf-8", "surrogateescape")
+    # Written by hand, it may have no carriage returns. TorchServe takes it, too.
+    line_end = b"\n" if body.startswith(dashes + b"\n", form.start) else b"\r\n"
+    delimiter = line_end + dashes
     # The first delimiter needs no line break at the beginning of the body.
-    is_first = body.startswith(delimiter[2:])
-    at = -2 if is_first else (yield from _find(body, delimiter, 0))
+    is_first = body.startswith(dashes, form.start)
+    at = form.start - len(line_end) if is_first else (yield from _find(form, delimiter, form.start))
     while True:
-        head = _end_of_line(body, at + len(delimiter))
+        head = _end_of_line(form, at + len(delimiter), line_end)
         if head is None:
-            return parts
+            return
         if len(parts) == limits.max_parts:
             raise BadRequest(f"The multipart body has more than {limits.max_parts} parts.")
-        head_end = body.find(b"\r\n\r\n", head - 2, head + limits.max_head_bytes + 2)
+        last = min(end, head + limits.max_head_bytes + len(line_end))
+        head_end = body.find(line_end * 2, head - len(line_end), last)
         if head_end < 0:
             raise _malformed(
                 f"the head of a part does not end, or is longer than {limits.max_head_bytes} bytes"
             )
         # The line break at the end of the head may belong to the delimiter behind an empty part.
-        at = yield from _find(body, delimiter, head_end + 2)
-        name, media_type, encoding = _read_head(body[head : max(head, head_end)])
-        value = yield from _transferred(body, min(head_end + 4, at), at, encoding)
-        parts.append(Part(name, media_type, value))
+        at = yield from _find(form, delimiter, head_end + len(line_end))
+        part = _read_head(body[head : max(head, head_end)], line_end, name)
+        value_start = min(head_end + 2 * len(line_end), at)
+        if part.boundary:
+            if form.name is not None:
+                raise _malformed("a part of a multipart/mixed part is multipart/mixed")
+            inner = _Multipart(body, value_start, at, part.boundary, part.name)
+            yield from _add_parts(inner, limits, parts)
+        else:
+            value = yield from _transferred(body, value_start, at, part.encoding)
+            parts.append(Part(part.name, part.media_type, value))
+            if form.name is not None:
+                name = part.name
         yield _PART_BYTES
 
 
@@ -159,10 +197,10 @@ def _malformed(why: str) -> BadRequest:
     return BadRequest(f"The multipart body is malformed: {why}.")
 
 
-def _find(body: Body, delimiter: bytes, start: int) -> Steps[int]:
-    while start < len(body):
+def _find(form: _Multipart, delimiter: bytes, start: int) -> Steps[int]:
+    while start < form.end:
         stop = start + _SEARCHED_BYTES
-        found = body.find(delimiter, start, stop + len(delimiter))
+        found = form.body.find(delimiter, start, min(form.end, stop + len(delimiter)))
         if found >= 0:
             return found
         start = stop
@@ -170,20 +208,31 @@ def _find(body: Body, delimiter: bytes, start: int) -> Steps[int]:
     raise _malformed("the last boundary is missing")
 
 
-def _end_of_line(body: Body, at: int) -> int | None:
-    """Return where the line behind a delimiter begins; None behind the last delimiter."""
-    if body.startswith(b"--", at):
+def _end_of_line(form: _Multipart, at: int, line_end: bytes) -> int | None:
+    """Return where the line behind a delimiter begins; None behind the last delimiter.
+
+    The last one may lack its dashes, at the end of the body: nothing is lost, as in TorchServe.
+    """
+    if at == form.end or form.body.startswith(b"--", at):
         return None
-    end = body.find(b"\r\n", at, at + _MAX_BOUNDARY)
-    if end < 0 or body[at:end].strip():  # RFC 2046 allows blanks
+    end = form.body.find(line_end, at, min(form.end, at + _MAX_BOUNDARY))
+    if end < 0 or form.body[at:end].strip():  # RFC 2046 allows blanks
         raise _malformed("a boundary is followed by other text")
-    return end + 2
+    return end + len(line_end)
 
 
-def _read_head(head: Body) -> tuple[str, str, str]:
-    """Return the name of a part, its media type (empty for no file), and its transfer encoding."""
+@dataclass(frozen=True, slots=True)
+class _PartHead:
+    name: str
+    media_type: str  # empty for no file
+    encoding: str  # Content-Transfer-Encoding
+    boundary: str  # of its parts, if it is multipart/mixed
+
+
+def _read_head(head: Body, line_end: bytes, default_name: str | None) -> _PartHead:
+    """Return the head of a part; BadRequest if it is malformed, or has no name."""
     headers = {}
-    for line in head.decode("utf-8", "surrogateescape").split("\r\n"):
+    for line in head.decode("utf-8", "surrogateescape").split(line_end.decode()):
         header, colon, text = line.partition(":")
         if line and not colon:
             raise _malformed("a header of a part has no colon")
@@ -198,11 +247,19 @@ def _read_head(head: Body) -> tuple[str, str, str]:
     if name is None and "name*" in parameters:  # RFC 5987: charset'language'text
         charset, _, text = parameters["name*"].partition("'")
         name = _unquoted_name(charset, text.partition("'")[2])
+    name = default_name if name is None else name
     if name is None:
         raise BadRequest("The multipart body has a part without a name.")
     is_file = not parameters.keys().isdisjoint(("filename", "filename*"))
-    media_type = headers.get("content-type", _OCTETS).partition(";")[0] if is_file else ""
-    return name, media_type, headers.get("content-transfer-encoding", "").lower()
+    content_type = headers.get("content-type", _OCTETS)
+    media_type = content_type.partition(";")[0]
+    is_mixed = media_type.strip().lower() == _MIXED
+    return _PartHead(
+        name,
+        media_type if is_file else "",
+        headers.get("content-transfer-encoding", "").lower(),
+        boundary_of(content_type) if is_mixed else "",
+    )
 
 
 def _unquoted_name(charset: str, text: str) -> str:

@@ -254,7 +254,7 @@ class Connection(ClientConnection):
         What aiohttp refuses in the head is repaired (`odd_heads`). A request that follows others
         which are not answered is left as it is: where it begins is then known less certainly.
         """
-        begin = len(data) - len(data.lstrip(b"\r\n")) if data[0] in b"\r\n" else 0
+        begin = len(data) - len(data.lstrip(b"\r\n")) if data[:1] in b"\r\n" else 0
         end = data.find(END, begin)
         if end < 0:
             is_short = len(data) <= MAX_HEAD_BYTES
@@ -306,7 +306,8 @@ class Connection(ClientConnection):
         self._router.access_log.add(
             self.peer, method or "GET", target or "/bad-request", answer.status, 0.0
         )
-        self.write(answer, new_request_id(), keep_alive=False)
+        has_body = method != "HEAD"
+        self.write(answer, new_request_id(), keep_alive=False, with_body=has_body)
         self.close()
 
     def fail(self, error: Exception) -> None:

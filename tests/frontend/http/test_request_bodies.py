@@ -100,6 +100,11 @@ def test_without_a_body_the_part_is_empty(method: str, reading: Reading, fakes: 
         (b"a=1&hello", {"a": b"1"}),
         (b"hello&a=1", {"hello": b"", "a": b"1"}),
         (b"=1&&a=2", {"a": b"2"}),
+        (b"a=1&b=2\r\n", {"a": b"1", "b": b"2"}),
+        (b"a=1&b=2\n\n", {"a": b"1", "b": b"2\n"}),
+        (b"a=%0A\n", {"a": b"\n"}),
+        (b"a=1&\n", {"a": b"1"}),
+        (b"\n", {}),
         (b"", {}),
     ],
 )
@@ -182,6 +187,87 @@ def test_a_broken_multipart_body_is_the_clients_fault(
     assert (answer.status, answer.document["type"]) == (400, BAD)
 
 
+def mixed(*fields: str, outer: str = 'name="f"', boundary: str = "b1") -> str:
+    """A field of several files; the disposition of each is given as to `field`."""
+    inner = "".join(fields).replace("--b0", "--b1").replace("form-data; ", "")
+    return field(outer, f"{inner}--b1--", f"Content-Type: Multipart/Mixed; boundary={boundary}")
+
+
+A, B = field('file; filename="a"', "A", "Content-Type: text/a"), field("file; filename=b", "B")
+
+
+@pytest.mark.parametrize(
+    ("fields", "parts"),
+    [
+        ([mixed(A, B)], [("f", "text/a", b"A"), ("f", "application/octet-stream", b"B")]),
+        ([mixed(A, boundary='"b1"')], [("f", "text/a", b"A")]),
+        ([mixed(A), field("name=g", "G")], [("f", "text/a", b"A"), ("g", "", b"G")]),
+        ([mixed(A, outer='name="f"; filename="o"')], [("f", "text/a", b"A")]),
+        (
+            [mixed(field("attachment; name=z; filename=a", "A", "Content-Type: text/a"), B)],
+            [("z", "text/a", b"A"), ("z", "application/octet-stream", b"B")],
+        ),
+        ([mixed(field("file", "A"))], [("f", "", b"A")]),
+        ([mixed()], []),
+        ([mixed(A).replace("--b1--\r\n", "--b1--\r\nbehind\r\n")], [("f", "text/a", b"A")]),
+        (
+            [mixed(field("file", "QQ==", "Content-Transfer-Encoding: base64"))],
+            [("f", "", b"A")],
+        ),
+        ([field("name=f", "A", "Content-Type: multipart/mixed")], [("f", "", b"A")]),
+        (
+            [field("name=f", "A", "Content-Type: multipart/alternative; boundary=b1")],
+            [("f", "", b"A")],
+        ),
+    ],
+)
+def test_the_parts_of_a_multipart_mixed_part_have_its_name(
+    fields: list[str], parts: list[Any], reading: Reading, fakes: ModuleType
+) -> None:
+    answer = fakes.exchange(
+        reading.routes, fakes.request("/a", "POST", multipart(*fields), MULTIPART)
+    )
+    assert answer.status == 200
+    [input_] = reading.inputs
+    assert [(part.name, part.content_type, bytes(part.body)) for part in input_.parts] == parts
+
+
+@pytest.mark.parametrize(
+    ("broken", "reason"),
+    [
+        (mixed(A).replace("--b1--", ""), "the last boundary is missing"),
+        (mixed(A, boundary="b2"), "the last boundary is missing"),
+        (mixed(A.replace("\r\n\r\n", "\r\n")), "the head of a part does not end"),
+        (
+            mixed(field("file", "", "Content-Type: multipart/mixed; boundary=b2")),
+            "a part of a multipart/mixed part is multipart/mixed",
+        ),
+    ],
+)
+def test_a_broken_multipart_mixed_part_is_the_clients_fault(
+    broken: str, reason: str, reading: Reading, fakes: ModuleType
+) -> None:
+    body = multipart(broken, field("name=g", "G"))
+    answer = fakes.exchange(reading.routes, fakes.request("/a", "POST", body, MULTIPART))
+    assert (answer.status, answer.document["type"]) == (400, BAD)
+    assert reason in answer.document["message"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        multipart(field("name=a", "1"), field("name=b", "2")).replace(b"\r", b""),
+        multipart(field("name=a", "1"), field("name=b", "2")).removesuffix(b"--\r\n"),
+        multipart(field("name=a", "1"), field("name=b", "2")).replace(b"\r", b"")[:-3],
+    ],
+)
+def test_a_multipart_body_written_by_hand(body: bytes, reading: Reading, fakes: ModuleType) -> None:
+    """Without carriage returns, or without the last dashes, as TorchServe takes it."""
+    answer = fakes.exchange(reading.routes, fakes.request("/a", "POST", body, MULTIPART))
+    assert answer.status == 200
+    assert reading.parts == {"a": ("", b"1"), "b": ("", b"2")}
+
+
 # No semicolon: aiohttp takes several of them for a malformed header, in quotes or not.
 NAMES = st.text(
     st.characters(exclude_categories=["C", "Z"], exclude_characters='"\\%;'), min_size=1
@@ -225,6 +311,10 @@ SCRAPS = st.sampled_from(
         b"Content-Encoding: gzip\r\n",
         b"Content-Length: -1\r\n",
         b"Content-Type: multipart/mixed; boundary=b0\r\n\r\n",
+        b"Content-Disposition: file; name=a\r\nContent-Type: multipart/mixed; boundary=b\r\n\r\n",
+        b"\r\n--b\r\n",
+        b"\r\n--b--",
+        b"--b0\n",
         b'Content-Disposition: form-data; name="_charset_"\r\n\r\nrot13',
     ]
 )
