@@ -24,6 +24,7 @@ reaches a transport is a defect: the client gets 500 and the log the traceback.
     ├── VersionConflict           409
     ├── SequenceOver              409  the sequence of the request has ended
     ├── PayloadTooLarge           413  the body is longer than max_request_size
+    ├── EncodingNotSupported      415  the Content-Encoding of the body is not gzip or deflate
     ├── CallerGone                499  the request on whose behalf a handler calls has ended
     ├── NotEnoughDevices          500  a parallel worker needs more GPUs than the machine has
     ├── WorkersFailed             500  or the status that the worker reported while loading
@@ -202,8 +203,21 @@ class SequenceOver(ServeError, status=409, wire_type="ConflictStatusException"):
 class PayloadTooLarge(ServeError, status=413, wire_type="PayloadTooLargeException"):
     """The body is longer than max_request_size, the ``limit`` in bytes."""
 
-    def __init__(self, limit: int) -> None:
-        super().__init__(f"The request body is longer than max_request_size ({limit} bytes).")
+    def __init__(self, limit: int, subject: str = "request body") -> None:
+        super().__init__(f"The {subject} is longer than max_request_size ({limit} bytes).")
+
+
+class EncodingNotSupported(ServeError, status=415, wire_type="UnsupportedMediaTypeException"):
+    """The body has a Content-Encoding that is not decoded."""
+
+    #: The value of Accept-Encoding in the answer.
+    accepted = "gzip, deflate"
+
+    def __init__(self, found: str) -> None:
+        super().__init__(
+            f"Content-Encoding {found[:80]!r} is not supported: use one of gzip, deflate and "
+            "identity."
+        )
 
 
 class CallerGone(ServeError, status=499):

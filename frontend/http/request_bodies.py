@@ -17,7 +17,7 @@ from aiohttp.http import HttpProcessingError
 from marserve.backend.protocol import Buffer, Input, Part
 from marserve.frontend.aio.long_work import joined
 from marserve.frontend.errors import BadRequest, PayloadTooLarge
-from marserve.frontend.http import forms
+from marserve.frontend.http import content_encoding, forms
 from marserve.frontend.http.requests import HttpRequest, PlainRequest
 
 #: The answer to ``Expect: 100-continue``.
@@ -27,18 +27,27 @@ _MULTIPART = "multipart/form-data"
 
 
 async def read_input(
-    request: HttpRequest, max_bytes: int, extra: Mapping[str, str], *, with_query: bool = False
+    request: HttpRequest,
+    max_bytes: int,
+    extra: Mapping[str, str],
+    *,
+    with_query: bool = False,
+    decodes: bool = False,
 ) -> Input:
     """Read a request to its end, with all parts, also those of the same name, as `read_body`.
 
     The headers ``extra`` are added for the handler. ``with_query``, the parameters of the query are
-    parts, before those of the body.
+    parts, before those of the body. ``decodes``, the body is decoded (`read_decoded`).
     """
-    body = await read_body(request, max_bytes)
+    decodes = decodes and "content-encoding" in request.headers
+    body = await (read_decoded if decodes else read_body)(request, max_bytes)
     removed, added = {b"expect"}, extra
-    if "content-length" not in request.headers:
+    if decodes:
+        removed.update((b"content-encoding", b"content-length"))
+    if decodes or "content-length" not in request.headers:
         # A body that came in chunks has a length now, and no chunks.
-        removed.add(b"transfer-encoding")
+        if request.headers.get("transfer-encoding", "").lower() == "chunked":
+            removed.add(b"transfer-encoding")
         added = {"content-length": str(len(body)), **extra}
     headers = {
         name.decode("utf-8", "surrogateescape"): value.decode("utf-8", "surrogateescape")
@@ -105,6 +114,24 @@ async def read_body(request: HttpRequest, max_bytes: int) -> bytes | bytearray:
     except (HttpProcessingError, web.RequestPayloadError, ConnectionError, ValueError) as error:
         raise BadRequest("The request body ended early or is malformed.") from error
     return await request.memory.run(joined(chunks))
+
+
+async def read_decoded(request: HttpRequest, max_bytes: int) -> bytes | bytearray:
+    """Read the body of a request without its Content-Encoding, as `read_body`.
+
+    ``max_bytes`` limits the body before and after it is decoded.
+
+    Raises:
+        EncodingNotSupported: The encoding is not gzip or deflate.
+        BadRequest: The body cannot be decoded.
+    """
+    coding = content_encoding.coding_of(request.raw.headers.getall("content-encoding", ()))
+    body = await read_body(request, max_bytes)
+    if not coding:
+        return body
+    whole = await request.memory.run(content_encoding.decoded(body, coding, max_bytes))
+    request.memory.release(len(body))
+    return whole
 
 
 async def _next_chunk(content: StreamReader, stall: float, end: float) -> bytes:

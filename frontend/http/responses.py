@@ -14,7 +14,7 @@ from marserve.backend.protocol import Buffer, Prediction
 from marserve.frontend.aio.long_work import Steps
 from marserve.frontend.batching.jobs import Stream
 from marserve.frontend.documents import json_steps, json_text
-from marserve.frontend.errors import PredictionFailed, ServeError
+from marserve.frontend.errors import EncodingNotSupported, PredictionFailed, ServeError
 
 STATUSES_WITHOUT_BODY = (204, 304)
 
@@ -152,6 +152,8 @@ def error_response(error: ServeError, more: Mapping[str, object] = _NO_MEMBERS) 
     message = error.message if error.message or isinstance(error, PredictionFailed) else None
     document = {"code": error.status, "type": error.wire_type, "message": message, **more}
     headers = {} if error.retry_after is None else {"retry-after": str(error.retry_after)}
+    if isinstance(error, EncodingNotSupported):
+        headers["accept-encoding"] = error.accepted
     return refusal_response(document, error.status, headers)
 
 

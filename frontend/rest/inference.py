@@ -69,12 +69,14 @@ class Predictor:
         with_query: bool = False,
         input_: Input | None = None,
         convert: Convert | None = None,
+        decodes: bool = False,
     ) -> HttpResponse:
         """Answer a request with a model's prediction, or OPTIONS with its API description.
 
         The headers ``extra`` are added for the handler, and the parameters of the query
         ``with_query``. ``input_`` is the result of `read_input`, if the request is read already;
-        ``convert`` makes the model's input of it.
+        ``convert`` makes the model's input of it. ``decodes``, the body is read without its
+        Content-Encoding.
         """
         model = self.registry.find(name, version)
         if request.method == "OPTIONS":
@@ -87,7 +89,7 @@ class Predictor:
         if input_ is None:
             model.check(predict_request)  # before the body is read and parsed, which may take long
             limit = self.max_request_bytes
-            input_ = await read_input(request, limit, extra, with_query=with_query)
+            input_ = await read_input(request, limit, extra, with_query=with_query, decodes=decodes)
         predict_request.input = input_
         return prediction_response(await _predict(model, predict_request, convert))
 
@@ -104,9 +106,12 @@ class Predictor:
     def accept_converted(
         self, request: PlainRequest, name: str, version: str | None, extra: Extra, convert: Convert
     ) -> Submit | None:
-        """Accept a plain request of which ``convert`` makes the model's input (`Route`)."""
+        """Accept a plain request of which ``convert`` makes the model's input (`Route`).
+
+        A body with a Content-Encoding is left to `predict`, which decodes it.
+        """
         model = self.registry.find(name, version)
-        if _refuses_unread(model, request):
+        if "content-encoding" in request.headers or _refuses_unread(model, request):
             return None
 
         def submit(predict_request: PredictRequest, on_answer: OnAnswer) -> Ticket:

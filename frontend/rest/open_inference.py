@@ -12,7 +12,7 @@ from typing import Any
 from marserve.backend.protocol import Input
 from marserve.frontend.aio.long_work import Steps
 from marserve.frontend.errors import BadRequest, MethodNotAllowed, RouteNotFound, ServeError
-from marserve.frontend.http.request_bodies import read_body
+from marserve.frontend.http.request_bodies import read_decoded
 from marserve.frontend.http.requests import HttpRequest, PlainRequest
 from marserve.frontend.http.responses import HttpResponse, error_response, json_response
 from marserve.frontend.http.router import Route, Submit
@@ -119,7 +119,10 @@ class _OpenInference(Predictor):
     async def _predict(
         self, request: HttpRequest, name: str, version: str | None, verb: str
     ) -> HttpResponse:
-        return await self.predict(request, name, version, extra=_VERBS[verb], convert=_converted)
+        extra = _VERBS[verb]
+        return await self.predict(
+            request, name, version, extra=extra, convert=_converted, decodes=True
+        )
 
     def _server_metadata(self) -> HttpResponse:
         metadata = self.models.server_metadata()
@@ -155,7 +158,7 @@ async def _repository(models: OpenInferenceModels, request: HttpRequest) -> Http
 
 async def _read_document(request: HttpRequest) -> dict[str, Any]:
     """Return the JSON object in a body; an empty body is an empty object."""
-    body = await read_body(request, _MAX_BODY)
+    body = await read_decoded(request, _MAX_BODY)
     if not body.strip():
         return {}
     return json_object(body)

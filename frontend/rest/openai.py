@@ -68,14 +68,14 @@ class _OpenAI(Predictor):
         if request.method != "POST":
             raise MethodNotAllowed
         options, extra = read_request_options(request.headers), _extra(request)
-        input_ = await read_input(request, self.max_request_bytes, extra)
+        input_ = await read_input(request, self.max_request_bytes, extra, decodes=True)
         predict_request = PredictRequest(
             input_, request.memory, request.arrived, False, options, trace=request.trace
         )
         return prediction_response(await self._answer(predict_request))
 
     def accept_request(self, request: PlainRequest) -> Submit | None:
-        if request.method != "POST":
+        if request.method != "POST" or "content-encoding" in request.headers:
             return None
 
         def submit(predict_request: PredictRequest, on_answer: OnAnswer) -> Ticket:

@@ -1,6 +1,7 @@
 """Bodies that take long to parse: whoever sends them waits, everybody else does not."""
 
 import contextlib
+import gzip
 import select
 import threading
 import time
@@ -92,6 +93,29 @@ def test_a_body_that_takes_long_to_parse_keeps_nobody_else_waiting(server, model
             for _ in range(4)
         ]
         assert [answer.result().status_code for answer in answers] == [status] * 4
+    assert pings.worst < WORST_PING
+
+
+ENCODED = {
+    "blanks": (gzip.compress(b" " * (SIZE - 1)), 200, 400),
+    "a bomb": (gzip.compress(bytes(40 * SIZE)), 413, 413),
+    "many members": (gzip.compress(b"") * (SIZE // 100), 200, 400),
+}
+
+
+@pytest.mark.parametrize("kind", ENCODED)
+@pytest.mark.usefixtures("model")
+def test_a_body_that_takes_long_to_decode_keeps_nobody_else_waiting(server, kind):
+    body, passed_on, of_openai = ENCODED[kind]
+    statuses = {"/v2/models/hostile/infer": passed_on, "/v1/embeddings": of_openai}
+    pings, headers = Pings(server), {"content-type": JSON, "content-encoding": "gzip"}
+    with pings.running(), ThreadPoolExecutor(4) as pool:
+        answers = [
+            (pool.submit(server.inference, "POST", path, data=body, headers=headers), status)
+            for path, status in [*statuses.items()] * 2
+        ]
+        for answer, status in answers:
+            assert answer.result().status_code == status
     assert pings.worst < WORST_PING
 
 

@@ -3,9 +3,12 @@
 import base64
 import contextlib
 import gc
+import gzip
 import json
+import os
 import time
 import tracemalloc
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +20,7 @@ from marserve.backend.tensors.datatypes import BYTES, write_elements
 from marserve.backend.tensors.rows import Output
 from marserve.frontend.aio.long_work import Steps
 from marserve.frontend.errors import ServeError
+from marserve.frontend.http.content_encoding import decoded
 from marserve.frontend.http.forms import FormLimits, multipart_parts, urlencoded_parts
 from marserve.frontend.operations.client_lists import ClientList, read_list
 from marserve.frontend.operations.json_tensors import AnswerBody
@@ -125,6 +129,17 @@ CASES: dict[str, Callable[[], Steps[Any]]] = {
     "a file": lambda: multipart(b"x" * SIZE),
     "many files": lambda: multipart(b"x", count=SIZE // 120),
     "a file in base64": lambda: multipart(base64.b64encode(b"x" * (SIZE // 4 * 3)), b"base64"),
+    "a file in a part of files": lambda: multipart_parts(
+        b"--b\r\nContent-Disposition: form-data; name=n\r\nContent-Type: multipart/mixed; "
+        b"boundary=c\r\n\r\n--c\r\n\r\n%b\r\n--c--\r\n--b--" % (b"x" * SIZE),
+        "b",
+        LIMITS,
+    ),
+    "zeros in gzip": lambda: decoded(gzip.compress(bytes(SIZE)), "gzip", SIZE),
+    "zeros in deflate": lambda: decoded(zlib.compress(bytes(SIZE)), "deflate", SIZE),
+    "noise in gzip": lambda: decoded(gzip.compress(os.urandom(SIZE)), "gzip", SIZE),
+    "many members of gzip": lambda: decoded(gzip.compress(b"") * (SIZE // 20), "gzip", SIZE),
+    "a bomb": lambda: decoded(gzip.compress(bytes(10 * SIZE)), "gzip", SIZE),
     "a quoted file": lambda: multipart(b"=41" * (SIZE // 3), b"quoted-printable"),
     "answered numbers": lambda: answer("FP32", b"abcd" * (SIZE // 4), SIZE // 4),
     "answered elements": lambda: answer(BYTES, write_elements([b"x"] * ROWS), ROWS),

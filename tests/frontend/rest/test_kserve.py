@@ -1,5 +1,7 @@
 """KServe's protocols, with and without what only ``ts_open_inference_protocol`` offers."""
 
+import gzip
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -54,6 +56,25 @@ def test_v2_asks_the_default_version_and_says_whether_to_explain(
     assert (asked["model"], asked["version"], asked["by_version"]) == ("m", "1", False)
     assert asked["parts"] == [["body", '{"inputs": []}']]
     assert asked["headers"] == {"explain": explain}
+
+
+@pytest.mark.parametrize("verb", ["infer", "explain"])
+@pytest.mark.parametrize(
+    ("coding", "encode"), [("gzip", gzip.compress), ("deflate", zlib.compress)]
+)
+def test_v2_decodes_bodies_and_v1_does_not(
+    verb: str, coding: str, encode: Callable[[bytes], bytes], ask: Ask
+) -> None:
+    headers = f"Content-Encoding: {coding}", "Content-Type: application/json"
+    body = encode(b'{"inputs": []}')
+    asked = ask(f"/v2/models/m/{verb}", "POST", body, *headers).document
+    assert asked["parts"] == [["body", '{"inputs": []}']]
+    refused = ask(f"/v2/models/m/{verb}", "POST", b"", "Content-Encoding: br", open_inference=True)
+    assert refused.status == 415
+    assert refused.document["error"].startswith("Content-Encoding 'br' is not supported")
+    assert ask("/v1/models/m:predict", "POST", b"as it is", *headers).document["parts"] == [
+        ["body", "as it is"]
+    ]
 
 
 @pytest.mark.parametrize(("verb", "explain"), [("infer", "False"), ("explain", "True")])

@@ -1,5 +1,6 @@
 """OpenAI's API: which model gets a request, and what; the list of models of both protocols."""
 
+import gzip
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -38,6 +39,18 @@ def registry(registry: ModelRegistry, make_model: Callable[..., Any]) -> ModelRe
     add("engine", "3", "none")
     add("m", "3", "server", "org/other", "m", "m:3")
     return registry
+
+
+def test_a_compressed_body_is_decoded(ask: Ask) -> None:
+    body = gzip.compress(json.dumps({"model": "engine"}).encode())
+    asked = ask(CHAT, "POST", body, "Content-Encoding: gzip").document
+    assert (asked["model"], asked["parts"]) == ("engine", [["body", '{"model": "engine"}']])
+    broken = ask(CHAT, "POST", body[:-1], "Content-Encoding: gzip")
+    assert (broken.status, broken.document["error"]["type"]) == (400, "invalid_request_error")
+    assert "The Content-Encoding is gzip" in broken.document["error"]["message"]
+    refused = ask(CHAT, "POST", body, "Content-Encoding: zstd")
+    assert refused.status == 415
+    assert refused.headers["accept-encoding"] == "gzip, deflate"
 
 
 @pytest.mark.parametrize(

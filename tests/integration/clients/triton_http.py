@@ -45,6 +45,16 @@ def check_the_index(client):
     check_raises(lambda: client.unload_model("echo"), "management address")
 
 
+def check_compressed_requests(client):
+    values = np.arange(300_000, dtype="float32")
+    for algorithm in ("gzip", "deflate"):
+        for name, is_binary in (("echo", True), ("echo-declared", True), ("echo-declared", False)):
+            given = InferInput("x", list(values.shape), "FP32")
+            given.set_data_from_numpy(values, binary_data=is_binary)
+            answer = client.infer(name, [given], request_compression_algorithm=algorithm)
+            np.testing.assert_array_equal(answer.as_numpy("x"), values)
+
+
 def check_every_datatype(client):
     for datatype, values in EVERY_DATATYPE.items():
         given = tensor("x", values, datatype)
