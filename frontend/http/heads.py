@@ -17,18 +17,28 @@ class Heads:
         "_parser",
         "count",
         "error",
+        "held",
         "is_in_head",
+        "last",
+        "last_index",
     )
 
     def __init__(self) -> None:
         self.count = 0  # of complete heads
         self.is_in_head = False
+        self.held = b""  # an incomplete head, which aiohttp does not have yet
+        self.last = b""  # the last head that began a piece of the bytes
+        self.last_index = -1  # the number of heads before it
         self.error = ""  # why the bytes are no request; empty while they are
         self._is_between = True
         self._had_upgrade = False
         self._parser: httptools.HttpRequestParser | None = None
         #: Bytes behind the head of a request that asks for an upgrade; None without such a request.
         self._behind_upgrade: int | None = None
+
+    def forget(self) -> None:
+        """Release the bytes of heads."""
+        self.held = self.last = b""
 
     @property
     def is_readable(self) -> bool:

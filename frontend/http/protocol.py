@@ -81,11 +81,6 @@ class Connection(ClientConnection):
     _aiohttp: asyncio.Protocol | None = None
     _answered = 0
     _is_handling = False
-    #: For aiohttp: the incomplete head of a request; the last head that began a piece, and the
-    #: number of those before it.
-    _held = b""
-    _head = b""
-    _head_index = -1
 
     def __init__(
         self,
@@ -171,7 +166,7 @@ class Connection(ClientConnection):
     def connection_lost(self, exc: BaseException | None) -> None:
         """Cancel the client's request, and return what the connection uses."""
         self._parser = None
-        self._held = self._head = b""
+        self.heads.forget()
         self._release_all()
         for timer in (self._head_timer, self._collecting_timer, self._idle_timer):
             if timer is not None:
@@ -243,8 +238,8 @@ class Connection(ClientConnection):
             self._expect_head()
         elif heads.count:
             self._head_since = None
-        if begins or self._held:
-            data = self._with_whole_head(self._held + data, index, is_busy=is_busy)
+        if begins or heads.held:
+            data = self._with_whole_head(heads.held + data, index, is_busy=is_busy)
         if data:
             self._aiohttp.data_received(data)
 
@@ -254,21 +249,20 @@ class Connection(ClientConnection):
         What aiohttp refuses in the head is repaired (`odd_heads`). A request that follows others
         which are not answered is left as it is: where it begins is then known less certainly.
         """
+        heads = self.heads
         begin = len(data) - len(data.lstrip(b"\r\n")) if data[:1] in b"\r\n" else 0
         end = data.find(END, begin)
         if end < 0:
-            is_short = len(data) <= MAX_HEAD_BYTES
-            if (
-                is_short
-                and self.heads.is_readable
-                and len(data) - data.rfind(b"\n") < MAX_LINE_BYTES
-            ):
-                self._held = data
+            is_short = (
+                len(data) <= MAX_HEAD_BYTES and len(data) - data.rfind(b"\n") < MAX_LINE_BYTES
+            )
+            if is_short and heads.is_readable:
+                heads.held = data
                 return b""
             end = len(data)
-        self._held = b""
-        head = self._head = data[begin : end + len(END)]
-        self._head_index = index
+        heads.held = b""
+        head = heads.last = data[begin : min(end + len(END), begin + MAX_HEAD_BYTES)]
+        heads.last_index = index
         if is_busy or not head.endswith(END):
             return data
         better = repaired(head, self._is_probe)
@@ -295,7 +289,7 @@ class Connection(ClientConnection):
     def refuse_unreadable(self, reason: str = "") -> None:
         """Answer a request that aiohttp could not parse, and close the connection."""
         if not self.transport.is_closing():
-            head = self._head if self._head_index == self._answered else b""
+            head = self.heads.last if self.heads.last_index == self._answered else b""
             method, target, found = described(head, self.heads.error)
             reason = f": {reason or found}" if reason or found else ""
             self._refuse_unread(BadRequest(f"Invalid HTTP message{reason}."), method, target)

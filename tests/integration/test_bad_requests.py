@@ -233,6 +233,22 @@ def test_what_is_no_http(server, request_):
     assert "Traceback" not in server.console_text()[len(before) :]
 
 
+@pytest.mark.parametrize("method", [b"GET", b"HEAD", b"OPTIONS"])
+@pytest.mark.parametrize("path", [b"/ping", b"/ready"])
+def test_a_probe_of_a_balancer_without_host(server, method, path):
+    probe = b"%b %b HTTP/1.1\r\n\r\n" % (method, path)
+    assert server.exchange("inference", probe, until=b"\r\n\r\n").startswith(b"HTTP/1.1 200 ")
+
+
+def test_a_content_type_that_is_sent_twice(server):
+    head = b"POST /predictions/probe HTTP/1.1\r\nHost: h\r\nConnection: close\r\n"
+    for types, status in (((b"a/b", b"a/b"), b"200"), ((b"a/b", b"a/c"), b"400")):
+        lines = b"".join(b"Content-Type: %b\r\n" % each for each in types)
+        answer = server.exchange("inference", head + lines + b"Content-Length: 1\r\n\r\nx")
+        assert answer.startswith(b"HTTP/1.1 %b " % status)
+    server.wait_logged("access_log.log", '"POST /predictions/probe HTTP/1.1" 400')
+
+
 @pytest.mark.parametrize(
     "broken",
     [
