@@ -232,7 +232,8 @@ class Connection(ClientConnection):
         if self._aiohttp is None:  # the connection is closed
             return
         heads = self.heads
-        begins, is_busy, index = heads.is_between, self.is_busy, heads.count
+        begins, index = heads.is_between, heads.count
+        is_busy = index > self._answered
         heads.feed(data)
         if heads.is_in_head or not heads.is_readable:
             self._expect_head()
