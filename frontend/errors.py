@@ -24,6 +24,7 @@ reaches a transport is a defect: the client gets 500 and the log the traceback.
     ├── VersionConflict           409
     ├── SequenceOver              409  the sequence of the request has ended
     ├── PayloadTooLarge           413  the body is longer than max_request_size
+    ├── ListTooLong               413
     ├── EncodingNotSupported      415  the Content-Encoding of the body is not gzip or deflate
     ├── CallerGone                499  the request on whose behalf a handler calls has ended
     ├── NotEnoughDevices          500  a parallel worker needs more GPUs than the machine has
@@ -36,6 +37,7 @@ reaches a transport is a defect: the client gets 500 and the log the traceback.
     ├── NoWorker                  503
     ├── QueueFull                 503
     ├── TooMuchInFlight           503  the bytes in flight have reached their limit
+    │   └── NeverFits             413  one request alone exceeds it
     ├── Overloaded                503  too much work is ahead of the request; has a Retry-After
     ├── CatalogUnavailable        503  the catalog of the models cannot be read, or not be changed
     ├── ServerBusy                503  too much work of one kind is running or waiting
@@ -299,6 +301,15 @@ class Overloaded(ServeError, status=503, wire_type="ServiceUnavailableException"
         self.retry_after = retry_after(seconds)
 
 
+class ListTooLong(ServeError, status=413, wire_type="PayloadTooLargeException"):
+    """A list has more items than the server accepts, the ``limit``."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(
+            f"The list has more than {limit} items, which is the limit. Send several requests."
+        )
+
+
 class ServerBusy(ServeError, status=503, wire_type="ServiceUnavailableException"):
     """The limit of running and waiting work of one kind is reached."""
 
@@ -312,12 +323,25 @@ class CatalogUnavailable(ServeError, status=503, wire_type="CatalogException"):
 class TooMuchInFlight(ServeError, status=503, wire_type="ServiceUnavailableException"):
     """The clients of the listener, or this one, use as much memory as the ``limit`` allows."""
 
-    retry_after = 1
+    retry_after: int | None = 1
 
     def __init__(self, limit: str) -> None:
         super().__init__(
             f"Too many bytes of requests and answers are on their way; {limit} allows no more. "
             "Try again later."
+        )
+
+
+class NeverFits(TooMuchInFlight, status=413, wire_type="PayloadTooLargeException"):
+    """One request, with what is made of it, takes more memory than the ``limit`` allows to all."""
+
+    retry_after = None
+
+    def __init__(self, limit: str, count: int) -> None:
+        ServeError.__init__(
+            self,
+            f"The request and what is made of it take more memory than {limit} ({count} bytes) "
+            "allows, also without other requests.",
         )
 
 

@@ -92,11 +92,13 @@ async def read_body(request: HttpRequest, max_bytes: int) -> bytes | bytearray:
     Raises:
         PayloadTooLarge: It is longer than ``max_bytes``.
         TooMuchInFlight: The clients of the listener use as much memory as they may.
+        NeverFits: It alone takes more memory.
         BadRequest: It is incomplete, malformed, or too slow.
     """
     raw, limits, transport = request.raw, request.connection.limits, request.connection.transport
     if (raw.content_length or 0) > max_bytes:
         raise PayloadTooLarge(max_bytes)
+    request.memory.check_alone(raw.content_length or 0)
     expects = request.headers.get("expect", "").lower() == "100-continue"
     if expects and not transport.is_closing():
         transport.write(CONTINUE)

@@ -11,7 +11,7 @@ from typing import TypeVar
 from weakref import WeakValueDictionary
 
 from marserve.frontend.aio.long_work import LongWork, Steps
-from marserve.frontend.errors import TooMuchInFlight
+from marserve.frontend.errors import NeverFits, TooMuchInFlight
 
 T = TypeVar("T")
 
@@ -63,9 +63,13 @@ class Usage:
             self._clients[address] = client
         return client
 
-    def hold(self, client: ClientUsage, count: int) -> None:
-        """Count bytes of a request; TooMuchInFlight, and no count, if they would exceed a limit."""
+    def hold(self, client: ClientUsage, count: int, own: int = 0) -> None:
+        """Count bytes of a request; TooMuchInFlight, and no count, if they would exceed a limit.
+
+        ``own`` bytes of the request are counted already; NeverFits if it exceeds a limit alone.
+        """
         if limit := self.limit_of(client, count):
+            self.check_alone(client, own + count)
             origin = f" from {client.address}" if limit != "max_bytes_in_flight" else ""
             self.on_limit(limit, f"Requests{origin} are refused: {limit} allows no more bytes.")
             raise TooMuchInFlight(limit)
@@ -78,6 +82,13 @@ class Usage:
         if client.address and 0 < self.max_client_bytes < client.bytes + count:
             return "max_client_bytes_in_flight"
         return ""
+
+    def check_alone(self, client: ClientUsage, count: int) -> None:
+        """Raise NeverFits if the bytes of one request alone exceed a limit."""
+        if 0 < self.max_bytes < count:
+            raise NeverFits("max_bytes_in_flight", self.max_bytes)
+        if client.address and 0 < self.max_client_bytes < count:
+            raise NeverFits("max_client_bytes_in_flight", self.max_client_bytes)
 
     def add(self, client: ClientUsage, count: int) -> None:
         """Count bytes without a check; a negative number releases them."""
@@ -106,11 +117,14 @@ class RequestMemory:
         self._is_closed = False
 
     def hold(self, count: int) -> None:
-        """Count bytes; TooMuchInFlight, and no count, if they would exceed a limit."""
+        """Count bytes; TooMuchInFlight, and no count, if they would exceed a limit.
+
+        Its subclass NeverFits, if they would also do so without any other request.
+        """
         if self.is_vital and self.bytes + count <= UNCOUNTED_BYTES:
             self._add(count)
         elif not self._is_closed:
-            self.usage.hold(self.client, count)
+            self.usage.hold(self.client, count, self.bytes)
             self.bytes += count
 
     def hold_answer(self, count: int) -> None:
@@ -119,6 +133,10 @@ class RequestMemory:
             if not self.is_vital:
                 self.hold(0)
             self._add(count)
+
+    def check_alone(self, count: int) -> None:
+        """Raise NeverFits if this number of bytes alone exceeds a limit."""
+        self.usage.check_alone(self.client, count)
 
     def may_hold(self, count: int) -> bool:
         """Return whether the limits allow ``count`` more bytes."""

@@ -209,8 +209,8 @@ def test_answers_to_the_items_of_a_list_cannot_fill_the_memory(start, wait_for):
         server.install(ROWS, "rows", "dynamicBatchSize: true\nbatchSize: 2\n")
         before = peak(server)
         answer = server.predict("rows", json=["x"] * 60)
-        assert answer.status_code == 503
-        assert "max_client_bytes_in_flight allows no more" in answer.json()["message"]
+        assert answer.status_code == 413
+        assert "more memory than max_client_bytes_in_flight" in answer.json()["message"]
         assert peak(server) - before < 2 * LIMIT + 12 * SIZE
         wait_for(lambda: in_flight(server) == 0)
         assert len(server.predict("rows", json=["x"]).json()[0]) == SIZE
