@@ -59,6 +59,8 @@ class Batcher:
         self.workers = BatchRunners()
         self.deadline_admission = DeadlineAdmission(queue, self.workers, self.learning, clock)
         self.has_rows = False  # whether jobs may be rows of requests, whose inputs are made late
+        #: Called when jobs have left the queue for a worker, while lists wait to be queued.
+        self.on_sent: Callable[[], object] | None = None
         self._clock = clock
         self._window = _Window(loop, self._dispatch)
         self.reconfigure(batching)
@@ -95,17 +97,18 @@ class Batcher:
 
     # -- jobs --------------------------------------------------------------------------------------
 
-    def put(self, *jobs: Job) -> None:
+    def put(self, *jobs: Job, behind: int = 0) -> None:
         """Queue the jobs of one request, all or none; then send the batches that this completes.
 
-        The caller has checked the capacity of the queue.
+        The caller has checked the capacity of the queue, and will queue ``behind`` further jobs of
+        the request.
 
         Raises:
             Overloaded: They could not be answered in time, or too many suspected jobs wait.
         """
         if self.isolation.is_alert:
             self._suspect(jobs)
-        self.deadline_admission.add(jobs)
+        self.deadline_admission.add(jobs, behind)
         queue = self.queue
         if self.workers.idle and (
             self._window.timer is None
@@ -148,6 +151,8 @@ class Batcher:
         jobs = queue.pop_sharing(free)
         for job in jobs:
             job.dispatched = now
+        if self.on_sent is not None:
+            self.on_sent()
         return jobs
 
     # -- workers -----------------------------------------------------------------------------------
@@ -318,6 +323,8 @@ class Batcher:
         workers.idle -= 1
         workers.busy[batch] = now + predicted, len(jobs)
         runner.run(batch)
+        if self.on_sent is not None:
+            self.on_sent()
 
 
 class _Window:

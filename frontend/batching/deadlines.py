@@ -46,8 +46,11 @@ class DeadlineAdmission:
         self._costs: Costs = lengths.costs if lengths else self._learning.costs
         self._prepares = batching.keeps_deadlines or lengths is not None
 
-    def add(self, jobs: Sequence[Job]) -> None:
-        """Queue the jobs of one request in their order, or raise Overloaded for them all."""
+    def add(self, jobs: Sequence[Job], behind: int = 0) -> None:
+        """Queue the jobs of one request in their order, or raise Overloaded for them all.
+
+        ``behind`` jobs of the request follow later, and must be in time, too.
+        """
         queue = self._queue
         if self._prepares:
             self._prepare(jobs)
@@ -56,7 +59,8 @@ class DeadlineAdmission:
                 break
             queue.append(job)
         else:
-            seconds = self._check_last(jobs) if len(jobs) > 1 else None
+            count = len(jobs) + behind
+            seconds = self._check_last(jobs, count) if count > 1 else None
         if seconds is not None:
             queue.discard_all(jobs)
             self._probe(jobs, seconds)
@@ -145,8 +149,8 @@ class DeadlineAdmission:
         job.order = policy.order(job.arrived, job.deadline, priority)
         return policy.admit(self._clock(), deadline, self._queue, self._workers)
 
-    def _check_last(self, jobs: Sequence[Job]) -> float | None:
-        """Return None if the last job of a request is in time behind all the others.
+    def _check_last(self, jobs: Sequence[Job], count: int) -> float | None:
+        """Return None if the last of the ``count`` jobs of a request is in time behind the others.
 
         Else return the seconds after which another try may succeed. Jobs ahead may be refused
         later; those of one request all stay, or none.
@@ -154,8 +158,8 @@ class DeadlineAdmission:
         if not self._batching.keeps_deadlines:
             return None
         size = self._policy.size
-        batches = math.ceil(len(jobs) / size / max(1, self._workers.size))
-        seconds = batches * self._learning.costs.mean(min(len(jobs), size))
+        batches = math.ceil(count / size / max(1, self._workers.size))
+        seconds = batches * self._learning.costs.mean(min(count, size))
         return seconds if self._clock() + seconds > jobs[-1].deadline else None
 
     def _probe(self, jobs: Sequence[Job], seconds: float) -> None:

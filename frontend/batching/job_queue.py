@@ -61,6 +61,10 @@ class JobQueue:
         """Number of jobs that run alone because their contents have failed before."""
         return len(self._suspected)
 
+    def capacity_of(self, priority: Priority) -> int:
+        """Return the number of jobs of a priority that may be queued."""
+        return self._capacities[priority]
+
     def has_capacity(self, priority: Priority, count: int = 1) -> bool:
         """Return whether the queue has capacity for ``count`` more jobs of a priority."""
         return self._used[priority] + count <= self._capacities[priority]

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from grpc import StatusCode
 
-from marserve.frontend.errors import MethodNotAllowed, QueueFull, ServeError
+from marserve.frontend.errors import ListTooLong, MethodNotAllowed, NeverFits, QueueFull, ServeError
 
 #: By HTTP status, as TorchServe translates it.
 _CODES = {
@@ -85,8 +85,11 @@ def status_of(error: ServeError) -> GrpcStatus:
         error = _ModelApiDisabled("Model API disabled")
     package = _PACKAGES.get(error.wire_type, "http")
     reason = f"org.pytorch.serve.{package}.{error.wire_type}"
-    is_full = isinstance(error, QueueFull)
-    code = StatusCode.RESOURCE_EXHAUSTED if is_full else code_of(error.status)
+    code = code_of(error.status)
+    if isinstance(error, QueueFull):
+        code = StatusCode.RESOURCE_EXHAUSTED
+    elif isinstance(error, ListTooLong | NeverFits):  # clients repeat RESOURCE_EXHAUSTED
+        code = StatusCode.INVALID_ARGUMENT
     return GrpcStatus(code, error.message, reason)
 
 

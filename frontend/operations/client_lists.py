@@ -87,8 +87,8 @@ def failed_item(predictions: Sequence[Prediction]) -> Prediction:
 def read_list(input_: Input, envelope: str, max_rows: int) -> Steps[ClientList | None]:
     """Split a client's list into rows; return None for a request without a list.
 
-    Of a list with more than ``max_rows``, the free capacity of the queue, one row more is returned,
-    so that it is refused. An empty ``envelope`` is none.
+    Of a list with more than ``max_rows``, the limit, one row more is returned, so that it is
+    refused. An empty ``envelope`` is none.
     """
     files = [part for part in input_.parts if part.content_type]
     if len(files) > 1:

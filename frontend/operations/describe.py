@@ -142,6 +142,7 @@ def describe_batching(model: ModelVersion) -> dict[str, Any]:
         "profiling": list(workers.idle_profiling.pending) or None,
         "windowMs": _ms(batching.delay),
         "queueBound": model.queue.capacity,
+        "rowsOfLongLists": model.admission.unqueued_rows or None,
         "optimalNumberOfRequests": model.optimal_requests,
         "validation": _describe_validation(workers.validation),
         "failures": _describe_failures(batcher.isolation),

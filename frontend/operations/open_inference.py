@@ -39,7 +39,6 @@ from marserve.backend.tensors.wire import (
 )
 from marserve.frontend.aio.json_items import text_of
 from marserve.frontend.aio.long_work import Steps, joined
-from marserve.frontend.batching.jobs import Priority
 from marserve.frontend.errors import BadRequest
 from marserve.frontend.operations.json_tensors import AnswerBody, as_bytes, read_document
 from marserve.frontend.operations.tensor_rows import TensorRows, columns_of, row_count
@@ -82,7 +81,7 @@ class AskedModel:
     wants_arrays: bool = False  # whether its handler gets tensors of bytes as arrays
     takes_bytes: bool = False  # whether tensors in JSON are converted to bytes, too
     dims: tuple[int, int] | None = None  # that count the rows; None if requests are not cut
-    max_rows: int = 0  # the free capacity of the queue
+    max_rows: int = 0  # the largest number of rows
 
 
 def asked_model(model: ModelVersion) -> AskedModel:
@@ -93,9 +92,8 @@ def asked_model(model: ModelVersion) -> AskedModel:
     settings = model.settings
     if envelope or not (settings.batching.splits_lists or settings.stack_inputs):
         return asked
-    capacity = max(map(model.queue.free_capacity, Priority))
     dims = settings.batching.batch_dims if settings.batching.splits_lists else None
-    return replace(asked, takes_bytes=True, dims=dims, max_rows=capacity)
+    return replace(asked, takes_bytes=True, dims=dims, max_rows=model.max_rows)
 
 
 def input_of(
@@ -158,7 +156,7 @@ def _rows(
     body = AnswerBody({**head, "parameters": form["parameters"]}, members)
     outputs = [{"name": output["name"]} for output in head.get("outputs") or ()]
     in_bytes = {**form, "outputs": outputs, "parameters": {"binary_data_output": True}}
-    # One more than can be queued, so that the request is refused.
+    # One more than accepted, so that the request is refused.
     max_rows = model.max_rows + 1
     columns = yield from columns_of(head["inputs"], buffers, count, model.dims[0], max_rows)
     for_worker = {**head, ARRAYS: model.wants_arrays}

@@ -17,8 +17,8 @@ async def predict(model: ModelVersion, request: PredictRequest) -> Prediction | 
     """Predict; of form fields with the same name the handler gets the last."""
     input_ = request.input
     if model.settings.batching.splits_lists:
-        capacity = model.queue.free_capacity(request.options.priority)
-        client_list = await request.memory.run(read_list(input_, model.manifest.envelope, capacity))
+        reading = read_list(input_, model.manifest.envelope, model.max_rows)
+        client_list = await request.memory.run(reading)
         if client_list is not None:
             rows, join = client_list.rows, client_list.join
             return await predict_rows(model, request, rows, join)

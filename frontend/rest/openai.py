@@ -97,9 +97,8 @@ class _OpenAI(Predictor):
         split = SPLITTERS.get(model.settings.openai)
         if split is None:
             return await predict(model, request)
-        max_rows = model.queue.free_capacity(request.options.priority)
         copies = model.workers.to_saturate(model.batcher.size)
-        rows, join = await memory.run(split(input_, members, max_rows, copies))
+        rows, join = await memory.run(split(input_, members, model.max_rows, copies))
         return await predict_rows(model, request, rows, join)
 
 

@@ -10,8 +10,9 @@ import time
 from collections.abc import Callable, Sequence
 from urllib.parse import quote
 
-from marserve.frontend.batching.jobs import Job, OnAnswer, Priority
+from marserve.frontend.batching.jobs import Group, Job, OnAnswer, Priority
 from marserve.frontend.errors import (
+    ListTooLong,
     NoWorker,
     Overloaded,
     QueueFull,
@@ -21,16 +22,16 @@ from marserve.frontend.errors import (
     WorkerDied,
     retry_after,
 )
+from marserve.frontend.serving.long_lists import LongLists
 from marserve.frontend.serving.predict_request import (
     OnJointAnswer,
     PendingJob,
     PendingRequests,
-    PendingRows,
     PredictRequest,
-    Rows,
     Ticket,
     group_of,
 )
+from marserve.frontend.serving.request_rows import MAX_ROWS, PendingRows, Rows
 from marserve.frontend.serving.worker_pool import WorkerPool
 from marserve.frontend.settings.model_settings import ModelSettings
 
@@ -48,6 +49,7 @@ class Admission:
         self._pending = pending
         self._batcher, self._metrics = pending.batcher, pending.metrics
         self._queue = pending.batcher.queue
+        self._lists = LongLists(pending)
         self._loop = asyncio.get_running_loop()
 
     @property
@@ -57,13 +59,23 @@ class Admission:
             return 1.0
         return self._queue.share_taken(Priority.NORMAL)
 
+    @property
+    def unqueued_rows(self) -> int:
+        """Number of rows of accepted lists that are not queued yet."""
+        return self._lists.unqueued
+
+    @property
+    def max_rows(self) -> int:
+        """The largest number of rows of a request."""
+        return max(MAX_ROWS, self._queue.capacity)
+
     def check(self, request: PredictRequest) -> None:
         """Raise what `submit` would raise now."""
-        self._check(request, 1)
+        self._check(request)
 
     def submit(self, request: PredictRequest, on_answer: OnAnswer) -> Ticket:
         """Queue a request, or raise the error for the client."""
-        queued, timeout = self._check(request, 1)
+        queued, timeout = self._check(request)
         job = PendingJob(
             request.input,
             queued,
@@ -78,21 +90,38 @@ class Admission:
             trace=request.trace,
         )
         self._put((job,), request)
-        self._take_in(job, (job,), request, timeout)
+        self._pending.jobs += 1
+        self._take_in(job, queued, request, timeout)
         return job
 
     def submit_all(self, request: PredictRequest, rows: Rows, on_answer: OnJointAnswer) -> Ticket:
-        """Queue the rows of a request, all or none."""
-        queued, timeout = self._check(request, len(rows.jobs))
+        """Queue the rows of a request, or a piece of them, and the others later (`LongLists`)."""
+        count, priority = len(rows.jobs), request.options.priority
+        if count > self.max_rows:
+            error = ListTooLong(self.max_rows)
+            raise self._refused(request, error, "too_long")
+        queued, timeout = self._check(request)
+        size, lists = count, self._lists
+        if count > lists.half(priority) or not self.has_room(priority, count):
+            if lists.is_full(priority):
+                raise self._without_room(request)
+            size = lists.size_of_first_piece(priority)
         self._batcher.has_rows = True
         deadline = request.arrived + timeout
+        goal = self._batcher.batching.max_latency
+        if goal and rows.jobs[0].group is Group.PREDICT:
+            deadline = min(deadline, queued + goal)  # later pieces have no later one
         pending = PendingRows(self._pending, request, rows, queued, deadline, on_answer)
+        first = pending.next_jobs(size, queued)
         try:
-            self._put(pending.jobs, request)
+            if first:
+                self._put(first, request, pending.unqueued)
         except ServeError:
             pending.release()
             raise
-        self._take_in(pending, pending.jobs, request, timeout)
+        self._take_in(pending, queued, request, timeout)
+        if pending.unqueued:
+            lists.add(pending, first, priority)
         return pending
 
     def fail_queued(self) -> None:
@@ -102,6 +131,7 @@ class Admission:
         for job in self._queue.clear():
             died = WorkerDied(cause) if job.crashes else None  # it waited for a retry
             job.fail(died or (self.refusal or self.no_worker)())
+        self._lists.fail(self.refusal or self.no_worker)
 
     async def drain(self, timeout: float) -> None:
         """Wait until every request is answered, at most ``timeout`` seconds.
@@ -129,7 +159,7 @@ class Admission:
         has_tickets = not self.settings.use_job_ticket or self._has_job_tickets(jobs)
         return self._workers.is_open and has_tickets and self._queue.has_capacity(priority, jobs)
 
-    def _check(self, request: PredictRequest, jobs: int) -> tuple[float, float]:
+    def _check(self, request: PredictRequest) -> tuple[float, float]:
         """Return the moment at which a request is queued, and its timeout after its arrival.
 
         Raises:
@@ -137,8 +167,8 @@ class Admission:
         """
         if self.refusal is not None and not (request.continues and self.refusal is ServerStopping):
             raise self.refusal()
-        if not self.has_room(request.options.priority, jobs):
-            raise self._without_room(request, jobs)
+        if not self.has_room(request.options.priority):
+            raise self._without_room(request)
         # `arrived` is the first byte's time; the queue time starts now, after the upload.
         queued = time.monotonic()
         timeout = min(request.options.timeout, self.settings.client_timeout or math.inf)
@@ -147,17 +177,20 @@ class Admission:
             raise self._refused(request, error, "expired")
         return queued, timeout
 
-    def _without_room(self, request: PredictRequest, jobs: int) -> ServeError:
+    def _without_room(self, request: PredictRequest) -> ServeError:
         is_open = self._workers.is_open
-        refusal = self._refusal_of(request, jobs)
-        if is_open and jobs <= self._queue.capacity:
+        refusal = self._refusal_of(request)
+        if is_open:
             expected = self._batcher.deadline_admission.expected_seconds()
             refusal.retry_after = retry_after(expected)
         return self._refused(request, refusal, "queue_full" if is_open else "no_worker")
 
-    def _put(self, jobs: Sequence[Job], request: PredictRequest) -> None:
+    def _put(self, jobs: Sequence[Job], request: PredictRequest, behind: int = 0) -> None:
         try:
-            self._batcher.put(*jobs)
+            if behind:
+                self._batcher.put(*jobs, behind=behind)
+            else:
+                self._batcher.put(*jobs)
         except Overloaded as error:
             self._refused(request, error, "overloaded")
             raise
@@ -178,26 +211,19 @@ class Admission:
     def _take_in(
         self,
         ticket: PendingJob | PendingRows,
-        jobs: Sequence[Job],
+        queued: float,
         request: PredictRequest,
         timeout: float,
     ) -> None:
-        self._pending.jobs += len(jobs)
         if timeout < math.inf:  # only requests with a timeout need a timer
-            left = request.arrived + timeout - jobs[0].arrived
+            left = request.arrived + timeout - queued
             ticket.timer = self._loop.call_later(
                 left, lambda: ticket.expire(self._expired(request, timeout))
             )
         if not request.describe:
             ticket.counters.accepted()
 
-    def _refusal_of(self, request: PredictRequest, jobs: int) -> NoWorker:
-        if jobs > 1 and self._workers.is_open and self._free(request) < jobs:
-            return QueueFull(
-                f'The queue of model "{self._metrics.name}" has capacity for {self._free(request)} '
-                "more requests, and the list has more items. Send fewer items, or set a larger "
-                f"{self._size_setting}."
-            )
+    def _refusal_of(self, request: PredictRequest) -> NoWorker:
         if request.describe:
             refusal = NoWorker(
                 f'Model "{self._metrics.name}" has no worker to serve describe request. Please use '

@@ -23,10 +23,9 @@ from marserve.frontend.serving.predict_request import (
     OnJointAnswer,
     PendingRequests,
     PredictRequest,
-    Rows,
     Ticket,
-    jobs_of,
 )
+from marserve.frontend.serving.request_rows import Rows, jobs_of
 from marserve.frontend.serving.worker_pool import WorkerPool
 from marserve.frontend.serving.worker_spec import ServedModel
 from marserve.frontend.settings.model_settings import ModelSettings
@@ -126,6 +125,11 @@ class ModelVersion:
         return self.queue.free_capacity(Priority.NORMAL)
 
     @property
+    def max_rows(self) -> int:
+        """The largest number of rows that a request may have."""
+        return self.admission.max_rows
+
+    @property
     def accepts(self) -> int:
         """Requests that it accepts now: those that idle workers take, and those of the queue."""
         if not self.workers.is_open:
@@ -136,8 +140,8 @@ class ModelVersion:
 
     @property
     def pending(self) -> int:
-        """Accepted and unanswered jobs."""
-        return self._pending.jobs
+        """Accepted and unanswered jobs, also those of long lists that are not queued yet."""
+        return self._pending.jobs + self.admission.unqueued_rows
 
     @property
     def optimal_requests(self) -> int | None:
@@ -203,9 +207,10 @@ class ModelVersion:
         return self._entrance.submit(request, on_answer)
 
     def submit_all(self, request: PredictRequest, rows: Rows, on_answer: OnJointAnswer) -> Ticket:
-        """Queue the rows of a request instead of its input, all or none; raises as `submit` does.
+        """Queue the rows of a request instead of its input; raises as `submit` does.
 
-        They count as one request.
+        They count as one request. Those of a long list are queued piece by piece. Also raises
+        ListTooLong.
         """
         return self._entrance.submit_all(request, rows, on_answer)
 

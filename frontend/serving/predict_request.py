@@ -12,14 +12,13 @@ while the other requests of the batch are answered. Coroutines use ``await model
 import asyncio
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from types import NoneType
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from marserve.backend.protocol import Input, Prediction
-from marserve.frontend.aio.long_work import Steps
 from marserve.frontend.batching.batcher import Batcher
 from marserve.frontend.batching.jobs import Answer, Group, Job, Priority, Stream
 from marserve.frontend.errors import (
@@ -112,25 +111,30 @@ class Ticket(Protocol):
 
 @dataclass(eq=False)
 class PendingRequests:
-    """The accepted and unanswered requests of one model version; ``jobs`` is their number."""
+    """The accepted and unanswered requests of one model version.
+
+    ``jobs`` is the number of their jobs that are queued or in a worker, and ``long_lists`` that of
+    lists with rows that are not queued yet.
+    """
 
     batcher: Batcher
     metrics: ModelMetrics
     lines: ModelLines
     max_stream_backlog: int
     jobs: int = field(default=0, init=False)
+    long_lists: int = field(default=0, init=False)
     _drained: asyncio.Event = field(default_factory=asyncio.Event, init=False)
 
     async def drained(self) -> None:
         """Wait until all are answered; callers set the deadline."""
-        if self.jobs:
+        if self.jobs or self.long_lists:
             self._drained.clear()
             await self._drained.wait()
 
     def remove(self, jobs: int) -> None:
         """Count jobs as answered or cancelled."""
         self.jobs -= jobs
-        if not self.jobs:
+        if not self.jobs and not self.long_lists:
             self._drained.set()
 
     def counters_of(self, request: PredictRequest) -> RequestCounters:
@@ -186,7 +190,7 @@ def outcome_of(answer: Answer | JointAnswer | None) -> tuple[str, int, str]:
     return FAILED if answer.status >= 500 else ANSWERED, answer.status, ""
 
 
-class _RequestJob(Job):
+class RequestJob(Job):
     """A job whose failures name its request, and come in the next turn of the event loop if queued.
 
     The batcher fails jobs within `submit` and while it forms batches, when a transport has no
@@ -196,6 +200,7 @@ class _RequestJob(Job):
     __slots__ = ()
 
     def fail(self, error: ServeError) -> None:
+        """Answer with a failure."""
         if isinstance(error, PredictionFailed):
             error = error.of(self.input.id.partition(".")[0])  # without the number of a row
         if self.dispatched is None:
@@ -205,7 +210,7 @@ class _RequestJob(Job):
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class PendingJob(_RequestJob):
+class PendingJob(RequestJob):
     """The job of a single request, and its `Ticket`."""
 
     pending: PendingRequests
@@ -302,135 +307,6 @@ class PendingJob(_RequestJob):
             0.0,
         )
         return tuple.__new__(TimeLine, fields)  # a third of the time of TimeLine(*fields)
-
-
-class _RowJob(_RequestJob):
-    __slots__ = ()
-    is_row_of_list = True
-
-
-class Rows(NamedTuple):
-    """The rows of a request, to be queued together, and the bytes of their inputs."""
-
-    jobs: Sequence[Job]
-    size: int
-
-
-def jobs_of(request: PredictRequest, inputs: Sequence[Input]) -> Steps[Rows]:
-    """Return the jobs of the rows of a request, whose bytes are counted already."""
-    make = _RowJob if len(inputs) > 1 else _RequestJob
-    jobs, size = list[Job](), 0
-    for row in inputs:
-        group, priority = group_of(request, row), request.options.priority
-        jobs.append(make(row, 0.0, None, group, priority=priority, trace=request.trace))
-        size += row.size
-        yield 0
-    return Rows(jobs, size)
-
-
-class PendingRows:
-    """The jobs of the rows of a request; one `Ticket`, counted as one request."""
-
-    def __init__(
-        self,
-        pending: PendingRequests,
-        request: PredictRequest,
-        rows: Rows,
-        queued: float,
-        deadline: float,
-        on_answer: OnJointAnswer,
-    ) -> None:
-        self._pending = pending
-        self._arrived, self._queued = request.arrived, queued
-        self._on_answer: OnJointAnswer | None = on_answer
-        self._predictions: list[Prediction] = []
-        #: Answers out of order, by index.
-        self._early: dict[int, Prediction | ServeError] = {}
-        self._memory = request.memory
-        self._nested_in = request.nested_in
-        self.timer: asyncio.TimerHandle | None = None
-        self.counters = pending.counters_of(request)
-        self.jobs, self._size = rows
-        for index, job in enumerate(self.jobs):
-            job.arrived, job.deadline = queued, deadline
-            job.on_answer = partial(self._collect, index)
-
-    @property
-    def dispatched(self) -> float | None:
-        """Moment at which the first job was sent to a worker."""
-        return self.jobs[0].dispatched
-
-    def cancel(self) -> None:
-        """Stop waiting for the answers."""
-        self._end(None)
-
-    def expire(self, error: ServeError) -> None:
-        """Answer that its time is over."""
-        self._end(error)
-
-    def release(self) -> None:
-        """Release the jobs, which refer to this object."""
-        for job in self.jobs:
-            job.cancel()
-
-    def _collect(self, index: int, answer: Answer) -> None:
-        if isinstance(answer, Stream):
-            answer.close()  # its pieces would wait in memory for the rows before it
-            answer = ServeError("The model streams its answers, which cannot be items of a list.")
-        if isinstance(answer, Prediction):
-            try:
-                self._memory.hold(len(answer.body))
-            except ServeError as error:
-                answer = error
-        self._early[index] = answer
-        predictions = self._predictions
-        while self._on_answer is not None and len(predictions) in self._early:
-            answer = self._early.pop(len(predictions))
-            if isinstance(answer, Prediction):
-                predictions.append(answer)
-                if answer.status != 200 or len(predictions) == len(self.jobs):
-                    self._end(predictions)
-            else:
-                self._end(answer)
-
-    def _end(self, answer: JointAnswer | None) -> None:
-        """Answer once, and release everything; ``answer`` is None if the client has left."""
-        on_answer, self._on_answer = self._on_answer, None
-        if on_answer is None:
-            return
-        pending, jobs = self._pending, self.jobs
-        if self.timer is not None:
-            self.timer.cancel()
-        if answer is not self._predictions or len(answer) < len(jobs):
-            self.release()
-            pending.batcher.queue.discard_all(jobs)
-        pending.remove(len(jobs))
-        last = max(jobs, key=lambda job: job.dispatched or 0.0)
-        line = TimeLine(
-            jobs[0].input.id.rpartition(".")[0] or jobs[0].input.id,
-            pending.lines,
-            self._arrived,
-            self._queued,
-            last.batch,
-            time.monotonic(),
-            *outcome_of(answer),
-            self._size,
-            last.crashes + 1,
-            trace=last.trace,
-        )
-        pending.lines.add(line)
-        if self._nested_in is not None:
-            self._nested_in.nest(line)
-        if jobs[0].dispatched is None:
-            pending.count_unserved(answer)
-        elif isinstance(answer, list):
-            self.counters.answered(
-                (last.dispatched or self._queued) - self._queued, line.took, line
-            )
-        if jobs[0].dispatched is not None and line.outcome != ANSWERED:
-            pending.count_failed(answer)
-        if answer is not None:
-            on_answer(answer)
 
 
 def group_of(request: PredictRequest, input_: Input) -> Group:

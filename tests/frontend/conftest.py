@@ -119,6 +119,7 @@ class Model:
     created: int = 1700000000
     full: str = ""
     expected_seconds: float = 0.0
+    max_rows: int = 100
 
     def why_full(self, _share_in_flight: float) -> str:
         return self.full

@@ -1,7 +1,6 @@
 """A client's list in one request: its items travel by themselves and come back as one answer."""
 
 import json
-import re
 import time
 
 import pytest
@@ -297,56 +296,20 @@ def test_a_list_expires_as_one(server, install, background, gate, record):
     assert record.read_text() == ""
 
 
-@pytest.mark.parametrize("make", [list, lambda items: {"instances": [*items]}])
-def test_all_of_a_list_without_seats_for_all_is_refused(server, install, record, make):
-    name = install("jobQueueSize: 8\n")
-    order = {"id": 1, "record": str(record)}
-    for count in (9, 10_000):
-        answer = server.predict(name, json=make([order] * count))
-        assert answer.status_code == 503
-        assert answer.json() == {
-            "code": 503,
-            "type": "ServiceUnavailableException",
-            "message": f'The queue of model "{name}" has capacity for 8 more requests, and the '
-            "list has more items. Send fewer items, or set a larger jobQueueSize (8) in "
-            f"model-config.yaml or with PUT /models/{name}?job_queue_size=NUMBER.",
-        }
-    assert record.read_text() == ""
-    answer = server.predict(name, json=make([order] * 8))
-    assert answer.status_code == 200
-    assert len(record.read_text().split()) == 8
-
-
-def test_a_client_batch_is_answered_after_the_change_that_its_refusal_names(server, install):
+def test_a_list_beyond_the_capacity_runs_in_compiled_sizes(server, install):
     name = install(batch_size=8, compiled_batch_sizes="1,4,8", max_batch_delay=0)
-    batch = [{"n": number} for number in range(1024)]
-    refused = server.predict(name, json=batch)
-    assert refused.status_code == 503
-    (change,) = re.findall(r"PUT (\S+=)NUMBER", refused.json()["message"])
-    assert server.management("PUT", f"{change}1024").status_code == 200
-    answer = server.predict(name, json=batch)
+    answer = server.predict(name, json=[{"n": number} for number in range(1024)])
     assert (answer.status_code, len(answer.json())) == (200, 1024)
-
-
-def test_a_list_needs_seats_beside_those_that_wait(server, install, background, gate):
-    name = install("jobQueueSize: 3\n", batch_size=1)
-    accepted = [background(server.ask, name, gate=gate.path)]
-    gate.wait_entered()
-    accepted.append(background(server.ask, name))
-    server.wait_queued(name, 1)
-    assert server.predict(name, json=[{}] * 3).status_code == 503
-    server.wait_queued(name, 1)
-    accepted.append(background(server.predict, name, json=[{}] * 2))
-    server.wait_queued(name, 3)
-    gate.open()
-    assert [answer.result().status_code for answer in accepted] == [200] * 3
+    batches = server.management("GET", f"/models/{name}/batches").json()["batches"]
+    assert {batch["size"] for batch in batches} == {8}
 
 
 def test_millions_of_items_hold_nobody_up(server, install):
     name = install()
     body = b"[" + b"1," * 3_000_000 + b"1]"
     answer = server.predict(name, data=body, headers={"Content-Type": JSON})
-    assert answer.status_code == 503
+    assert answer.status_code == 413
+    assert "more than 100000 items" in answer.json()["message"]
     assert answer.elapsed.total_seconds() < 2
 
 

@@ -241,14 +241,17 @@ def test_json_that_lies_is_refused(server, install, tensor, sentence):
     assert sentence in answer.json()["message"]
 
 
-def test_more_rows_than_seats_are_refused_as_a_whole(server, install, record):
-    handler = ROWS.replace("    return [ans", f"    open({str(record)!r}, 'a')\n    return [ans")
-    name = install(f"{CUT}jobQueueSize: 8\n", handler=handler)
-    for rows in (9, 1_000_000):
-        answer = infer(server, name, numbered(rows, 1))
-        assert answer.status_code == 503
-        assert "has capacity for 8 more requests, and the list" in answer.json()["message"]
-    assert infer(server, name, numbered(8, 1)).status_code == 200
+def test_rows_beyond_the_limit_are_refused(server, install):
+    name, x = install(CUT, handler=ROWS), numbered(1_000_000, 1)
+    answer = infer(server, name, x)
+    assert answer.status_code == 413
+    assert "more than 100000 items" in answer.json()["message"]
+    request = MESSAGES.ModelInferRequest(model_name=name, raw_input_contents=[x.tobytes()])
+    request.inputs.add(name="x", datatype="FP32", shape=x.shape)
+    with connected(server) as client:
+        method = client.method("open_inference", "ModelInfer")
+        code, text = failure(lambda: method(request, timeout=60))
+    assert (code, "100000 items" in text) == ("INVALID_ARGUMENT", True)
 
 
 WRONG = """

@@ -20,10 +20,10 @@ from marserve.frontend.serving.admission import Admission
 from marserve.frontend.serving.predict_request import (
     OnJointAnswer,
     PredictRequest,
-    Rows,
     Ticket,
     group_of,
 )
+from marserve.frontend.serving.request_rows import Rows
 from marserve.frontend.serving.stateful.sequence_jobs import PendingSequenceJob
 from marserve.frontend.serving.stateful.stateful_workers import StatefulWorkerPool
 
@@ -43,7 +43,7 @@ class StatefulAdmission(Admission):
         """Queue a request in its sequence, or refuse it."""
         if request.describe:
             return super().submit(request, on_answer)
-        queued, timeout = self._check(request, 1)
+        queued, timeout = self._check(request)
         sequences = self._workers.sequences
         sequence_id, starts, ends = sequences.names.read(request.input.headers)
         if not sequence_id:
@@ -73,7 +73,8 @@ class StatefulAdmission(Admission):
         except SequenceOver as error:
             self._refused(request, error, "sequence_over")
             raise
-        self._take_in(job, (job,), request, timeout)
+        self._pending.jobs += 1
+        self._take_in(job, queued, request, timeout)
         return job
 
     def _without_slot(self, request: PredictRequest, why: str) -> ServeError:
@@ -90,9 +91,9 @@ class StatefulAdmission(Admission):
         """Fail all queued requests, because no worker is left to serve them."""
         self._workers.sequences.table.fail_queued((self.refusal or self.no_worker)())
 
-    def _put(self, jobs: Sequence[Job], request: PredictRequest) -> None:
+    def _put(self, jobs: Sequence[Job], request: PredictRequest, behind: int = 0) -> None:
         """Send a describe request, which has no sequence, to the worker with the fewest."""
-        del request
+        del request, behind
         accepting = [each for each in self._workers.sequences.table.workers if each.is_accepting]
         if not accepting:
             raise self.no_worker()

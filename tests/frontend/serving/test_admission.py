@@ -74,7 +74,7 @@ def test_an_async_model_refuses_when_its_queue_is_full(
     run(scenario())
 
 
-def test_rows_need_a_seat_each(
+def test_rows_beyond_the_capacity_are_queued_in_pieces(
     run: Call,
     fakes: ModuleType,
     serve_model: Call,
@@ -82,14 +82,20 @@ def test_rows_need_a_seat_each(
     ask: Call,
 ) -> None:
     async def scenario() -> None:
-        async with serve_model(fakes.Life(seconds=1.0), batching={"queue_size": 2}) as model:
+        async with serve_model(fakes.Life(seconds=1.0), batching={"queue_size": 4}) as model:
             first = ask(model)
             await fakes.drain_loop()
-            with pytest.raises(NoWorker, match='"m" has capacity for 2 more requests'):
-                await answers_to(model, *[b"x"] * 3)
-            assert (len(model.queue), model.pending) == (0, 1)
-            assert await answers_to(model, *[b"x"] * 2) == [b"x"] * 2
-            await first
+            rows = asyncio.create_task(answers_to(model, *[b"x"] * 9))
+            await fakes.drain_loop()
+            assert (len(model.queue), model.pending) == (2, 10)
+            others = [ask(model), ask(model)]
+            await fakes.drain_loop()
+            assert len(model.queue) == 4
+            with pytest.raises(NoWorker, match="The queue is full"):
+                await answers_to(model, *[b"x"] * 2)
+            await asyncio.gather(first, *others)
+            assert await rows == [b"x"] * 9
+            assert (len(model.queue), model.pending) == (0, 0)
 
     run(scenario())
 
