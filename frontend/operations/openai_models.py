@@ -22,7 +22,7 @@ def find_model(registry: ModelRegistry, name: str, path: str) -> ModelVersion:
         ModelNotFound: There is none.
         RouteNotFound: It does not offer the path.
     """
-    model = registry.default(name) or _by_name(registry).get(name) or registry.find(name)
+    model = find_named(registry, name)
     offered = model.settings.openai
     # Of the others each is named after its only path; that of none is no path.
     if path not in (PATHS if offered == "server" else (offered,)):
@@ -30,13 +30,20 @@ def find_model(registry: ModelRegistry, name: str, path: str) -> ModelVersion:
     return model
 
 
+def find_named(registry: ModelRegistry, name: str) -> ModelVersion:
+    """Return the model of a name that clients may use; raises ModelNotFound."""
+    return registry.default(name) or _by_name(registry).get(name) or registry.find(name)
+
+
+def model_document(name: str, model: ModelVersion) -> dict[str, Any]:
+    """Return the description of a model under one of its names, as OpenAI's clients read it."""
+    return {"id": name, "object": "model", "created": model.created, "owned_by": "marserve"}
+
+
 def list_models(registry: ModelRegistry) -> dict[str, Any]:
     """Return the document of ``/v1/models``, in the shapes of KServe and of OpenAI."""
     names = [model.name for model in registry.defaults() if not model.origin.is_function]
-    data = [
-        {"id": name, "object": "model", "created": model.created, "owned_by": "marserve"}
-        for name, model in _by_name(registry).items()
-    ]
+    data = [model_document(*each) for each in _by_name(registry).items()]
     return {"models": names, "object": "list", "data": data}
 
 

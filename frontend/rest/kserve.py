@@ -1,11 +1,8 @@
 """KServe's first protocol over HTTP; the second is the Open Inference Protocol (`open_inference`).
 
     /v1/models/{m}:predict    /v1/models/{m}:explain
-
-and, only on the listener of the platform KServe, whose clients and probes expect them:
-
-    GET /                     the server runs
-    GET /v1/models/{m}        whether a model can answer now; 503 if not
+    GET /v1/models/{m}        whether a model can answer now, 503 if not; and OpenAI's description
+    GET /                     the server runs: only on the listener of the platform KServe
 
 Bodies are passed on unchanged, unless the model splits lists (`client_lists`).
 """
@@ -16,6 +13,7 @@ from marserve.frontend.errors import MethodNotAllowed, RouteNotFound
 from marserve.frontend.http.requests import HttpRequest, PlainRequest
 from marserve.frontend.http.responses import HttpResponse, json_response
 from marserve.frontend.http.router import Route, Submit
+from marserve.frontend.operations.openai_models import find_named, model_document
 from marserve.frontend.rest.inference import Extra, Predictor
 from marserve.frontend.rest.open_inference import open_inference_routes, readiness_response, refusal
 from marserve.frontend.rest.openai import with_openai
@@ -32,7 +30,9 @@ def kserve_routes(
     """Return the routes below ``/v1`` and ``/v2``; of the second all, or only predictions."""
     kserve = _KServe(registry, max_request_bytes)
     second = open_inference_routes(registry, max_request_bytes, is_whole=open_inference)
-    v1 = Route(kserve.serve, "inference", accept=kserve.accept_prediction)
+    readiness = Route(kserve.readiness, "inference", refusal, when_full=True)
+    others = Route(kserve.serve, "inference", accept=kserve.accept_prediction)
+    v1 = _v1(readiness, others)
     return {"v1": with_openai(v1, registry, max_request_bytes), **second}
 
 
@@ -43,7 +43,7 @@ def kserve_platform_routes(
 
     ``root`` answers the requests at ``/`` that are not from a probe.
     """
-    platform = _KServePlatform(registry, max_request_bytes)
+    kserve = _KServe(registry, max_request_bytes)
 
     async def live(request: HttpRequest) -> HttpResponse:
         try:
@@ -53,17 +53,19 @@ def kserve_platform_routes(
                 raise
             return json_response({"status": "alive"})
 
-    readiness = Route(platform.serve, "inference", refusal, when_full=True)
-    others = Route(platform.serve, "inference", refusal, accept=platform.accept_prediction)
-
-    def choose(request: HttpRequest | PlainRequest) -> Route:
-        return readiness if _is_probe(request) else others
-
-    v1 = Route(platform.serve, choose=choose)
+    readiness = Route(kserve.readiness, "inference", refusal, when_full=True)
+    others = Route(kserve.serve, "inference", refusal, accept=kserve.accept_prediction)
     return {
         "": Route(live, when_full=True),
-        "v1": with_openai(v1, registry, max_request_bytes),
+        "v1": with_openai(_v1(readiness, others), registry, max_request_bytes),
     }
+
+
+def _v1(readiness: Route, others: Route) -> Route:
+    def choose(request: HttpRequest | PlainRequest) -> Route:
+        return readiness if _is_of_model(request) else others
+
+    return Route(others.serve, "inference", choose=choose)
 
 
 class _KServe(Predictor):
@@ -71,27 +73,23 @@ class _KServe(Predictor):
         name, extra = _asked(request.segments)
         return self.predict(request, name, extra=extra)
 
+    async def readiness(self, request: HttpRequest) -> HttpResponse:
+        name = "/".join(request.segments[2:])
+        model = find_named(self.registry, name)
+        members = {"name": name, **model_document(name, model)}
+        return readiness_response(members, ready=is_ready(self.registry, model))
+
     def accept_prediction(self, request: PlainRequest) -> Submit | None:
         name, extra = _asked(request.segments)
         return self.accept(request, name, None, extra)
 
 
-def _is_probe(request: HttpRequest | PlainRequest) -> bool:
+def _is_of_model(request: HttpRequest | PlainRequest) -> bool:
+    """Return whether a request is for a model itself, whose name may contain slashes."""
     match request.segments:
-        case [_, "models", name]:
-            return request.method == "GET" and ":" not in name
+        case [_, "models", *_, last]:
+            return request.method == "GET" and last.rpartition(":")[2] not in _VERBS
     return False
-
-
-class _KServePlatform(_KServe):
-    def serve(self, request: HttpRequest) -> Awaitable[HttpResponse]:
-        if _is_probe(request):
-            return self._readiness(request.segments[-1])
-        return super().serve(request)
-
-    async def _readiness(self, name: str) -> HttpResponse:
-        ready = is_ready(self.registry, self.registry.find(name))
-        return readiness_response({"name": name}, ready=ready)
 
 
 def _asked(segments: Sequence[str]) -> tuple[str, Extra]:

@@ -169,6 +169,6 @@ def refusal(error: ServeError) -> HttpResponse:
     return error_response(error, {"error": error.message or error.wire_type})
 
 
-def readiness_response(members: dict[str, str], *, ready: bool) -> HttpResponse:
+def readiness_response(members: Mapping[str, Any], *, ready: bool) -> HttpResponse:
     """Return the ``members`` and whether the model is ready; status 503 if it is not."""
     return json_response({**members, "ready": ready}, status=200 if ready else 503)

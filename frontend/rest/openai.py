@@ -3,6 +3,7 @@
     POST /v1/chat/completions, /v1/completions, /v1/responses    an engine's server
     POST /v1/embeddings, /v1/rerank                              also any model that offers them
     GET  /v1/models                                              the models, for KServe too
+    GET  /v1/models/{m}                                          in `kserve`
 
 A model with ``openai: server`` gets the body unchanged, as a prediction with this path. Errors have
 OpenAI's shape.

@@ -123,7 +123,8 @@ def test_nobody_can_connect_before_the_model_is_ready_and_v1_is_served_then(
     assert is_open(pod, 8081)
     assert ask(pod, "/") == {"status": "alive"}
     assert ask(pod, "/v1/models")["models"] == ["digits"]
-    assert ask(pod, "/v1/models/digits") == {"name": "digits", "ready": True}
+    found = ask(pod, "/v1/models/digits")
+    assert (found["name"], found["ready"], found["id"]) == ("digits", True, "digits")
     status, text = pod.ask("GET", "/v1/models/nobody")
     assert (status, json.loads(text)["error"]) == (404, "Model not found: nobody")
     answer = ask(pod, "/v1/models/digits:predict", {"instances": [{"data": [0, 7, 1]}]})

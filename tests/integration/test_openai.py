@@ -126,6 +126,18 @@ def test_models_are_listed_for_kserve_and_openai(models):
         assert isinstance(each["created"], int)
 
 
+def test_a_model_is_retrieved_by_each_of_its_names(models):
+    listed = models.inference("GET", "/v1/models").json()["data"]
+    for each in listed:
+        answer = models.inference("GET", f"/v1/models/{each['id']}")
+        assert answer.status_code == 200, answer.text
+        assert answer.json() == {"name": each["id"], "ready": True, **each}
+    escaped = models.inference("GET", "/v1/models/org%2Fserved").json()
+    assert escaped["id"] == "org/served"
+    answer = models.inference("GET", "/v1/models/nobody")
+    assert (answer.status_code, answer.json()["error"]) == (404, "Model not found: nobody")
+
+
 def test_a_new_default_version_is_the_one_of_the_name(models, make_archive):
     name = "versions"
     models.install(ENGINE.replace("VERSION", "1"), name, "asyncCommunication: true\n")

@@ -120,13 +120,16 @@ def test_kserve_asks_management_whether_a_model_has_workers(probe):
     assert probe.management("PUT", "/v1/models/probe").status_code == 405
     assert probe.management("GET", "/v1/models/nobody").status_code == 404
     assert probe.management("GET", "/v1/models").status_code == 404
-    assert probe.inference("GET", "/v1/models/probe").status_code == 404
+    found = probe.inference("GET", "/v1/models/probe").json()
+    assert (found["name"], found["ready"], found["id"]) == ("probe", True, "probe")
 
 
 def test_a_model_without_workers_is_not_ready_for_kserve(probe, make_archive):
     probe.install(SAY_IN, "idle", initial_workers=0)
     assert probe.management("GET", "/v1/models/idle").json() == {"name": "idle", "ready": False}
     assert probe.inference("POST", "/v1/models/idle:predict").status_code == 503
+    answer = probe.inference("GET", "/v1/models/idle")
+    assert (answer.status_code, answer.json()["ready"]) == (503, False)
 
 
 @pytest.fixture(scope="module")

@@ -143,11 +143,12 @@ def test_the_platform_kserve_keeps_its_answers(
     ask: Ask, ask_platform: Ask, registry: ModelRegistry, make_model: Callable[..., Any]
 ) -> None:
     assert ask_platform("/v1/models").document == ask("/v1/models", "GET").document
-    assert ask_platform("/v1/models/m").document == {"name": "m", "ready": True}
+    found = {"object": "model", "created": CREATED, "owned_by": "marserve"}
+    assert ask_platform("/v1/models/m").document == {"name": "m", "ready": True, "id": "m", **found}
     known: Any = registry
     known.add(make_model("idle", ready=0))
     idle = ask_platform("/v1/models/idle")
-    assert (idle.status, idle.document) == (503, {"name": "idle", "ready": False})
+    assert (idle.status, idle.document["name"], idle.document["ready"]) == (503, "idle", False)
     unknown = ask_platform("/v1/models/nobody")
     assert unknown.document["error"] == unknown.document["message"] == "Model not found: nobody"
     assert ask_platform(CHAT, "POST", b'{"model": "engine"}').document["model"] == "engine"
