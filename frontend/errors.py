@@ -270,10 +270,13 @@ class WorkflowFailed(ServeError, status=500, wire_type="WorkflowException"):
 
 
 class NodeFailed(ServeError, status=500):
-    """A node of a workflow failed in every attempt; ``cause`` is the last error."""
+    """A node of a workflow failed in every attempt; ``cause`` is the last error.
 
-    def __init__(self, node: str, cause: ServeError) -> None:
-        super().__init__(f"Error executing {node}")
+    ``why`` follows the text that TorchServe has.
+    """
+
+    def __init__(self, node: str, cause: ServeError, why: str = "") -> None:
+        super().__init__(f"Error executing {node}{why}")
         self.node = node
         self.cause = cause
 

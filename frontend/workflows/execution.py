@@ -11,6 +11,7 @@ the request.
 """
 
 import asyncio
+import json
 import logging
 import time
 from collections import Counter
@@ -21,6 +22,7 @@ from functools import cached_property
 from marserve.backend.protocol import Input, Part, Prediction
 from marserve.frontend.batching.jobs import Stream
 from marserve.frontend.errors import (
+    BadRequest,
     ModelNotFound,
     NodeFailed,
     NoWorker,
@@ -51,6 +53,8 @@ logger = logging.getLogger(__name__)
 
 # Errors that a retry would repeat: the client must retry later, or start its sequence again.
 _NOT_RETRIED = (NoWorker, Overloaded, SequenceOver, ServerStopping, TooMuchInFlight)
+
+_MAX_REFUSAL = 1 << 16  # bytes of an answer with status 400 that are read
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,6 +152,8 @@ class Run:
         self.times.nodes.append(times)
         try:
             prediction = await self._try_until_answered(node, times)
+            if node.parents and prediction.status == BadRequest.status:
+                self._check_refusal(node, prediction)
             times.outcome = "answered"
         except ServeError as error:
             times.outcome = "expired" if isinstance(error, RequestExpired) else "failed"
@@ -156,8 +162,28 @@ class Run:
             times.ended = time.monotonic()
         self._graph.metrics.node_seconds[node.name].update(times.ended - times.queued)
         if prediction.status >= 400:
-            raise _Answered(prediction)
+            headers = {**prediction.headers, "x-failed-node": node.name}
+            raise _Answered(replace(prediction, headers=headers))
         return prediction
+
+    def _check_refusal(self, node: Node, prediction: Prediction) -> None:
+        """Raise NodeFailed if an envelope or a handler of ours has refused the input of the node.
+
+        The input is the output of other nodes, so that the fault is not the client's. What a
+        handler's author has written is passed on.
+        """
+        try:
+            body = json.loads(bytes(prediction.body[:_MAX_REFUSAL]))
+            is_refusal, reason = body["type"] == BadRequest.wire_type, str(body["message"])
+        except (ValueError, RecursionError, TypeError, KeyError):
+            return
+        if is_refusal:
+            given, name = _input_of(node), self._graph.name
+            logger.warning(
+                "Workflow %s: %s refused %s: %s", name, node.name, given, one_line(reason)
+            )
+            why = f": it refused its input, {given}. {reason}"
+            raise NodeFailed(node.name, BadRequest(reason), why)
 
     async def _try_until_answered(self, node: Node, times: NodeTimes) -> Prediction:
         while True:
@@ -176,8 +202,9 @@ class Run:
                 is_over = isinstance(error, RequestExpired) and left <= node.timeout
                 if is_over or time.monotonic() >= self._deadline:
                     raise self._expired() from error
-                is_clients = isinstance(error, PredictionFailed) and 400 <= error.status < 500
-                if is_clients or isinstance(error, _NOT_RETRIED):
+                if isinstance(error, PredictionFailed) and 400 <= error.status < 500:
+                    raise _named(node, error) from None
+                if isinstance(error, _NOT_RETRIED):
                     raise
                 is_gone = isinstance(error, ModelNotFound | VersionNotFound)
                 if is_gone or times.is_final or times.attempts >= node.tries:
@@ -240,6 +267,20 @@ class Run:
 def model_name(workflow: str, node: str) -> str:
     """The name of a node's model."""
     return f"{workflow}__{node}"
+
+
+def _input_of(node: Node) -> str:
+    """Return what the input of a node with parents is."""
+    noun = "the output" if len(node.parents) == 1 else "the outputs"
+    return f"{noun} of {' and '.join(node.parents)}"
+
+
+def _named(node: Node, error: PredictionFailed) -> PredictionFailed:
+    """Return the error that a handler has raised, with the name of a node that has parents."""
+    if not node.parents:
+        return error
+    message = f"Error executing {node.name} with {_input_of(node)}: {error.message}"
+    return PredictionFailed(message, status=error.status, cause=error.cause)
 
 
 def _cause(node: Node, error: ServeError) -> ServeError:

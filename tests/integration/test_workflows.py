@@ -107,6 +107,7 @@ def test_a_handlers_error_status_ends_the_run(install, run, server, record):
     name = install("refuse: [noted]")
     answer = run(name, json={"record": str(record)})
     assert (answer.status_code, answer.text) == (422, "not that")
+    assert answer.headers["x-failed-node"] == "refuse"
     assert [node["node"] for node in server.runs(name)[-1]["nodes"]] == ["refuse"]
     assert record.read_text() == ""
 
@@ -395,3 +396,44 @@ def test_only_allowed_urls_are_fetched(start_server):
     with start_server(allowed_urls="https://example.org/.*") as server:
         answer = server.management("POST", "/workflows?url=file:///etc/x.war")
         assert (answer.status_code, answer.json()["type"]) == (404, "WorkflowNotFoundException")
+
+
+# -- errors of inner nodes -------------------------------------------------------------------------
+
+TEXTS = "def handle(data, context):\n    return data and [{'seen': str(row)} for row in data]\n"
+RAISING = """
+from ts.utils.util import PredictionException
+
+def handle(data, context):
+    if data:
+        raise PredictionException("too bright", 422)
+"""
+
+
+def test_a_node_that_refuses_the_output_of_another_is_named(
+    start_server, make_workflow, make_archive
+):
+    with start_server(service_envelope="json") as server:
+        for model in "ab":
+            make_archive(server.store, TEXTS, model)
+        text = "models:\n  a: {url: a.mar}\n  b: {url: b.mar}\ndag: {a: [b]}\n"
+        make_workflow(server.store, "w", text)
+        answer = server.management("POST", "/workflows", params={"url": "w.war"})
+        assert answer.status_code == 200, answer.text
+        answer = server.inference("POST", "/wfpredict/w", json={"instances": [{"data": "hello"}]})
+        assert (answer.status_code, answer.json()["type"]) == (500, "InternalServerException")
+        assert answer.json()["message"] == (
+            "Error executing b: it refused its input, the output of a. The body must be a JSON "
+            'object with a list: {"instances": [...]}.'
+        )
+        assert (answer.json()["node"], answer.json()["cause"]["code"]) == ("b", 400)
+        wrong = server.inference("POST", "/wfpredict/w", json={"data": "hello"})
+        assert (wrong.status_code, wrong.headers["x-failed-node"]) == (400, "a")
+
+
+def test_a_node_whose_handler_raises_a_status_is_named(install, run, server, make_archive):
+    make_archive(server.store, RAISING, "raising")
+    answer = run(install("repeat: [m]", "m: {url: raising.mar}"), json=1)
+    assert answer.status_code == 422
+    message = answer.json()["message"]
+    assert message == "Error executing m with the output of repeat: too bright"
