@@ -103,6 +103,8 @@ class BatchRun:
         self.data: Any = data if stack is None else stack.arrays(run_as)
         self.rows = tuple(data)
         self._formats = _formats_of(inputs, data)
+        for form in self._formats.values():
+            form.json_nan = conversion.json_nan
         # Copies, because the handler may change those in the context. Processors that it replaces
         # are used only if there are as many.
         self._ids = {place: request.id for place, request in enumerate(inputs)}

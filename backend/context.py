@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Protocol
 
+from marserve.backend.json_text import KEEP
 from marserve.backend.metrics import MetricsStore
 from marserve.backend.model_answers import ModelAnswer
 from marserve.backend.protocol import SpanRecord
@@ -127,6 +128,7 @@ class Context:
         describe_compiled: Returns JSON values about what was compiled before the first request.
         load_warnings: Sentences that the handler appends while it is initialised, for describe.
         max_response_bytes: The longest answer, or piece of one, that is sent to a client.
+        json_nan: How NaN and infinities are written in JSON (`backend.json_text`).
         header_key_sequence_end: Response header with the sequences that have ended.
     """
 
@@ -161,6 +163,7 @@ class Context:
         self.stopping_criteria: list[Any] | None = None
         self.on_intermediate: OnIntermediate | None = None
         self.max_response_bytes = 6_553_500
+        self.json_nan = KEEP
         self.caller: Caller | None = None
         self.warm_ups: list[WarmUp] = []
         self.describe_compiled: Callable[[], dict[str, Any]] | None = None

@@ -6,10 +6,12 @@ import json
 import logging
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from marserve.backend.context import RequestProcessor
 from marserve.backend.errors import HANDLER_LOG, poison_of
+from marserve.backend.json_text import KEEP, NotJson, to_json
 from marserve.backend.protocol import TENSORS_TYPE, Buffer, Input, Part, Prediction
 from marserve.backend.tensors.answers import UnknownOutput
 from marserve.backend.tensors.arrays import is_tensor
@@ -34,11 +36,20 @@ class Conversion:
         decode_input: Whether the handler gets JSON and text parts decoded, not as bytearray.
         max_response_bytes: Of a prediction, for each row.
         dims: The dimensions that count rows, of inputs and of outputs.
+        json_nan: How NaN and infinities are written in JSON (`json_text`).
     """
 
     def __init__(
-        self, decode_input: bool, max_response_bytes: int, dims: Sequence[int] = (0, 0)
+        self,
+        decode_input: bool,
+        max_response_bytes: int,
+        dims: Sequence[int] = (0, 0),
+        json_nan: str = KEEP,
     ) -> None:
+        self.json_nan = json_nan
+        self._encode: Callable[[Any], Buffer] = encode_result
+        if json_nan != KEEP:
+            self._encode = partial(encode_result, json_nan=json_nan)
         self._decode_input = decode_input
         self._max_response_bytes = max_response_bytes
         self.dims = dims
@@ -75,7 +86,7 @@ class Conversion:
         def body_of(result: Any) -> Buffer:
             status: Any = processor.get_response_status_code()
             if isinstance(status, int) and status >= 400:
-                return encode_result(result)
+                return self._encode(result)
             body, head_bytes = encode(result)
             processor.add_response_property(LENGTH_HEADER, str(head_bytes))
             kind = "application/octet-stream" if head_bytes < len(body) else _JSON_TYPE
@@ -95,9 +106,12 @@ class Conversion:
         """Return the answer with one result, and the status and headers that the handler set."""
         max_bytes = rows * self._max_response_bytes
         try:
-            body = (encode or encode_result)(result)
+            body = (encode or self._encode)(result)
         except UnknownOutput as error:
             return tensor_error(400, str(error), "BadRequestException")
+        except NotJson as error:
+            logger.warning("The result of request %d cannot be sent: %s", place, error)
+            return tensor_error(500, f"The handler's answer cannot be sent: {error}")
         except UnusableTensor as error:
             logger.warning("The result of request %d cannot be sent: %s", place, error)
             return tensor_error(503, f"The handler's answer cannot be sent: {error}.")
@@ -200,11 +214,11 @@ _MAX_PLACE = 200
 _MAX_KEY = 40
 
 
-def encode_result(result: Any) -> Buffer:
+def encode_result(result: Any, json_nan: str = KEEP) -> Buffer:
     """Encode a result: bytes raw, str as UTF-8, a tensor by ``torch.save``, all else as JSON.
 
     In JSON, numpy's scalars are numbers, its arrays lists, and tensors of one element numbers.
-    Raises TypeError, ValueError (`describe_unsendable`).
+    Raises NotJson, TypeError, ValueError (`describe_unsendable`).
     """
     if isinstance(result, bytes | bytearray):
         return result
@@ -214,7 +228,9 @@ def encode_result(result: Any) -> Buffer:
         file = io.BytesIO()
         sys.modules["torch"].save(result, file)
         return file.getvalue()
-    return json.dumps(result, indent=2, default=_plain).encode()
+    if json_nan == KEEP:
+        return json.dumps(result, indent=2, default=_plain).encode()
+    return to_json(result, json_nan, indent=2, default=_plain).encode()
 
 
 def describe_unsendable(result: Any) -> str:

@@ -84,6 +84,7 @@ def load_service(load: Load, run: Run | None = None) -> Service:
         stages=_overlapping(handler.instance, load) if load.overlap_stages else None,
         tensors=tensors,
         batch_dims=load.batch_dims,
+        json_nan=load.json_nan,
         stacking=_stacking(load, _declared_in(context) or tensors),
     )
     warm_up(load, service)
@@ -268,6 +269,7 @@ def _make_context(load: Load) -> Context:
         _model_yaml(load, manifest),
     )
     context.max_response_bytes = load.max_response_bytes
+    context.json_nan = load.json_nan
     metrics.request_ids = str(uuid.uuid4())  # of the load, until the first batch
     if load.compiled_sizes:  # else as in TorchServe
         context.system_properties["compiled_batch_sizes"] = load.compiled_sizes

@@ -79,6 +79,7 @@ class Load:
         batch_dims: The dimensions of a request's tensors, and of its answer's, that count the rows.
         stack_inputs: The library (numpy, torch) of whose arrays the handler gets one for each
             input, with all rows of the batch; empty for a list with a dict for each row.
+        json_nan: How NaN and infinities are written in JSON (`json_text`).
     """
 
     model_name: str
@@ -100,6 +101,7 @@ class Load:
     stateful: bool = False
     batch_dims: list[int] = field(default_factory=lambda: [0, 0])
     stack_inputs: str = ""
+    json_nan: str = "keep"
     trials: Trials = field(default_factory=Trials)
 
 

@@ -24,6 +24,7 @@ from marserve.backend.batch_run import (
 from marserve.backend.context import Caller, Context, current_caller
 from marserve.backend.conversion import Conversion, tensor_error
 from marserve.backend.input_lengths import InputLengths
+from marserve.backend.json_text import KEEP
 from marserve.backend.metrics import MetricsStore
 from marserve.backend.protocol import EndSequence, Piece, Predict, Prediction, Reply
 from marserve.backend.tensors.stacking import Stack, StackedBatch, Stacking
@@ -81,6 +82,7 @@ class Service:
         stages: Stages | None = None,
         tensors: dict[str, Any] | None = None,
         batch_dims: Sequence[int] = (0, 0),
+        json_nan: str = KEEP,
         stacking: Stacking | None = None,
     ) -> None:
         self.stages = stages
@@ -91,7 +93,7 @@ class Service:
         self._entry_point = entry_point
         self._owner = owner
         self._input_lengths = InputLengths(partial(self._hook, "input_length"))
-        self._conversion = Conversion(decode_input, max_response_bytes, batch_dims)
+        self._conversion = Conversion(decode_input, max_response_bytes, batch_dims, json_nan)
         self._stacking = stacking
 
     def predict(self, batch: Predict, send: Send = _discard) -> Reply:

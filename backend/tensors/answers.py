@@ -1,12 +1,20 @@
 """Answers to requests of the Open Inference Protocol, in the format that the request asks for."""
 
 import json
+import math
 from collections.abc import Sequence
 from typing import Any
 
+from marserve.backend.json_text import KEEP, REFUSE, NotJson, to_json, with_nulls
 from marserve.backend.protocol import Input
 from marserve.backend.tensors.checks import check_values
-from marserve.backend.tensors.datatypes import BYTES, UnusableTensor, read_elements, read_numbers
+from marserve.backend.tensors.datatypes import (
+    BYTES,
+    FLOATS,
+    UnusableTensor,
+    read_elements,
+    read_numbers,
+)
 from marserve.backend.tensors.outputs import outputs_of
 from marserve.backend.tensors.rows import Output
 from marserve.backend.tensors.wire import FORMAT_HEADER, IN_BODY, SIZE, Json, WantedOutputs
@@ -14,6 +22,16 @@ from marserve.backend.tensors.wire import FORMAT_HEADER, IN_BODY, SIZE, Json, Wa
 _BODY = "body"
 _OWN_MEMBERS = ("id", "model_name", "model_version")
 _MEMBERS = (*_OWN_MEMBERS, "parameters")
+
+
+def json_numbers(output: Output, json_nan: str) -> list[Any]:
+    """Return the numbers of an output for JSON; NotJson if one is not finite, and refused."""
+    numbers = read_numbers(output.datatype, output.buffer)
+    if json_nan == KEEP or output.datatype not in FLOATS or all(map(math.isfinite, numbers)):
+        return numbers
+    if json_nan == REFUSE:
+        raise NotJson(f"output {output.name!r} has a number that is not finite")
+    return with_nulls(numbers)
 
 
 class UnknownOutput(ValueError):
@@ -26,6 +44,7 @@ class AnswerFormat:
     def __init__(self, members: Json, wanted: WantedOutputs) -> None:
         self._members = members
         self._wanted = wanted
+        self.json_nan = KEEP
 
     @classmethod
     def of(cls, request: Input, row: dict[str, Any]) -> "AnswerFormat | None":
@@ -77,10 +96,11 @@ class AnswerFormat:
                 parameters[SIZE] = len(output.buffer)
                 buffers.append(output.buffer)
             else:
-                entry["data"] = _json_values(output)
+                entry["data"] = _json_values(output, self.json_nan)
             described.append(entry | ({"parameters": parameters} if parameters else {}))
         members = {name: document[name] for name in _MEMBERS if document.get(name)}
-        head = json.dumps(self._members | members | {"outputs": described}).encode() + b"\n"
+        text = to_json(self._members | members | {"outputs": described}, self.json_nan)
+        head = text.encode() + b"\n"
         return b"".join((head, *buffers)), len(head)
 
     def _chosen(self, outputs: Sequence[Output]) -> Sequence[Output]:
@@ -95,9 +115,9 @@ class AnswerFormat:
         return [by_name[name] for name in self._wanted.names]
 
 
-def _json_values(output: Output) -> list[Any]:
+def _json_values(output: Output, json_nan: str) -> list[Any]:
     if output.datatype != BYTES:
-        return read_numbers(output.datatype, output.buffer)
+        return json_numbers(output, json_nan)
     try:
         return [element.decode() for element in read_elements(output.buffer)]
     except UnicodeDecodeError as error:

@@ -32,6 +32,7 @@ BYTES = "BYTES"
 NUMPY = {name: f"<{dtype}" for name, (_, dtype) in _NUMBERS.items()}
 #: Bytes of one number by datatype.
 ITEM_BYTES = {name: int(dtype[1]) for name, (_, dtype) in _NUMBERS.items()} | {BF16: 2}
+FLOATS = frozenset({"FP16", "FP32", "FP64", BF16})
 DATATYPES = (*ITEM_BYTES, BYTES)
 
 _LENGTH = struct.Struct("<I")

@@ -66,6 +66,15 @@ def load_utf8(text: Text) -> object:
     return json.loads(text.decode())
 
 
+def load_strictly(text: Text) -> object:
+    """Parse JSON in UTF-8 without NaN and infinities, which `json` accepts."""
+    return json.loads(text.decode(), parse_constant=_refuse_constant)
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(name)
+
+
 def text_of(body: Buffer) -> Text:
     """Return a body as a text; a memoryview is copied."""
     return bytes(body) if isinstance(body, memoryview) else body

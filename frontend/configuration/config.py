@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 from urllib.parse import unquote
 
+from marserve.backend.json_text import JSON_NAN, KEEP
 from marserve.frontend.configuration import values
 from marserve.frontend.configuration.addresses import (
     Address,
@@ -164,6 +165,7 @@ class Config:
     default_service_handler: str | None = _optional(str)
     service_envelope: str | None = _optional(values.identifier, instead="")
     decode_input_request: bool = _flag("true")
+    json_nan: str = _key(_one_of(*JSON_NAN), KEEP)
     limit_max_image_pixels: bool = _flag("true")
     install_py_dep_per_model: bool = _flag("false")
     dependency_cache: Path | None = _optional(values.absolute_path)  # None: the user's cache

@@ -20,9 +20,11 @@ from functools import partial
 from marserve.backend.protocol import Buffer, Input, Part, Prediction
 from marserve.frontend.aio.json_items import (
     UNREADABLE,
+    Loads,
     Text,
     check_json,
     json_items,
+    load_strictly,
     load_utf8,
     text_of,
 )
@@ -41,13 +43,14 @@ _INSTANCES: Frame = (b'{"instances":[', b"]}")
 _UNPACKING: Mapping[str, str] = {"kserve": "explanations", "json": "predictions"}
 
 
-@dataclass(frozen=True)
+@dataclass
 class ClientList:
     """The rows of a request, and the form of their joint answer."""
 
     rows: Sequence[Input]  # in the client's order
     member: str = ""  # the member that has the results; empty for a bare array
     is_enveloped: bool = False  # whether the answer to a row has that member, too
+    is_strict: bool = False  # whether JSON of handlers with NaN is text
 
     def join(self, predictions: Sequence[Prediction]) -> Steps[Prediction]:
         """Return one answer: an array of the bodies of the predictions, as JSON or text.
@@ -74,7 +77,7 @@ class ClientList:
             with contextlib.suppress(*UNREADABLE, KeyError, TypeError):
                 items = json.loads(bytes(body))[self.member]
                 return [json.dumps(item, indent=2).encode() for item in items]
-        return [(yield from _json_text(body))]
+        return [(yield from _json_text(body, load_strictly if self.is_strict else load_utf8))]
 
 
 def failed_item(predictions: Sequence[Prediction]) -> Prediction:
@@ -139,10 +142,10 @@ def _as_written(headers: Mapping[str, str], name: str) -> str:
     return next((key for key in headers if key.lower() == name), name)
 
 
-def _json_text(body: Buffer) -> Steps[Text]:
+def _json_text(body: Buffer, loads: Loads) -> Steps[Text]:
     text = bytes(body).decode("utf-8", "replace").encode()
     try:
-        start, stop = yield from check_json(text, load_utf8)
+        start, stop = yield from check_json(text, loads)
     except UNREADABLE:
         return json.dumps(text.decode()).encode()
     return text[start:stop]

@@ -6,9 +6,12 @@ lists of numbers of a large request are found by their ends (`json_items`) and p
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
+from marserve.backend.json_text import KEEP, NotJson
 from marserve.backend.protocol import Buffer, Prediction
+from marserve.backend.tensors.answers import json_numbers
 from marserve.backend.tensors.checks import check_request
 from marserve.backend.tensors.datatypes import (
     BYTES,
@@ -17,7 +20,6 @@ from marserve.backend.tensors.datatypes import (
     flattened,
     nested_shape,
     read_elements,
-    read_numbers,
     write_elements,
     write_numbers,
 )
@@ -159,8 +161,9 @@ class AnswerBody:
     ``members`` are the defaults of the answer's members id, model_name and model_version.
     """
 
-    def __init__(self, head: Json, members: Mapping[str, str]) -> None:
+    def __init__(self, head: Json, members: Mapping[str, str], json_nan: str = KEEP) -> None:
         self._members = members
+        self._json_nan = json_nan
         self._wanted = WantedOutputs.of(head)
 
     def write(self, answer: InferAnswer) -> Steps[Prediction]:
@@ -176,7 +179,7 @@ class AnswerBody:
             head.append(b", " if len(head) > 1 else b"")
             head.append(text if is_binary else text[:-1] + b', "data": [')
             if not is_binary:
-                yield from _write_values(output, head)
+                yield from _write_values(output, head, self._json_nan)
                 head.append(b"]}")
         members = {name: getattr(answer, name) or value for name, value in self._members.items()}
         if answer.parameters:
@@ -189,7 +192,7 @@ class AnswerBody:
         return Prediction(body, headers={LENGTH_HEADER: size, "content-type": kind})
 
 
-def _write_values(output: Output, head: list[bytes]) -> Steps[None]:
+def _write_values(output: Output, head: list[bytes], json_nan: str) -> Steps[None]:
     """Append the values of an output as JSON, between commas, to the pieces of a head."""
     if output.datatype == BYTES:
         for number, element in enumerate(read_elements(output.buffer)):
@@ -206,6 +209,10 @@ def _write_values(output: Output, head: list[bytes]) -> Steps[None]:
         return
     view, size = memoryview(output.buffer), ITEM_BYTES[output.datatype] * _VALUES
     for start in range(0, len(view), size):
-        numbers = json.dumps(read_numbers(output.datatype, view[start : start + size]))
+        piece = replace(output, buffer=view[start : start + size])
+        try:
+            numbers = json.dumps(json_numbers(piece, json_nan))
+        except NotJson as error:
+            raise PredictionFailed(str(error), status=500) from error
         head.append(f", {numbers[1:-1]}".encode() if start else numbers[1:-1].encode())
         yield len(head[-1])

@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from marserve.backend.json_text import KEEP
 from marserve.backend.protocol import TENSORS_TYPE, Buffer, Input, Part
 from marserve.backend.tensors.checks import check_request, item_bytes, resolved_shape
 from marserve.backend.tensors.datatypes import (
@@ -82,6 +83,7 @@ class AskedModel:
     takes_bytes: bool = False  # whether tensors in JSON are converted to bytes, too
     dims: tuple[int, int] | None = None  # that count the rows; None if requests are not cut
     max_rows: int = 0  # the largest number of rows
+    json_nan: str = KEEP  # how NaN and infinities are written in JSON
 
 
 def asked_model(model: ModelVersion) -> AskedModel:
@@ -93,7 +95,9 @@ def asked_model(model: ModelVersion) -> AskedModel:
     if envelope or not (settings.batching.splits_lists or settings.stack_inputs):
         return asked
     dims = settings.batching.batch_dims if settings.batching.splits_lists else None
-    return replace(asked, takes_bytes=True, dims=dims, max_rows=model.max_rows)
+    return replace(
+        asked, takes_bytes=True, dims=dims, max_rows=model.max_rows, json_nan=model.json_nan
+    )
 
 
 def input_of(
@@ -153,7 +157,7 @@ def _rows(
     """Each row is answered in bytes, until they are joined."""
     assert model.dims is not None
     members = {"id": form["id"], "model_name": model.name, "model_version": model.version}
-    body = AnswerBody({**head, "parameters": form["parameters"]}, members)
+    body = AnswerBody({**head, "parameters": form["parameters"]}, members, model.json_nan)
     outputs = [{"name": output["name"]} for output in head.get("outputs") or ()]
     in_bytes = {**form, "outputs": outputs, "parameters": {"binary_data_output": True}}
     # One more than accepted, so that the request is refused.

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
+from marserve.backend.json_text import KEEP
 from marserve.backend.protocol import Input, Part, Prediction
 from marserve.frontend.aio.long_work import Steps
 from marserve.frontend.batching.jobs import Stream
@@ -21,6 +22,7 @@ async def predict(model: ModelVersion, request: PredictRequest) -> Prediction | 
         client_list = await request.memory.run(reading)
         if client_list is not None:
             rows, join = client_list.rows, client_list.join
+            client_list.is_strict = model.json_nan != KEEP
             return await predict_rows(model, request, rows, join)
     if len(input_.parts) > 1:
         input_.parts = last_of_each_name(input_.parts)

@@ -125,6 +125,11 @@ class ModelVersion:
         return self.queue.free_capacity(Priority.NORMAL)
 
     @property
+    def json_nan(self) -> str:
+        """How NaN and infinities are written in answers in JSON (`backend.json_text`)."""
+        return self._host.config.json_nan
+
+    @property
     def max_rows(self) -> int:
         """The largest number of rows that a request may have."""
         return self.admission.max_rows

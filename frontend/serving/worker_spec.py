@@ -106,6 +106,7 @@ def load_message(
         stream_window=min(STREAM_WINDOW, (config.max_stream_backlog or 2 * STREAM_WINDOW) // 2),
         batch_dims=list(settings.batching.batch_dims),
         stack_inputs=settings.stack_inputs,
+        json_nan=config.json_nan,
         trials=trials_at_load(settings),
     )
 

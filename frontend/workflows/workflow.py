@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from marserve.backend.protocol import Buffer, Prediction
-from marserve.frontend.aio.json_items import UNREADABLE, Text, check_json, text_of
+from marserve.frontend.aio.json_items import UNREADABLE, Text, check_json, load_strictly, text_of
 from marserve.frontend.aio.long_work import Steps, joined
 from marserve.frontend.archives.archive import Archive
 from marserve.frontend.batching.jobs import OnAnswer
@@ -183,15 +183,7 @@ def _json_text(name: str, body: Buffer) -> Steps[Text]:
             f"The output of {name} is neither JSON nor text, and the workflow has other leaves."
         ) from error
     try:
-        start, stop = yield from check_json(text, _load_strictly)
+        start, stop = yield from check_json(text, load_strictly)
     except UNREADABLE:
         return json.dumps(text.decode(), ensure_ascii=False).encode()
     return text[start:stop]
-
-
-def _load_strictly(text: Text) -> object:
-    return json.loads(text.decode(), parse_constant=_refuse_constant)  # NaN and infinities
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(name)

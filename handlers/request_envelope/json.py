@@ -1,9 +1,9 @@
 """``json``: TensorFlow Serving's format, ``{"instances": [...]}`` to ``{"predictions": [...]}``."""
 
-import json
 from base64 import b64decode
 from typing import Any
 
+from marserve.backend.json_text import KEEP, NotJson, to_json
 from marserve.handlers.refusals import UnusableInput
 from marserve.handlers.request_envelope.instances import (
     InstancesEnvelope,
@@ -22,9 +22,13 @@ class JSONEnvelope(InstancesEnvelope):
         """Return the request's instances."""
         return [_decoded(instance) for instance in listed_instances(parsed_body(row) or row)]
 
-    def answer(self, results: Any, index: int) -> str:
-        """Return the text ``{"predictions": [...]}``."""
-        return json.dumps({"predictions": results[: len(self._instances[index])]})
+    def answer(self, results: Any, index: int) -> Any:
+        """Return the text ``{"predictions": [...]}``, or a refusal of numbers that are no JSON."""
+        document = {"predictions": results[: len(self._instances[index])]}
+        try:
+            return to_json(document, getattr(self.context, "json_nan", KEEP))
+        except NotJson as error:
+            return self.failure(500, "InternalServerException", str(error), index)
 
 
 def _decoded(instance: Any) -> Any:

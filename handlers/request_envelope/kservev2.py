@@ -12,11 +12,11 @@ Not in TorchServe, and needed by the protocol's clients:
 * An answer with an error status has the member ``error``.
 """
 
-import json
 from typing import Any
 
 import numpy as np
 
+from marserve.backend.json_text import KEEP, NotJson, to_json
 from marserve.backend.tensors.datatypes import NUMPY
 from marserve.backend.tensors.wire import LENGTH_HEADER
 from marserve.handlers.refusals import UnusableInput
@@ -84,7 +84,10 @@ class KServev2Envelope(InstancesEnvelope):
         }
         if error is not None:
             return document | {"error": error}
-        return self._packed(document, buffers, index) if buffers else document
+        try:
+            return self._packed(document, buffers, index) if buffers else document
+        except NotJson as error:
+            return self.failure(500, "InternalServerException", str(error), index)
 
     def failure(self, status: int, kind: str, message: str, index: int) -> dict[str, Any]:
         """Return the answer to a request that failed, with the member ``error``."""
@@ -102,7 +105,7 @@ class KServev2Envelope(InstancesEnvelope):
         return str(messages[0] if messages else found[1] or f"Status {status}")
 
     def _packed(self, document: dict[str, Any], buffers: list[bytes], index: int) -> bytes:
-        text = json.dumps(document).encode()
+        text = to_json(document, getattr(self.context, "json_nan", KEEP)).encode()
         self.context.set_response_header(index, LENGTH_HEADER, str(len(text)))
         self.context.set_response_content_type(index, "application/octet-stream")
         return b"".join([text, *buffers])

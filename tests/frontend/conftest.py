@@ -120,6 +120,7 @@ class Model:
     full: str = ""
     expected_seconds: float = 0.0
     max_rows: int = 100
+    json_nan: str = "keep"
 
     def why_full(self, _share_in_flight: float) -> str:
         return self.full
