@@ -188,17 +188,27 @@ def _flags(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
 
 
 def _serve(config: Config, options: argparse.Namespace) -> int:
-    from marserve.frontend.server import serve
+    report = StartReport(options.report_descriptor)
+    try:
+        return _serve_until_stopped(config, options, report)
+    except Exception as error:
+        # Defects and broken libraries end with a traceback; the starter gets the reason.
+        kind = "" if isinstance(error, ConfigError | PidFileError) else f"{type(error).__name__}: "
+        report.failed(f"{kind}{error}")
+        raise
 
+
+def _serve_until_stopped(config: Config, options: argparse.Namespace, report: StartReport) -> int:
     pid_file = PidFile()
     if options.pid_descriptor is None:
         claim(pid_file)
     else:
         pid_file.adopt(options.pid_descriptor)
     try:
-        report = StartReport(options.report_descriptor)
         if options.report_descriptor is not None:
             report.pipes.take()
+        from marserve.frontend.server import serve
+
         return serve(config, report, verbose=options.verbose, pid_file=pid_file)
     finally:
         pid_file.release()

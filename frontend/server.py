@@ -123,9 +123,6 @@ def serve(config: Config, report: StartReport, *, verbose: bool, pid_file: PidFi
         return _report_failure(str(error), report)  # the log is not open
     except OSError as error:
         return _report_failure(explain_unwritable(error), report)
-    except Exception as error:  # a defect: the traceback is printed, and the starter gets a reason
-        report.failed(f"{type(error).__name__}: {error}")
-        raise
     finally:
         ignore_signals()
     if are_stuck():  # the end of the interpreter waits for what their threads hold

@@ -322,6 +322,14 @@ def test_a_port_in_use(prepared, server, make_archive):
     prepared.assert_nothing_left()
 
 
+def test_a_start_gives_the_reason_of_a_broken_library(prepared, tmp_path):
+    (tmp_path / "pynvml.py").write_text("raise RuntimeError('the library is broken')\n")
+    status, text = run(prepared, "--start", "--ncs", PYTHONPATH=str(tmp_path))
+    reason = "The server did not start: RuntimeError: the library is broken"
+    assert (status, text.splitlines()[-1]) == (1, reason)
+    prepared.assert_nothing_left()
+
+
 def test_a_start_tells_of_models_that_still_load(prepared, make_archive, gate):
     source = f"def handle(data, context):\n    open({gate.path!r}).read()\n"
     make_archive(prepared.store, source, "slow")
