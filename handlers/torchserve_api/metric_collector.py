@@ -10,6 +10,7 @@ from typing import TextIO
 
 import psutil
 
+from marserve.backend import measuring
 from marserve.handlers.torchserve_api import system_metrics
 
 logger = logging.getLogger(__name__)
@@ -36,6 +37,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--gpu", type=int, default=0, help="number of GPUs")
     arguments = parser.parse_args(argv)
     logging.basicConfig(stream=sys.stdout, format="%(message)s", level=logging.INFO)
+    measuring.logger.addHandler(logging.StreamHandler())  # to standard error: it is no metric
+    measuring.logger.propagate = False
     system_metrics.collect_all(system_metrics, arguments.gpu)
     check_process_mem_usage(sys.stdin)
     return 0

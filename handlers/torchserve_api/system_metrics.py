@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 
-from marserve.backend.measuring import measure as measure_optional
+from marserve.backend import measuring
 from marserve.backend.metrics import Dimension, Metric
 
 logger = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ _MIB, _GIB = 2**20, 2**30
 
 def _measurement(name: str, unit: str, read: Callable[[], float]) -> Callable[[], None]:
     def measure() -> None:
-        value = measure_optional(name, read)
+        value = measuring.measure(name, read)
         if value is not None:
             system_metrics.append(Metric(name, value, unit, dimension))
 

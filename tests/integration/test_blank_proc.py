@@ -2,7 +2,9 @@
 
 import contextlib
 import json
+import os
 import subprocess
+import sys
 
 import pytest
 
@@ -84,6 +86,26 @@ def test_a_server_starts_and_leaves_out_what_it_cannot_measure(make_own, wait_fo
     assert text.count("The load of the processors is unknown") == 1
     assert "Traceback" not in text
     server.stop()
+
+
+def test_the_program_that_measures_the_host_prints_what_it_can(tmp_path):
+    program = tmp_path / "program"
+    command = f"{sys.executable} -m ts.metrics.metric_collector"
+    program.write_text(
+        MOUNTED.format(files=f"{MEMORY} {LOAD}", instead=BLANK, more="", program=command)
+    )
+    program.chmod(0o755)
+    text = f"{os.getpid()}\n"
+    done = subprocess.run([program], input=text, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    *metrics, empty, memory = done.stdout.splitlines()
+    assert {line.partition(".")[0] for line in metrics} == {
+        "DiskAvailable",
+        "DiskUsage",
+        "DiskUtilization",
+    }
+    assert (empty, memory.partition(":")[0]) == ("", text.strip())
+    assert "MemoryUsed is unknown" in done.stderr
 
 
 @pytest.mark.parametrize("file", [MEMORY, LOAD])
