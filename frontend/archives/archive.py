@@ -6,8 +6,8 @@ store is read: its path means the file of that name in the store, as in TorchSer
 mlflow-torchserve sends the path of the file it has packed.
 
 An archive is opened into ``<workdir>/models/<32 hex>`` (``workflows/`` for those), which
-`Archive.remove` deletes. A failure leaves neither a directory nor a download. What a cleaner of
-temporary files has removed of it, `ArchiveOpener.restore` unpacks again.
+`Archive.remove` deletes. A failure leaves neither a directory nor a download. `Archive.restore`
+unpacks files again that a cleaner of temporary files has removed.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
 """Keeps the temporary files of a server: the working directory, the pid file, the socket files.
 
 Cleaners of temporary files remove what was not used for days (systemd-tmpfiles, tmpreaper, cron
-jobs with ``find -mtime``). So the times of the files are set to now every hour. What is gone
-nevertheless is made again within seconds, except for a socket file: its loss is logged.
+jobs with ``find -mtime``). So the times of the files are set to now every hour. Files that are
+removed nevertheless are made again within seconds; the loss of a socket file is only logged.
 """
 
 import asyncio

@@ -91,7 +91,7 @@ def make_again(path: Path) -> None:
 def touch_tree(root: Path) -> None:
     """Set the times of all files to now: cleaners of temporary files go by these; blocks.
 
-    systemd-tmpfiles leaves a locked directory (tmpfiles.d(5)), others know no locks.
+    systemd-tmpfiles leaves a locked directory (tmpfiles.d(5)), others ignore locks.
     """
     _touch(root)
     for folder, folders, files in os.walk(root):

@@ -12,7 +12,7 @@ pytestmark = [
     pytest.mark.integration,
     pytest.mark.skipif(
         subprocess.run(["unshare", "-rm", "true"], capture_output=True).returncode != 0,
-        reason="nobody may mount anything here",
+        reason="mounts are not permitted here",
     ),
 ]
 

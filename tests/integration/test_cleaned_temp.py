@@ -20,7 +20,7 @@ def workdir(server):
 
 
 def clean(folder, keep=()):
-    """Remove the files below a folder, as a cleaner does that does not know a lock."""
+    """Remove the files below a folder, as a cleaner does that ignores locks."""
     for path in sorted(folder.rglob("*"), reverse=True):
         if path.is_dir() and not path.is_symlink():
             if not any(path.iterdir()):
