@@ -161,7 +161,8 @@ class PendingRows:
         if self.timer is not None:
             self.timer.cancel()
         last = max((self._last, *self._in_flight.values()), key=_dispatched)
-        self.on_end()
+        on_end, self.on_end = self.on_end, _nothing  # which may refer to this object
+        on_end()
         self.release()
         line = TimeLine(
             first.input.id.rpartition(".")[0] or first.input.id,

@@ -40,6 +40,11 @@ MODELS = {
     "wrong": (HANDLER.format("return []"), "", {}),
     "unsendable": (HANDLER.format("return [object()]"), "", {}),
     "lists": (RAISING, "dynamicBatchSize: true\n", {"batch_size": 4}),
+    "held": (
+        HANDLER.format("time.sleep(0.1); return ['x'] * len(data)"),
+        "dynamicBatchSize: true\n",
+        {"batch_size": 4},
+    ),
     "embed": (HANDLER.format("return ['no embedding'] * len(data)"), "openai: embeddings\n", {}),
     "rank": (HANDLER.format("return ['no score'] * len(data)"), "openai: rerank\n", {}),
     "sequences": (RAISING, "sequenceBatching: true\nsequenceMaxIdleMSec: 60000\n", {}),
@@ -109,6 +114,12 @@ FAILURES = {
         lambda s: s.predict("slow", data=BODY, headers={"X-Timeout-Ms": "1"}),
         504,
     ),
+    "a long list that expires": (
+        lambda s: s.predict(
+            "held", json=["x" * (SIZE // 400)] * 400, headers={"X-Timeout-Ms": "250"}
+        ),
+        504,
+    ),
     "expired in a worker": (
         lambda s: s.predict("slow", data=BODY, headers={"X-Timeout-Ms": "60"}),
         504,
@@ -144,18 +155,18 @@ FAILURES = {
     ),
     "a file of a form": (lambda s: s.predict("raising", files={"body": BODY}), 503),
     "items of a list": (lambda s: s.predict("lists", json=["x" * (SIZE // 4)] * 4), 503),
-    "too many items": (lambda s: s.predict("lists", json=["x" * (SIZE // 200)] * 200), 503),
+    "a long list of items": (lambda s: s.predict("lists", json=["x" * (SIZE // 200)] * 200), 503),
     "inputs of embeddings": (
         lambda s: s.inference(
             "POST", "/v1/embeddings", json={"model": "embed", "input": "x" * SIZE}
         ),
         500,
     ),
-    "too many inputs": (
+    "a long list of inputs": (
         lambda s: s.inference(
             "POST", "/v1/embeddings", json={"model": "embed", "input": ["x" * (SIZE // 200)] * 200}
         ),
-        503,
+        500,
     ),
     "a wrong member": (
         lambda s: s.inference(
@@ -172,9 +183,9 @@ FAILURES = {
         404,
     ),
     "no object": (lambda s: s.inference("POST", "/v1/embeddings", data=BODY, **JSON), 400),
-    "a query for too many documents": (
+    "a query for many documents": (
         lambda s: s.inference("POST", "/v1/rerank", data=rerank(110), **JSON),
-        503,
+        500,
     ),
     "scores": (lambda s: s.inference("POST", "/v1/rerank", data=rerank(3), **JSON), 500),
     "a wrong number": (
@@ -183,7 +194,7 @@ FAILURES = {
     ),
     "tensors of a handler that raises": (lambda s: tensors(s, "raising", (2, SIZE // 8)), 503),
     "rows of tensors": (lambda s: tensors(s, "lists", (4, SIZE // 16)), 503),
-    "too many rows of tensors": (lambda s: tensors(s, "lists", (200, SIZE // 800)), 503),
+    "a long list of rows of tensors": (lambda s: tensors(s, "lists", (200, SIZE // 800)), 503),
     "tensors in JSON": (
         lambda s: s.inference(
             "POST",
