@@ -2,7 +2,7 @@
 
 Lines of answers and metrics are finished before they are logged, many in one record: a record for
 each would cost more than the answer. The attribute ``entries`` of such a record contains what its
-lines were made of, for layouts that format them otherwise. The output of workers is logged by
+lines were made of, for layouts with ``takes_entries``. The output of workers is logged by
 records with many ``lines``, which formatters with ``takes_lines`` write, each like a record.
 """
 
@@ -139,6 +139,8 @@ class JsonFormatter(logging.Formatter):
 class MetricLayout(JsonFormatter):
     """TorchServe's JSONPatternLayout: metrics as JSON objects."""
 
+    takes_entries = True
+
     def format(self, record: logging.LogRecord) -> str:
         """Called by logging."""
         entries = getattr(record, "entries", None)
@@ -147,6 +149,8 @@ class MetricLayout(JsonFormatter):
 
 class EntryFormatter(logging.Formatter):
     """Base of log4j's layouts, which format each line of a record by itself."""
+
+    takes_entries = True
 
     def format(self, record: logging.LogRecord) -> str:
         """Called by logging."""

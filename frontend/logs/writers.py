@@ -54,6 +54,7 @@ class LogWriter(logging.Handler):
         self._put = self._taken = 0  # bytes
         self._taken_at = time.monotonic()
         self._is_closing = False
+        self._takes_entries = getattr(target.formatter, "takes_entries", False)
         self._thread = threading.Thread(target=self._run, name="log-writer", daemon=True)
         self._thread.start()
         _writers.add(self)
@@ -82,7 +83,7 @@ class LogWriter(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Called by logging with each record, under the handler's lock."""
-        _detach(record)
+        record = _detached(record, with_entries=self._takes_entries)
         size = _RECORD_BYTES + len(record.msg) + len(record.exc_text or "")
         waiting = self.waiting
         if waiting and waiting + size > _MAX_BYTES:
@@ -213,11 +214,16 @@ def dropped_lines() -> Mapping[str, int]:
     return dropped
 
 
-def _detach(record: logging.LogRecord) -> None:
-    """Make a record independent of the objects that it was made of, which may change."""
+def _detached(record: logging.LogRecord, *, with_entries: bool) -> logging.LogRecord:
+    """Return a record without the objects that it was made of, which may change, or are many."""
     if record.args:
         record.msg, record.args = record.getMessage(), None
     elif not isinstance(record.msg, str):
         record.msg = str(record.msg)
     traceback_of(record)
     record.exc_info = None
+    if with_entries or not hasattr(record, "entries"):
+        return record
+    record = copy.copy(record)  # another target may need them
+    del record.__dict__["entries"]
+    return record
