@@ -10,7 +10,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from marserve.frontend.telemetry import gpu
+from marserve.backend.measuring import measure
 
 
 @dataclass
@@ -88,5 +88,5 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
         monkeypatch.setattr(pynvml, f"nvml{name}", function)
     yield stand_in
     for thread in threading.enumerate():  # that still call it
-        if thread.name in (gpu.count_gpus.__name__, gpu.read_gpus.__name__):
+        if thread.name == measure.__name__:
             thread.join(5)
