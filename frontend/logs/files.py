@@ -22,6 +22,7 @@ import re
 import shutil
 import stat
 import sys
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -140,6 +141,8 @@ class LogFile(logging.Handler):
         self._file = self._open()
         self._rollover = rollover or daily(self.path)
         self._has_reported = False
+        #: Held while an old file gets its name: a number that seems to be free would be used twice.
+        self._naming = threading.Lock()
         self._compressor = ThreadPoolExecutor(1, thread_name_prefix=f"{self.path.stem}-gzip")
         limit = self._rollover.max_bytes
         self._max_bytes = float("inf") if limit is None else limit
@@ -227,9 +230,10 @@ class LogFile(logging.Handler):
         self._start_period(record.created)
 
     def _move(self) -> None:
-        old = self._rollover.new_name(self._start)
-        old.parent.mkdir(parents=True, exist_ok=True)
-        self.path.rename(old)
+        with self._naming:
+            old = self._rollover.new_name(self._start)
+            old.parent.mkdir(parents=True, exist_ok=True)
+            self.path.rename(old)
         try:
             self._replace()
         except OSError:
@@ -249,7 +253,7 @@ class LogFile(logging.Handler):
         """Compress old files, and remove those that are too many."""
         try:
             for path in filter(self._is_uncompressed, self._old_files()):
-                _compress(path)
+                _compress(path, self._naming)
             numbers, kept = self._old_files(), self._rollover.old_files
             # Times have the resolution of the kernel's clock, a few milliseconds.
             found = sorted(numbers, key=lambda path: (path.stat().st_mtime_ns, numbers[path], path))
@@ -264,14 +268,15 @@ def daily(path: Path, **options: int) -> Rollover:
     return Rollover(str(path.with_name(f"{path.stem}.%d{{dd-MMM}}.log.gz")), **options)
 
 
-def _compress(path: Path) -> None:
+def _compress(path: Path, naming: threading.Lock) -> None:
     part = path.with_suffix(".part")
     part.unlink(missing_ok=True)  # of a server that was killed
     with open_file(path) as source, gzip.open(part, "xb", compresslevel=6) as target:
         shutil.copyfileobj(source, target, 1 << 20)
     shutil.copystat(path, part)  # files are removed in the order of their times
-    part.rename(path.with_name(f"{path.name}.gz"))
-    path.unlink()
+    with naming:
+        part.rename(path.with_name(f"{path.name}.gz"))
+        path.unlink()
 
 
 def _report(sentence: str) -> None:
