@@ -237,7 +237,7 @@ class Server:
         """Wait for the end of a server that stops: with status 0, and nothing left."""
         assert self.process is not None
         assert self.process.wait(seconds) == 0, self.console_text()
-        assert "TorchServe has stopped." in self.console_text()
+        self.wait_printed("TorchServe has stopped.")
         self.assert_nothing_left()
 
     def assert_nothing_left(self) -> None:
@@ -419,6 +419,10 @@ class Server:
         return (
             self._new_text(self.console).decode(errors="replace") if self.console.exists() else ""
         )
+
+    def wait_printed(self, text: str) -> None:
+        """Wait until the server's process has printed a text."""
+        wait_for(lambda: text in self.console_text(), what=self.console_text)
 
     def skip_logs(self) -> None:
         """Let `log` and `console_text` return only what is written from now on."""

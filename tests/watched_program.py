@@ -31,6 +31,7 @@ KNOWN = (
     ", in create_subprocess_exec\n",  # the system call returns when the other program runs
     "self._request.FromString(data)\n",  # protobuf parses a message in one call
     ", in _start\n",  # before it has started
+    "self._started.wait()\n",  # until the system runs a new thread
     ", in own_workdir\n",  # at the end, when nothing is served
 )
 _PERIOD = 0.02

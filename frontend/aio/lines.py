@@ -18,5 +18,6 @@ class LineCutter:
             newline, self._partial = b"\n", b""
         if not newline:
             return []
-        text = complete.decode(errors="backslashreplace").replace("\r\n", "\n")
-        return text.removesuffix("\r").split("\n")
+        text = complete.decode(errors="backslashreplace")
+        lines = text.split("\n")
+        return [line.rstrip("\r") for line in lines] if "\r" in text else lines

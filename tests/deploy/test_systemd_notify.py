@@ -101,4 +101,4 @@ def test_a_server_that_hangs_is_not_heard_of(listener, prepare_server, monkeypat
         # What systemd does then, and what the journal gets to see of it.
         server.terminate(signal.SIGABRT)
         assert server.process.wait(PATIENCE) == -signal.SIGABRT
-        assert "Fatal Python error: Aborted" in server.console_text()
+        server.wait_printed("Fatal Python error: Aborted")

@@ -442,7 +442,7 @@ def test_configured_for_all_and_for_one(start_server, make_archive, handlers):
 def test_a_wrong_key_stops_the_start(prepare_server, properties, words):
     with prepare_server(**properties) as server:
         assert server.launch().wait(20) == 1
-        assert words in server.console_text()
+        server.wait_printed(words)
 
 
 # -- history ---------------------------------------------------------------------------------------

@@ -95,7 +95,7 @@ def test_who_is_refused_is_told_why_and_when_to_try_again(start, wait_for):
         answer = server.predict("m", data=b"x" * 100_000)
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
         assert "max_bytes_in_flight allows no more" in answer.json()["message"]
-        assert "max_bytes_in_flight allows no more bytes." in server.console_text()
+        server.wait_printed("max_bytes_in_flight allows no more bytes.")
         held.close()
         wait_for(lambda: in_flight(server) == 0)
         assert server.predict("m", data=b"x" * 100_000).status_code == 200

@@ -495,7 +495,7 @@ def test_a_mounted_config_map_is_only_read(replicas, wait_for, prepare_server):
     server.write_property("model_catalog_mode", "read-write")
     process = server.launch()
     assert process.wait(20) == 1
-    assert "it is a mounted ConfigMap or Secret" in server.console_text()
+    server.wait_printed("it is a mounted ConfigMap or Secret")
 
 
 def test_thousands_of_models_that_cannot_be_read_do_not_freeze_the_server(
@@ -690,8 +690,8 @@ def test_nodes_of_a_workflow_are_the_servers_own(replicas, tmp_path):
 def test_what_else_would_name_models_is_refused(prepare_server):
     with prepare_server(model_catalog="catalog.json", load_models="m.mar") as server:
         assert server.launch().wait(20) == 1
-        assert "load_models" in server.console_text()
-        assert "has no meaning beside model_catalog" in server.console_text()
+        server.wait_printed("load_models")
+        server.wait_printed("has no meaning beside model_catalog")
 
 
 def test_a_server_that_is_killed_while_it_writes_leaves_all_that_it_has_answered(

@@ -161,7 +161,7 @@ def test_a_stale_pid_file(prepared, pid):
     (prepared.temp / ".model_server.pid").write_text(pid)
     assert run(prepared, "--stop") == (0, "TorchServe is not currently running.\n")
     prepared.start()
-    assert "Removing orphan pid file." in prepared.console_text()
+    prepared.wait_printed("Removing orphan pid file.")
     prepared.stop()
 
 
@@ -191,7 +191,7 @@ def test_a_start_is_reported_in_few_lines_and_without_a_warning(prepared):
 def test_verbose_shows_on_the_console_what_the_log_file_has(prepared):
     prepared.start("--verbose")
     prepared.stop()
-    assert "job_queue_size: 100\n" in prepared.console_text()
+    prepared.wait_printed("job_queue_size: 100\n")
 
 
 def test_it_says_that_it_has_started_whatever_the_log_levels_are(prepared):
@@ -268,8 +268,8 @@ def test_a_wrong_value_stops_the_start(prepared, line, words):
 
 def test_an_unknown_key_is_reported(start_server):
     with start_server(no_such_key="1", number_of_netty_threads="4") as server:
-        assert "no_such_key" in server.console_text()
-        assert "number_of_netty_threads" in server.console_text()
+        server.wait_printed("no_such_key")
+        server.wait_printed("number_of_netty_threads")
 
 
 def test_a_configuration_that_is_not_there(prepared):
@@ -285,7 +285,7 @@ def test_the_environment_names_the_configuration(prepared):
     (prepared.directory / "config.properties").write_text("job_queue_size=wrong\n")
     prepared.environment["TS_CONFIG_FILE"] = str(config)
     prepared.start("--ts-config", "beaten.properties")
-    assert f"Configuration file: {config}." in prepared.console_text()
+    prepared.wait_printed(f"Configuration file: {config}.")
     prepared.stop()
 
 
@@ -377,9 +377,9 @@ def test_all_models(stocked):
     stocked.start("--models", "ALL")
     # The last is the second by its manifest, and comes too late for the name.
     assert models(stocked) == ["broken", "first", "second", "third"]
-    assert "Failed to load model: x.model: Model version 1.0 is already" in stocked.console_text()
+    stocked.wait_printed("Failed to load model: x.model: Model version 1.0 is already")
     assert ".hidden" not in stocked.console_text()
-    assert "Failed to load model: broken.mar" in stocked.console_text()
+    stocked.wait_printed("Failed to load model: broken.mar")
     for name in ("first", "second", "third"):
         assert stocked.predict(name).text == "fine"
         described = stocked.describe(name)
@@ -392,7 +392,7 @@ def test_models_by_name(stocked):
     stocked.start("--models", "mine=first.mar , second.tar.gz", "broken.mar", "gone.mar")
     assert models(stocked) == ["broken", "gone", "mine", "second"]  # and two are not served
     for name in ("broken.mar", "gone.mar"):
-        assert f"Failed to load model: {name}: " in stocked.console_text()
+        stocked.wait_printed(f"Failed to load model: {name}: ")
     assert stocked.predict("mine").text == "fine"
     stocked.stop()
 

@@ -46,7 +46,7 @@ def test_running_out_of_descriptors_neither_stops_the_server_nor_makes_it_spin(
         served = sum(b"Healthy" in answer for answer in answers)
         assert 60 <= served <= 200  # a quarter is for gRPC
         assert process.num_fds() < LIMIT - 20
-        assert "file descriptors run short (ulimit -n)" in server.console_text()
+        server.wait_printed("file descriptors run short (ulimit -n)")
 
         # The other listener has places left, and there are descriptors to start a worker with.
         assert server.register("m.mar", initial_workers=1).status_code == 200

@@ -100,7 +100,7 @@ def test_models_of_a_snapshot(prepare_server):
         assert server.management("PUT", "/models/chosen", params=query).status_code == 200
         server.stop()
         server.start()
-        assert "restored from the newest snapshot" in server.console_text()
+        server.wait_printed("restored from the newest snapshot")
         assert served(server, "chosen") == ("greedy", 5, 100)
         assert served(server, "plain") == AUTOMATIC
         assert served(server, "explicit") == ("adaptive", 4, 30)

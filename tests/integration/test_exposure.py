@@ -50,7 +50,7 @@ def test_the_key_file(guarded):
     assert list(content["inference"]) == ["key", "expiration time"]
     assert len({item["key"] for item in content.values()}) == 3
     assert all(len(item["key"]) == 8 for item in content.values())
-    assert f"the keys are in {path}" in guarded.console_text()
+    guarded.wait_printed(f"the keys are in {path}")
 
 
 @pytest.mark.parametrize("path", ["/ping", "/predictions/m"])
@@ -174,7 +174,7 @@ def test_on_loopback_it_starts_where_keys_cannot_be_written(prepare_server):
     with prepare_server() as server:
         (server.directory / "key_file.json").mkdir()
         server.start()
-        assert "There are no keys, which local requests do not need" in server.console_text()
+        server.wait_printed("There are no keys, which local requests do not need")
         assert server.management("GET", "/models").status_code == 200
         assert server.management("GET", "/models", headers=FORWARDED).status_code == 403
         server.stop()
@@ -188,7 +188,7 @@ def test_a_server_without_its_ports_leaves_the_key_file_of_another(prepare_serve
         file = server.directory / "key_file.json"
         file.write_text("theirs")
         assert server.launch().wait(PATIENCE) == 1
-        assert "another program listens there" in server.console_text()
+        server.wait_printed("another program listens there")
         assert file.read_text() == "theirs"
 
 

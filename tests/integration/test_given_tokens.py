@@ -37,11 +37,11 @@ def test_several_servers_can_have_the_same_keys(start_server: StartServer, secre
         assert not (server.directory / "key_file.json").exists()
         renewal = server.management("GET", "/token?type=inference")
         assert (renewal.status_code, "token_directory" in renewal.text) == (400, True)
-        assert "Token authorization is on: token_directory=" in server.console_text()
+        server.wait_printed("Token authorization is on: token_directory=")
 
 
 def test_it_does_not_start_without_them(prepare_server: StartServer, secret: Path) -> None:
     (secret / "management").unlink()
     with prepare_server(token_directory=str(secret)) as server:
         assert server.launch().wait(PATIENCE) == 1
-        assert "token_directory" in server.console_text()
+        server.wait_printed("token_directory")

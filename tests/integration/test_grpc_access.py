@@ -338,7 +338,7 @@ def test_a_port_in_use_ends_the_start_with_a_sentence(server, prepare_server):
     taken = server.grpc_ports["management"]
     with prepare_server(grpc_management_port=str(taken)) as second:
         assert second.launch().wait(20) == 1
-        assert f"Cannot listen at grpc://127.0.0.1:{taken}" in second.console_text()
+        second.wait_printed(f"Cannot listen at grpc://127.0.0.1:{taken}")
         assert "Traceback" not in second.console_text()
 
 
@@ -360,7 +360,7 @@ def test_without_its_packages_a_line_says_so(prepare_server, tmp_path):
         server.start()
         packages = "grpcio grpcio-reflection protobuf"
         text = f"gRPC is not served: No module named grpc. To have it: pip install {packages}"
-        assert f"[WARN ] main marserve.frontend.server - {text}" in server.console_text()
+        server.wait_printed(f"[WARN ] main marserve.frontend.server - {text}")
         server.stop()
 
 

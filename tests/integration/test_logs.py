@@ -117,7 +117,7 @@ def test_the_model_log(server, text, level, stream):
     (line, *_) = lines(server, "model_log.log", text)
     expected = rf"{TIME} \[{level}\] W-\d+-talkative_1\.0-{stream} MODEL_LOG - .*{text}"
     assert re.fullmatch(expected, line)
-    assert text in server.console_text()
+    server.wait_printed(text)
 
 
 def test_what_a_worker_says_at_its_start(server):
@@ -137,7 +137,7 @@ def test_lines_that_operators_grep(server):
     ]
     for text in expected:
         server.wait_logged("ts_log.log", text)
-        assert text in server.console_text(), text
+        server.wait_printed(text)
 
 
 def test_lines_about_a_worker_that_died(server):
@@ -326,7 +326,7 @@ def test_a_log_configuration_that_cannot_be_used_stops_the_start(prepare_server)
         (server.directory / "logging.yaml").write_text("version: 3")
         process = server.launch("--log-config", "logging.yaml")
         assert process.wait(20) == 1
-        assert "logging.yaml" in server.console_text()
+        server.wait_printed("logging.yaml")
         assert "Traceback" not in server.console_text()
 
 

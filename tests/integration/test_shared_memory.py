@@ -104,7 +104,7 @@ def handle(data, context):
 """
         server.install(source, "model")
         assert server.predict("model").json() == {"loaded": True, "given": []}
-        assert "broken is not preloaded: made for another torch" in server.console_text()
+        server.wait_printed("broken is not preloaded: made for another torch")
         assert "no_such_module is not preloaded" not in server.console_text()
         server.stop()
 

@@ -93,7 +93,7 @@ def test_a_client_that_reads_nothing_is_disconnected(server, wait_for, body, hea
         wait_for(lambda: in_flight(server) > SIZE / 4)
         wait_for(lambda: disconnected(server) == before + 1)
         wait_for(lambda: in_flight(server) == 0)
-    assert "do not read their answers are disconnected" in server.console_text()
+    server.wait_printed("do not read their answers are disconnected")
 
 
 def test_a_client_that_reads_too_slowly_in_all_is_disconnected(server, wait_for):

@@ -123,7 +123,7 @@ def test_each_change_writes_one_and_the_newest_comes_back(prepared, make_archive
     # Models that somebody asks for are not beaten.
     newest = snapshots(prepared)[-1][1]
     start(prepared, "--models", "first=one.mar")
-    assert f"The newest snapshot, {newest}, is passed over" in prepared.console_text()
+    prepared.wait_printed(f"The newest snapshot, {newest}, is passed over")
     listed = prepared.management("GET", "/models").json()["models"]
     assert [each["modelName"] for each in listed] == ["first"]
     prepared.stop()
@@ -180,7 +180,7 @@ def test_a_snapshot_of_torchserve_itself_is_restored_and_beats_the_yaml(prepared
     assert described["loadedAtStartup"] is False
     prepared.wait_workers("probe", "READY")
     assert prepared.predict("probe").text == "fine"
-    assert "vmargs" in prepared.console_text()
+    prepared.wait_printed("vmargs")
     assert "tsConfigFile (" not in prepared.console_text()
     prepared.stop()
 
@@ -198,7 +198,7 @@ def test_what_cannot_be_restored_stops_the_start(prepared, make_archive, members
     newer.rename(prepared.store / "newer.mar")
     process = prepared.launch("--ts-config", torchserve_snapshot(prepared, **members))
     assert process.wait(30) == 1
-    assert words in prepared.console_text()
+    prepared.wait_printed(words)
     assert "Traceback" not in prepared.console_text()
     prepared.assert_nothing_left()
     # What is on disk is still what the last good start has left.
@@ -247,7 +247,7 @@ def test_a_snapshot_of_no_models_is_an_empty_start(prepared, make_archive):
         config.write('model_snapshot={"modelCount": 0}\n')
     start(prepared)
     assert prepared.management("GET", "/models").json()["models"] == []
-    assert "The snapshot contains no models" in prepared.console_text()
+    prepared.wait_printed("The snapshot contains no models")
     prepared.stop()
 
 
@@ -320,8 +320,8 @@ def test_a_cut_newest_snapshot_started_an_empty_server(prepared, make_archive):
     later = kept.with_name("20990101000000000-shutdown.cfg")
     later.write_bytes(kept.read_bytes()[:-40])
     start(prepared)
-    assert f"The snapshot {later} is passed over: it ends too early." in prepared.console_text()
-    assert f"restored from the newest snapshot, {kept}" in prepared.console_text()
+    prepared.wait_printed(f"The snapshot {later} is passed over: it ends too early.")
+    prepared.wait_printed(f"restored from the newest snapshot, {kept}")
     prepared.wait_workers("one", "READY")
     assert prepared.predict("one").text == "one"
     prepared.stop()

@@ -70,7 +70,7 @@ def url(server, listener, path="", host="localhost"):
 def test_everything_works_over_tls(secure, authority, make_archive):
     for listener in ("inference", "management", "metrics"):
         place = url(secure, listener, host="127.0.0.1")
-        assert f"{listener.capitalize()} API bind to: {place}\n" in secure.console_text()
+        secure.wait_printed(f"{listener.capitalize()} API bind to: {place}\n")
     make_archive(secure.store, "def handle(d, c):\n    return d and [x['body'] for x in d]\n", "m")
     with requests.Session() as session:
         session.trust_env, session.verify = False, authority.root
@@ -181,7 +181,7 @@ def test_a_key_store_and_one_shared_address(start_secure, authority):
     with start_secure(**shared) as server:
         place = f"https://127.0.0.1:{port}"
         banner = f"Inference and Management and Metrics API bind to: {place}\n"
-        assert banner in server.console_text()
+        server.wait_printed(banner)
         for path in ("/ping", "/models", "/metrics"):
             answer = requests.get(f"{place}{path}", verify=authority.root, timeout=20)
             assert answer.status_code == 200
@@ -201,7 +201,7 @@ def test_sighup_reads_renewed_certificates(start_secure, authority, tmp_path):
         renewed = make_pair("renewed")
         renew(b"no key", renewed.certificate_pem())
         server.terminate(signal.SIGHUP)
-        server.wait_logged("ts_log.log", "[ERROR] main marserve.frontend.server - SIGHUP: ")
+        server.wait_logged("ts_log.log", "[ERROR] reload marserve.frontend.server - SIGHUP: ")
         assert ssl.get_server_certificate(place) == first
         renew(renewed.key_pem(), renewed.certificate_pem())
         server.terminate(signal.SIGHUP)
@@ -211,7 +211,7 @@ def test_sighup_reads_renewed_certificates(start_secure, authority, tmp_path):
 
 def test_without_files_it_vouches_for_itself(start_secure):
     with start_secure() as server:
-        assert "https uses a self-signed certificate" in server.console_text()
+        server.wait_printed("https uses a self-signed certificate")
         place = ("127.0.0.1", server.ports["management"])
         certificate = ssl.get_server_certificate(place)
         (server.directory / "pinned.pem").write_text(certificate)
@@ -230,5 +230,5 @@ def test_a_mistake_is_told_where_the_command_was_typed(prepare_server, authority
         server.write_property("keystore", authority.file("store.p12"))
         server.write_property("keystore_pass", "wrong")
         assert server.launch().wait(20) == 1
-        assert "with keystore_pass" in server.console_text()
+        server.wait_printed("with keystore_pass")
         assert "Traceback" not in server.console_text()

@@ -363,7 +363,7 @@ def test_the_stop_does_not_wait_for_a_receiver_that_does_not_answer(start_server
             connection, _ = silent.accept()  # a message is on its way
             server.stop()
             connection.close()
-            assert "The last spans were not sent" in server.console_text()
+            server.wait_printed("The last spans were not sent")
 
 
 def test_spans_that_are_redirected_count_as_dropped(start_server):

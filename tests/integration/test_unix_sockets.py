@@ -75,7 +75,7 @@ def test_a_whole_life(prepare, stack, make_archive, wait_for):
     server = start(prepare(stack), wait_for)
     inference, management = server.directory / "i", server.directory / "m"
     for name, path in (("Inference", "i"), ("Management", "m"), ("Metrics", "x")):
-        assert f"{name} API bind to: unix:{server.directory / path}\n" in server.console_text()
+        server.wait_printed(f"{name} API bind to: unix:{server.directory / path}\n")
     assert json.loads(ask(inference, "GET", "/ping")[1]) == {"status": "Healthy"}
     # Nobody but this machine gets here: no tokens, models may be registered, any Host is fine.
     make_archive(server.store, "def handle(d, c):\n    return d and ['in'] * len(d)\n", "m")
@@ -130,7 +130,7 @@ def test_a_path_that_is_taken_is_left_alone(prepare, stack, wait_for):
     rival.write_property("inference_address", f"unix:{path}")
     assert rival.launch().wait(20) == 1
     sentence = f"Cannot listen at unix:{path}: another server listens there"
-    assert f"The server cannot continue: {sentence}\n" in rival.console_text()
+    rival.wait_printed(f"The server cannot continue: {sentence}\n")
     rival.assert_nothing_left()
     assert ask(path, "GET", "/ping")[0] == 200
 
@@ -139,7 +139,7 @@ def test_what_is_no_socket_is_never_removed(prepare, stack):
     server = prepare(stack)
     (server.directory / "i").write_text("precious")
     assert server.launch().wait(20) == 1
-    assert f"unix:{server.directory / 'i'}: the file is not a socket" in server.console_text()
+    server.wait_printed(f"unix:{server.directory / 'i'}: the file is not a socket")
     assert (server.directory / "i").read_text() == "precious"
 
 
