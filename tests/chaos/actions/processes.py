@@ -78,9 +78,13 @@ async def kill_engine(world: World, rng: Random) -> str:
     """What a worker relays requests to ends without a word."""
     with world.timeline.fault(WORKER_LOST, ENGINE.name), contextlib.suppress(psutil.Error):
         pids = await world.worker_pids(ENGINE)
-        engines = psutil.Process(pick(rng, pids)).children() if pids else []
+        victim = pick(rng, pids) if pids else 0
+        engines = psutil.Process(victim).children() if victim else []
         for engine in engines:
             engine.kill()
+        async with asyncio.timeout(10):  # its worker ends; a later action may compare the workers
+            while engines and victim in await world.worker_pids(ENGINE):  # noqa: ASYNC110 - polled
+                await asyncio.sleep(0.1)
         return f"{[engine.pid for engine in engines]}"
     return "none to kill"
 
