@@ -90,7 +90,8 @@ def environment_at_start(
 
 def environment_after_start(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the part of a worker's environment that `main` sets."""
-    return {name: environment[name] for name in ("PYTHONPATH",) if name in environment}
+    path = environment.get("PYTHONPATH")
+    return {} if path is None else {"PYTHONPATH": path}
 
 
 def restart(place: WorkerPlace, sock: int) -> NoReturn:
@@ -99,15 +100,8 @@ def restart(place: WorkerPlace, sock: int) -> NoReturn:
     ``sock`` is the descriptor of its socket; only descriptors that are inheritable stay open.
     """
     os.set_inheritable(sock, True)
-    config = WorkerConfig(
-        sock=sock,
-        python_path=place.python_path,
-        model_dir=place.model_dir,
-        threads=place.threads,
-        stacks=place.stacks,
-        terminal_of=place.terminal_of,
-        environment=environment_after_start(place.environment),
-    )
+    later = environment_after_start(place.environment)
+    config = WorkerConfig(**{**vars(place), "environment": later}, sock=sock)
     arguments = command(sys.executable, config)
     start = environment_at_start(place.environment, place.python_path)
     os.execve(arguments[0], arguments, start)  # noqa: S606 - this very interpreter

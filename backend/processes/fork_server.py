@@ -35,7 +35,7 @@ from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 from marserve.backend.connection import FrontendConnection
 from marserve.backend.processes.bootstrap import NOTHING_FROM_HERE, restart
-from marserve.backend.processes.module_names import IMPORTED_BEFORE, hidden_names
+from marserve.backend.processes.module_names import hidden_names
 from marserve.backend.processes.random_state import find_generators, seed
 from marserve.backend.worker import WorkerPlace, import_path, run
 
@@ -202,8 +202,7 @@ def _work(sock: int, stdout: int, stderr: int, setup_reader: int, alive: int) ->
     os.dup2(stderr, 2)
     os.close(stdout)
     os.close(stderr)
-    hidden = hidden_names(import_path(place, place.environment)) - IMPORTED_BEFORE
-    if hidden:
+    if hidden := hidden_names(import_path(place, place.environment)):
         print(  # noqa: T201
             "The worker starts in an interpreter of its own, since the model has modules with the "
             f"names of preloaded ones: {', '.join(sorted(hidden))}",

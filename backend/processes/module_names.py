@@ -35,9 +35,9 @@ IMPORTED_BEFORE = frozenset(_TORCHSERVE.split()) | {"marserve", "ts"}
 def hidden_names(directories: Iterable[str]) -> set[str]:
     """Return the modules in directories, the first of ``sys.path``, that an import does not find.
 
-    These are the names at the top level of ``sys.modules`` that came from elsewhere.
+    These are names of ``sys.modules`` that came from elsewhere, except for `IMPORTED_BEFORE`.
     """
-    return {name for name in _modules_in(directories) if name in sys.modules}
+    return (_modules_in(directories).keys() & sys.modules.keys()) - IMPORTED_BEFORE
 
 
 def give_way(directories: Sequence[str], model_dir: str) -> None:

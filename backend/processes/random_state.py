@@ -18,15 +18,9 @@ from typing import Any
 def find_generators(objects: Iterable[Any]) -> Sequence[Any]:
     """Return the generators of random numbers among objects, except for those of the system."""
     numpy: Any = sys.modules.get("numpy.random")
-    kinds = (
-        (random.Random,)
-        if numpy is None
-        else (
-            random.Random,
-            numpy.RandomState,
-            numpy.Generator,
-        )
-    )
+    kinds: tuple[Any, ...] = (random.Random,)
+    if numpy is not None:
+        kinds += (numpy.RandomState, numpy.Generator)
     found = [each for each in objects if issubclass(type(each), kinds)]
     return [each for each in found if not isinstance(each, random.SystemRandom)]
 

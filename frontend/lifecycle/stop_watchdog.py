@@ -22,6 +22,7 @@ from pathlib import Path
 
 from marserve.frontend.lifecycle.daemon import FORCED_END_SECONDS
 from marserve.frontend.lifecycle.workdir import remove_with_processes
+from marserve.frontend.logs.writers import wait_written
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +78,7 @@ class StopWatchdog:
             self._seconds,
             "\n".join([*_tasks(self.loop), _stacks()]),
         )
+        wait_written()  # by the threads of the logs, which the end of the process ends
 
     def _remove(self) -> None:
         self._release()

@@ -6,6 +6,7 @@ Further records are left out, counted and reported: by a line in the other logs 
 by one in the target itself when it goes on.
 """
 
+import contextlib
 import copy
 import logging
 import queue
@@ -19,15 +20,15 @@ from marserve.frontend.logs.formats import traceback_of
 
 logger = logging.getLogger(__name__)
 
-# That of the text of records, for each target.
+# The size of the records that may wait for a target.
 _MAX_BYTES = 16 << 20
-# What a record takes beside its text, about.
+# The approximate size of a record without its text.
 _RECORD_BYTES = 500
-# Who can wait does so from here on, if the target takes records.
+# Above this size the output of workers is not read, if the target takes records.
 _PAUSE_BYTES = _MAX_BYTES // 4
 # A target that has taken nothing for so long takes none now.
 _STALL_SECONDS = 1.0
-# The time that all targets have together for the rest at the stop.
+# The time at the stop in which all targets together can take what waits.
 _CLOSE_SECONDS = 2.0
 _POLL_SECONDS = 0.002
 _REST_SECONDS = 0.05
@@ -149,7 +150,8 @@ class LogWriter(logging.Handler):
         return not filters and getattr(self.target.formatter, "takes_lines", False)
 
     def _report_missing(self) -> None:
-        missing, self._missing = self._missing, 0
+        with self.lock or contextlib.nullcontext():  # `emit` adds to it in another thread
+            missing, self._missing = self._missing, 0
         text = f"{missing} log lines are missing here: {self.name_of_target} took none in time."
         self.target.handle(logging.LogRecord(__name__, logging.ERROR, "", 0, text, None, None))
 

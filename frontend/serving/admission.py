@@ -187,10 +187,7 @@ class Admission:
 
     def _put(self, jobs: Sequence[Job], request: PredictRequest, behind: int = 0) -> None:
         try:
-            if behind:
-                self._batcher.put(*jobs, behind=behind)
-            else:
-                self._batcher.put(*jobs)
+            self._batcher.put(*jobs, behind=behind)
         except Overloaded as error:
             self._refused(request, error, "overloaded")
             raise

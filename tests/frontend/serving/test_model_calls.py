@@ -106,7 +106,7 @@ def test_time_priority_and_id_are_inherited(
         async with serve_model() as model:
             calls = Calls(model, fakes)
             put = model.batcher.put
-            model.batcher.put = lambda job: (seen.append(job), put(job))
+            model.batcher.put = lambda job, **_: (seen.append(job), put(job))
             now = time.monotonic()
             hurried = calls.job(deadline=now + 5, priority=Priority.HIGH)
             streaming = calls.job(deadline=now - 5)

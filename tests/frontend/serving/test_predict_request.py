@@ -259,7 +259,7 @@ def test_nothing_is_answered_before_the_request_is_submitted(
     async def scenario() -> None:
         async with serve_model() as model:
             refusal = Overloaded(1.0)
-            monkeypatch.setattr(model.batcher, "put", lambda job: job.fail(refusal))
+            monkeypatch.setattr(model.batcher, "put", lambda job, **_: job.fail(refusal))
             stays, leaves = (Transport(model, fakes.make_input()) for _ in range(2))
             assert (stays.answers, model.pending) == ([], 2)
             leaves.ticket.cancel()
