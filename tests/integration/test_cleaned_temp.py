@@ -64,7 +64,7 @@ def test_a_worker_that_ends_is_replaced_from_the_archive(
         kill_worker(server, "m")
         wait_for(lambda: serves_again(server, "m"))
         assert server.management("PUT", "/models/m?min_worker=2&synchronous=true").ok
-        assert "it was unpacked again from" in server.log("ts_log.log")
+        server.wait_logged("ts_log.log", "it was unpacked again from")
 
 
 def test_a_worker_whose_archive_is_gone_too_says_so_and_recovers_with_it(

@@ -41,9 +41,7 @@ def test_one_bad_archive_kept_all_models_down(server, unready):
     failed = server.metrics("marserve_failed_loads")
     assert [series.split('"')[1] for series in sorted(failed)] == ["c", "gone", "junk_v2"]
     server.wait_logged("ts_log.log", "Failed to load model: junk-v2.mar: ")
-    assert "Failed to load model: gone.mar: Model not found at: gone.mar" in server.log(
-        "ts_log.log"
-    )
+    server.wait_logged("ts_log.log", "Failed to load model: gone.mar: Model not found at: gone.mar")
 
 
 def test_what_the_apis_say_about_them(server):

@@ -344,11 +344,8 @@ def test_a_port_in_use_ends_the_start_with_a_sentence(server, prepare_server):
 
 def test_port_0_lets_the_system_choose(start_server):
     with start_server(grpc_inference_port="0") as server:
-        port = int(
-            server.console_text()
-            .partition("gRPC Inference API bind to: grpc://127.0.0.1:")[2]
-            .split()[0]
-        )
+        server.wait_printed(said := "gRPC Inference API bind to: grpc://127.0.0.1:")
+        port = int(server.console_text().partition(said)[2].split()[0])
         server.grpc_ports["inference"] = port
         with connected(server) as client:
             assert client.call("health", "Check").status == 1

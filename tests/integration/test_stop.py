@@ -32,7 +32,7 @@ def own(prepared, handlers):
 def refuses(server):
     try:
         server.connect("inference").close()
-    except ConnectionRefusedError:
+    except (ConnectionRefusedError, ConnectionResetError):  # the latter while it closes
         return True
     return False
 
