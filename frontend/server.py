@@ -50,7 +50,7 @@ from marserve.frontend.logs.setup import (
     log_directories,
     reopen_log_files,
 )
-from marserve.frontend.logs.writers import are_stuck
+from marserve.frontend.logs.writers import are_stuck, wait_written
 from marserve.frontend.operations.dashboard import Dashboard
 from marserve.frontend.operations.management import ModelManagement
 from marserve.frontend.operations.requests import RequestLines
@@ -201,10 +201,7 @@ class Server:
             _freeze_garbage_collector()
             if conflicts := await in_abandonable_thread(find_conflicts):
                 logger.warning("%s", conflicts)
-            _announce(as_json=self._config.log_format == "json")
-            failed = {load.name for load in self._registry.failed}
-            loading = sorted(unready(self._registry) - failed)
-            self._report.listening(self._url, loading, sorted(failed))
+            self._announce()
             self._starter.ready(f"Listens at {self._url}")
             await signals.stop.wait()
             if self._error is not None:
@@ -216,6 +213,24 @@ class Server:
             "Stopping; accepted requests have %g s, and Ctrl-C gives them up.",
             self._config.drain_timeout,
         )
+
+    def _announce(self) -> None:
+        """Say that the server has started: in the log, on the console and to a starter."""
+        as_json = self._config.log_format == "json"
+        logger.info("Model server started.", extra=None if as_json else DETAIL)
+        failed = {load.name for load in self._registry.failed}
+        loading = sorted(unready(self._registry) - failed)
+
+        def announce() -> None:
+            wait_written()  # the starter prints its line after the log, and may be the only reader
+            if not as_json:
+                # The words by which scripts detect the start of TorchServe, with any log level.
+                with contextlib.suppress(OSError):  # it is closed
+                    os.write(1, b"Model server started.\n")
+            self._report.listening(self._url, loading, sorted(failed))
+
+        # The console's reader may have stopped.
+        threading.Thread(target=announce, name="announcement", daemon=True).start()
 
     async def _let_balancers_notice(self, skip: asyncio.Event) -> None:
         """Serve for ``lame_duck_seconds``, with /ready answering 503."""
@@ -430,18 +445,6 @@ async def _listen(opened: AsyncExitStack, listeners: Iterable[_Listener]) -> Non
     for listener in listeners:
         await listener.listen(opened)
         logger.info("%s API bind to: %s", listener.name, listener.address.url)
-
-
-def _announce(*, as_json: bool) -> None:
-    """Print the words by which scripts detect the start of TorchServe, with any log level."""
-    logger.info("Model server started.", extra=None if as_json else DETAIL)
-    if not as_json:
-        threading.Thread(target=_print_started, name="announcement", daemon=True).start()
-
-
-def _print_started() -> None:
-    with contextlib.suppress(OSError):  # it is closed
-        os.write(1, b"Model server started.\n")
 
 
 def _freeze_garbage_collector() -> None:

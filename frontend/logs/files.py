@@ -186,7 +186,11 @@ class LogFile(logging.Handler):
         """Write the collected lines; those that cannot be written are lost."""
         if lines := self._collected:
             self._collected, self._collected_bytes = [], 0
-            self._file.write(b"".join(lines))  # unbuffered
+            text = b"".join(lines)
+            # Unbuffered. A disk that is nearly full takes a part, and the next write fails. None is
+            # of a pipe that another process has made non-blocking, and that is full.
+            while text:
+                text = text[self._file.write(text) or len(text) :]
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: ARG002, N802  logging's name
         """Called when a record cannot be written."""

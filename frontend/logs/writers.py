@@ -34,10 +34,11 @@ _STALL_SECONDS = 1.0
 # The time at the stop in which all targets together can take what waits.
 _CLOSE_SECONDS = 2.0
 _POLL_SECONDS = 0.002
-_REST_SECONDS = 0.05
-# After lines of answers or metrics, which come many times in a second. Each turn of a thread costs
-# the event loop a wait for Python's lock: with 0.05 s, 5 % of the rate of a model without work.
-_LONG_REST_SECONDS = 0.2
+# The rest of a thread for each record that it has written at once, and the longest. Each turn costs
+# the event loop a wait for Python's lock: with 0.05 s at most, 5 % of the rate of a model without
+# work. Above one record in 4 ms the rests grow to the longest; below, a record waits 4 ms at most.
+_REST_SECONDS = 0.004
+_MAX_REST_SECONDS = 0.2
 # Python's lock is given up after so many lines that Python formats one by one.
 _LINES_AT_ONCE = 100
 
@@ -75,6 +76,11 @@ class LogWriter(logging.Handler):
         """The file's path, or the kind of the target."""
         path = getattr(self.target, "path", None)
         return type(self.target).__name__ if path is None else str(path)
+
+    @property
+    def logged(self) -> int:
+        """Bytes that were to be written so far."""
+        return self._put
 
     @property
     def waiting(self) -> int:
@@ -129,11 +135,12 @@ class LogWriter(logging.Handler):
         super().close()
 
     def _run(self) -> None:
-        untaken = 0
+        untaken = records = 0
         while (item := self._records.get()) is not None:
             size, record = item
             self._write(record)
             untaken += size
+            records += 1
             is_last = self._records.empty()
             if self._file is not None:
                 if not is_last and untaken < _FLUSH_BYTES:
@@ -147,8 +154,8 @@ class LogWriter(logging.Handler):
                 self._report_missing()
             # What comes meanwhile is written at once: a thread that is woken for each record
             # would interrupt the event loop more often.
-            is_of_answers = hasattr(record, "entries")
-            self._closing.wait(_LONG_REST_SECONDS if is_of_answers else _REST_SECONDS)
+            self._closing.wait(min(records * _REST_SECONDS, _MAX_REST_SECONDS))
+            records = 0
         if self._file is not None:
             self._file.flush()
             self._taken += untaken
@@ -211,10 +218,15 @@ def end_writers(seconds: float = _CLOSE_SECONDS) -> None:
         each.join(max(0.0, deadline - time.monotonic()))
 
 
-def wait_written(seconds: float = _CLOSE_SECONDS) -> bool:
-    """Wait until nothing waits to be written, for a limited time; return whether that is so."""
+def wait_written(seconds: float = _CLOSE_SECONDS, *, target: logging.Handler | None = None) -> bool:
+    """Wait until all is written that was logged so far, or what was for one target.
+
+    Returns:
+        Whether that is so; False after a time.
+    """
     deadline = time.monotonic() + seconds
-    while any(each.waiting for each in [*_writers]):
+    writers = [(each, each.logged) for each in [*_writers] if target in (None, each.target)]
+    while any(each.logged - each.waiting < logged for each, logged in writers):
         if time.monotonic() > deadline:
             return False
         time.sleep(_POLL_SECONDS)

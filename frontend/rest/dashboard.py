@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from marserve.frontend.aio.background import in_abandonable_thread
 from marserve.frontend.errors import MethodNotAllowed, RouteNotFound
 from marserve.frontend.http.request_bodies import query_value, read_input
 from marserve.frontend.http.requests import HttpRequest, PlainRequest
@@ -24,7 +25,9 @@ from marserve.frontend.http.responses import (
     prediction_response,
 )
 from marserve.frontend.http.router import Route
+from marserve.frontend.logs.files import LogFile
 from marserve.frontend.logs.setup import log_files
+from marserve.frontend.logs.writers import wait_written
 from marserve.frontend.operations.dashboard import Dashboard
 from marserve.frontend.operations.requests import RequestLines
 from marserve.frontend.rest.inference import Predictor
@@ -35,6 +38,7 @@ _FOLDER = Path(__file__).parent.parent / "dashboard"
 _PAGE = "index.html"
 _DATA = ("events", "predictions", "log")
 _LOG_BYTES = 64 * 1024
+_LOG_SECONDS = 1.0
 _TYPES = {
     ".css": "text/css; charset=utf-8",
     ".html": "text/html; charset=utf-8",
@@ -98,7 +102,7 @@ class _Dashboard(Predictor):
             case "GET", ["events"]:
                 return await self._events(request)
             case "GET", ["log"]:
-                return self._log(query_value(request, "file"))
+                return await self._log(query_value(request, "file"))
             case "POST" | "PUT", ["predictions", name, *version] if len(version) < 2:
                 return await self._predict(request, name, version[0] if version else None)
             case _, ["events" | "log"] | ["predictions", _] | ["predictions", _, _]:
@@ -110,11 +114,11 @@ class _Dashboard(Predictor):
         model = self.registry.find(name, version or None) if name else None
         return prediction_response(await self.dashboard.watch(model))
 
-    def _log(self, name: str) -> HttpResponse:
+    async def _log(self, name: str) -> HttpResponse:
         files = {file.path.name: file for file in log_files()}
         name = name or next(iter(files), "")
         try:
-            lines = files[name].tail(_LOG_BYTES) if name else []
+            lines = await in_abandonable_thread(_last_lines, files[name]) if name else []
         except (KeyError, OSError) as error:  # another program may have moved it
             raise RouteNotFound(f"Log file not found: {name}") from error
         return json_response({"files": list(files), "file": name, "lines": lines})
@@ -134,3 +138,9 @@ class _Dashboard(Predictor):
         if request.method != "GET":
             raise MethodNotAllowed
         return content_response(self.requests.list(query_parameters(request)))
+
+
+def _last_lines(file: LogFile) -> list[str]:
+    """Return the last lines, those of requests before this one among them; raises OSError."""
+    wait_written(_LOG_SECONDS, target=file)
+    return file.tail(_LOG_BYTES)

@@ -612,9 +612,11 @@ def test_no_secret_of_a_url_stands_in_the_log(replicas, wait_for):
         refused = server.management("DELETE", "/models/m")
         assert refused.status_code == 503
         site.shutdown()
+    archive_failure = f"Download of http://{place.replace('c.json', 'm.mar')} failed"
+    for text in (f"The catalog http://{place}: no usable answer (", archive_failure):
+        server.wait_printed(text)
+        server.wait_logged("ts_log.log", text)
     log = server.console_text() + server.log("ts_log.log")
-    assert f"The catalog http://{place}: no usable answer (" in log
-    assert f"Download of http://{place.replace('c.json', 'm.mar')} failed" in log
     lines = [*log.splitlines(), failure, refused.text]
     secrets = ("pa55", "t0psecret", "t0ken", "leaked")
     assert [line for line in lines if any(word in line for word in secrets)] == []

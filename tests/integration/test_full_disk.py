@@ -60,6 +60,7 @@ def test_a_full_disk_stops_registrations_and_nothing_else(own, make_archive):
     assert "bytes it may unpack to" in refused.json()["message"]
     for _ in range(60):  # more lines than fit the page that the log has begun
         own.management("DELETE", "/models/nobody")
+    own.wait_printed("ts_log.log cannot be written: [Errno 28]")
     console = own.console_text()
     assert console.count("Snapshots cannot be written; the server continues:") == 1
     assert console.count("ts_log.log cannot be written: [Errno 28]") == 1
