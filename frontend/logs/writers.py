@@ -34,10 +34,10 @@ _STALL_SECONDS = 1.0
 # The time at the stop in which all targets together can take what waits.
 _CLOSE_SECONDS = 2.0
 _POLL_SECONDS = 0.002
-# The rest of a thread for each record that it has written at once, and the longest. Each turn costs
-# the event loop a wait for Python's lock: with 0.05 s at most, 5 % of the rate of a model without
-# work. Above one record in 4 ms the rests grow to the longest; below, a record waits 4 ms at most.
-_REST_SECONDS = 0.004
+# How long a thread rests for each byte that it has written in a turn, and at most. Each turn costs
+# the event loop waits for Python's lock: with 0.05 s at most, 5 % of the rate of a model without
+# work. Above 50 kB in a second the rests grow to the longest; else a line waits for about 12 ms.
+_REST_SECONDS = 2e-5
 _MAX_REST_SECONDS = 0.2
 # Python's lock is given up after so many lines that Python formats one by one.
 _LINES_AT_ONCE = 100
@@ -135,12 +135,12 @@ class LogWriter(logging.Handler):
         super().close()
 
     def _run(self) -> None:
-        untaken = records = 0
+        untaken = turn = 0  # bytes
         while (item := self._records.get()) is not None:
             size, record = item
             self._write(record)
             untaken += size
-            records += 1
+            turn += size
             is_last = self._records.empty()
             if self._file is not None:
                 if not is_last and untaken < _FLUSH_BYTES:
@@ -154,8 +154,8 @@ class LogWriter(logging.Handler):
                 self._report_missing()
             # What comes meanwhile is written at once: a thread that is woken for each record
             # would interrupt the event loop more often.
-            self._closing.wait(min(records * _REST_SECONDS, _MAX_REST_SECONDS))
-            records = 0
+            self._closing.wait(min(turn * _REST_SECONDS, _MAX_REST_SECONDS))
+            turn = 0
         if self._file is not None:
             self._file.flush()
             self._taken += untaken
