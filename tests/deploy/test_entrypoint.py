@@ -74,7 +74,7 @@ def test_accepted_requests_are_answered_before_it_ends(
 
 def test_a_killed_server_ends_it(prepared: Container) -> None:
     run(prepared, f"{START}; {FOR_EVER}")
-    prepared.wait_ready()
+    wait_for(lambda: "The server listens" in prepared.text(), what=prepared.text)
     server = prepared.find("marserve.frontend", "--foreground")
     assert server is not None
     server.kill()
@@ -92,7 +92,7 @@ def test_a_killed_server_in_the_foreground_ends_it(prepared: Container) -> None:
 
 def test_the_server_can_be_stopped_from_inside(prepared: Container) -> None:
     run(prepared, f"{START}; {FOR_EVER}")
-    prepared.wait_ready()
+    wait_for(lambda: "The server listens" in prepared.text(), what=prepared.text)
     assert prepared.execute("torchserve", "--stop").stdout == "TorchServe has stopped.\n"
     assert prepared.wait() == 0
 
