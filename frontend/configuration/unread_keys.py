@@ -64,6 +64,8 @@ _OF_THE_SERVER = (
 )
 _MIN_RATIO = 0.85  # of difflib's ratio: a letter or two
 _MAX_NAME = 40  # longer ones are not meant for one of ours
+#: The predicate of a sentence about a parameter, which ends after it if nothing similar is known.
+NOT_A_PARAMETER = "is not a parameter of this server"
 
 
 def unread_key(name: str, place: str, known: Iterable[str]) -> str:
@@ -97,7 +99,9 @@ def unread_parameter(name: str, known: Iterable[str]) -> str:
     advice = advice_for_model(name, known)
     if row and not row.parameter:
         advice = f"; {row.key} counts in model-config.yaml."
-    return f"{shown} is not a parameter of this server{advice}"
+    elif advice == "." and "worker" in name.lower():
+        advice = "; the workers are initial_workers, or later min_worker and max_worker."
+    return f"{shown} {NOT_A_PARAMETER}{advice}"
 
 
 def advice_for_model(name: str, known: Iterable[str]) -> str:

@@ -118,15 +118,17 @@ class ModelManagement:
         found = unread_parameters(parameters, is_registration=False)
         unread = _logged(found, f"Change of {name}")
         version = version or parameters.text("model_version") or None
-        outcome = await self._change(name, version, parameters)
+        outcome = await self._change(name, version, parameters, unread)
         return outcome._replace(warnings=unread)
 
-    async def _change(self, name: str, version: str | None, parameters: Parameters) -> Outcome:
+    async def _change(
+        self, name: str, version: str | None, parameters: Parameters, unread: Sequence[str]
+    ) -> Outcome:
         changes, is_batching = changed_settings(parameters), changes_batching(parameters)
         has_workers = parameters.has("min_worker") or parameters.has("max_worker")
         is_scaled = has_workers or not is_batching
         if is_scaled and not has_workers:
-            refuse_unintended_scaling(parameters)
+            refuse_unintended_scaling(parameters, unread)
         limits = read_worker_limits(parameters, strict=is_batching) if is_scaled else (0, 0)
         if is_batching:
             model = await self.manager.reconfigure(name, version, changes)

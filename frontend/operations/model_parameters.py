@@ -16,9 +16,13 @@ from marserve.frontend.configuration.model_schema import (
     read_consistent,
 )
 from marserve.frontend.configuration.other_servers import FOREIGN_SETTINGS
-from marserve.frontend.configuration.setting import Fields, Setting
+from marserve.frontend.configuration.setting import Fields, Setting, snake_case
 from marserve.frontend.configuration.setting_kinds import AUTOMATIC
-from marserve.frontend.configuration.unread_keys import foreign_name_hint, unread_parameter
+from marserve.frontend.configuration.unread_keys import (
+    NOT_A_PARAMETER,
+    foreign_name_hint,
+    unread_parameter,
+)
 from marserve.frontend.errors import BadRequest
 from marserve.frontend.operations.parameters import Parameters
 from marserve.frontend.registration.model_changes import Registration
@@ -42,7 +46,6 @@ _ONLY_REGISTERED = {
     *_OF_REGISTRATIONS,
     *(name for row in REGISTERED if not row.is_live for name in row.parameters),
 }
-_OURS_ONLY_REGISTERED = [row.parameter for row in REGISTERED if row.is_strict and not row.is_live]
 
 
 def read_registration(parameters: Parameters) -> Registration:
@@ -104,18 +107,21 @@ def changed_settings(parameters: Parameters) -> Fields:
 
 
 def changes_batching(parameters: Parameters) -> bool:
-    """Return whether a change has a parameter of batching, even one that changes nothing."""
-    return any(parameters.has(name) for row in LIVE for name in _names(row))
+    """Return whether a change has a parameter of batching, even one without a value."""
+    return any(name in parameters.names for row in LIVE for name in _names(row))
 
 
-def refuse_unintended_scaling(parameters: Parameters) -> None:
-    """Raise BadRequest for a change whose only parameters are those of registrations.
+def refuse_unintended_scaling(parameters: Parameters, unread: Sequence[str]) -> None:
+    """Raise BadRequest for a change without workers and settings that has unread parameters.
 
-    As a change without parameters, it would scale the model to one worker, as in TorchServe.
+    As a change without parameters, it would scale the model to one worker, as in TorchServe. Beside
+    a known parameter, only a parameter with a known meaning elsewhere is refused, such as a
+    misspelt one. ``unread`` are the sentences of `unread_parameters`.
     """
-    for name in _OURS_ONLY_REGISTERED:
-        if parameters.has(name):
-            raise BadRequest(f"{name} counts when a model is registered, and not later.")
+    if not parameters.names.isdisjoint(_OF_CHANGES):
+        unread = [sentence for sentence in unread if not sentence.endswith(f"{NOT_A_PARAMETER}.")]
+    if unread:
+        raise BadRequest(" ".join(unread))
 
 
 def unread_parameters(parameters: Parameters, *, is_registration: bool) -> Sequence[str]:
@@ -129,8 +135,8 @@ def unread_parameters(parameters: Parameters, *, is_registration: bool) -> Seque
         for name in parameters.passed_over[:_MAX_TOLD]
     ]
     return in_query + [
-        f"{name} counts when a model is registered, and not later."
-        if name in _ONLY_REGISTERED
+        f"{snake_case(name)} counts when a model is registered, and not later."
+        if not is_registration and snake_case(name) in _ONLY_REGISTERED
         else unread_parameter(name, known)
         for name in unread
     ]

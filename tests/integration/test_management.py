@@ -260,6 +260,71 @@ def test_scaling_up_and_down(server, pack):
     server.wait_workers("good", "READY")
 
 
+@pytest.mark.parametrize(
+    ("query", "sentence"),
+    [
+        ("max_latency=50", "max_latency is not a parameter of this server; did you mean max_laten"),
+        ("max_latency=50&synchronous=true", "; did you mean max_latency_ms?"),
+        ("min_workers=3", "did you mean min_worker?"),
+        ("workers=3&synchronous=true", "; the workers are initial_workers, or later min_worker"),
+        ("initial_workers=3", "initial_workers counts when a model is registered, and not later."),
+        ("torch_threads=1&timeout=9", "torch_threads counts when a model is registered, and not"),
+        ("response_timeout=9", "response_timeout counts when a model is registered, and not later"),
+        (
+            "responseTimeout=9&synchronous=true",
+            "response_timeout counts when a model is registered",
+        ),
+        ("isolateFailures=false", "isolateFailures counts in model-config.yaml."),
+        ("nobody=1&knows=2", "knows is not a parameter of this server. nobody is not a parameter"),
+    ],
+)
+@pytest.mark.parametrize("form", ["query", "json", "version"])
+def test_a_change_of_unknown_parameters_keeps_the_workers(server, pack, query, sentence, form):
+    assert server.register(pack(), initial_workers=2, batch_size=3).status_code == 200
+    path = "/models/good/1.0" if form == "version" else "/models/good"
+    values = dict(pair.split("=") for pair in query.split("&"))
+    how = {"json": values} if form == "json" else {"params": values}
+    answer = server.management("PUT", path, **how)
+    assert answer.status_code == 400
+    assert sentence in answer.json()["message"]
+    described = server.describe("good")
+    assert (described["minWorkers"], described["batchSize"]) == (2, 3)
+
+
+def test_workers_in_the_query_beside_a_body_of_json_are_not_lost(server, pack):
+    assert server.register(pack(), initial_workers=2).status_code == 200
+    answer = server.management("PUT", "/models/good?min_worker=3", json={})
+    assert answer.status_code == 400
+    told = "'min_worker' in the query does not count beside a body of JSON."
+    assert answer.json()["message"] == told
+    assert server.describe("good")["minWorkers"] == 2
+
+
+def test_a_setting_without_a_value_keeps_the_workers(server, pack):
+    assert server.register(pack(), initial_workers=2, batch_size=3).status_code == 200
+    answer = server.management("PUT", "/models/good", json={"batch_size": None})
+    assert answer.status_code == 200
+    described = server.describe("good")
+    assert (described["minWorkers"], described["batchSize"]) == (2, 3)
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "",
+        "synchronous=true",
+        "timeout=5",
+        "number_gpu=1",
+        "model_version=1.0",
+        "timeout=5&nobody=1",
+    ],
+)
+def test_a_change_without_parameters_scales_to_one_worker_as_in_torchserve(server, pack, query):
+    assert server.register(pack(), initial_workers=2).status_code == 200
+    assert server.management("PUT", f"/models/good?{query}").status_code in (200, 202)
+    assert server.describe("good")["minWorkers"] == 1
+
+
 def test_scaled_to_nothing_and_back(server, pack):
     assert server.register(pack(), initial_workers=1).status_code == 200
     answer = server.management("PUT", "/models/good?min_worker=0&synchronous=true")
