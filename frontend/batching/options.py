@@ -116,10 +116,11 @@ def with_implied(changes: Mapping[str, object]) -> dict[str, object]:
     """Add the changes that other changes imply, by field name.
 
     A latency goal makes the policy adaptive if none is named; any other policy removes the goal.
+    None as a value implies nothing.
     """
     implied = dict(changes)
     if implied.get("max_latency") and "policy" not in implied:
         implied["policy"] = ADAPTIVE
-    if implied.get("policy", ADAPTIVE) != ADAPTIVE:
+    if (implied.get("policy") or ADAPTIVE) != ADAPTIVE:
         implied.setdefault("max_latency", 0.0)
     return implied

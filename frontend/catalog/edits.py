@@ -1,6 +1,6 @@
 """The changes of a catalog by management requests, as pure functions of a catalog."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -12,22 +12,19 @@ from marserve.frontend.catalog.document import (
     WrongCatalog,
     as_read,
 )
-from marserve.frontend.configuration.model_schema import SETTINGS
-from marserve.frontend.configuration.setting import Fields, Setting
+from marserve.frontend.configuration.model_schema import LIVE
+from marserve.frontend.configuration.setting import Fields
 from marserve.frontend.errors import (
     DefaultVersionInUse,
     ModelNotFound,
     VersionConflict,
     VersionNotFound,
 )
-from marserve.frontend.settings.layers import CATALOG, REQUEST, merged
+from marserve.frontend.settings.layers import CATALOG, REQUEST, attributes_of, merged
 from marserve.frontend.settings.model_settings import ModelSettings
 
 #: Returns a changed catalog, or raises the ServeError for the client, or WrongCatalog.
 Edit = Callable[[Catalog], Catalog]
-
-# The attributes of settings that determine more than one.
-_TOGETHER = {"size": ("size", "is_automatic"), "queue_size": ("queue_size", "is_queue_bounded")}
 
 
 def added(name: str, version: str, entry: CatalogEntry) -> Edit:
@@ -100,12 +97,7 @@ def chosen_settings(settings: ModelSettings) -> Fields:
     """Return the settings of a model that requests or a catalog have set, by attribute."""
     values, origins = settings.values, settings.origins
     chosen = (row for row in ROWS if origins.get(row.name) in (REQUEST, CATALOG))
-    return {name: values[name] for name in _attributes(chosen)}
-
-
-def _attributes(rows: Iterable[Setting]) -> Iterator[str]:
-    for row in rows:
-        yield from _TOGETHER.get(row.attribute, (row.attribute,))
+    return {name: values[name] for name in attributes_of(chosen)}
 
 
 def _readable(model: CatalogModel | None) -> CatalogModel | None:
@@ -116,7 +108,7 @@ def _readable(model: CatalogModel | None) -> CatalogModel | None:
 
 
 #: The attributes of settings that can be changed while a model is served.
-LIVE_ATTRIBUTES = frozenset(_attributes(row for row in SETTINGS if row.is_live))
+LIVE_ATTRIBUTES = frozenset(attributes_of(LIVE))
 
 
 def _changed(

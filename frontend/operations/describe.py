@@ -42,6 +42,7 @@ _TORCHSERVES = (
     "useVenv",
 )
 _OF_ROWS = ("batchDim", "stackInputs")
+_WORKERS = ("minWorkers", "maxWorkers")  # each change sets both
 #: The settings in a description: TorchServe's, those that a request can set, and those of rows.
 DESCRIBED = tuple(
     row for row in SETTINGS if row.key in (*_TORCHSERVES, *_OF_ROWS) or "request" in row.sources
@@ -80,6 +81,9 @@ def describe(model: ModelVersion, gpus: Sequence[Gpu], customized: Any = None) -
         },
         "customizedMetadata": customized,
         **values,
+        "handler": model.manifest.handler,
+        "s3SseKms": model.origin.s3_sse_kms,
+        "decidedBy": _describe_origins(model),
         **({"warnings": model.warnings} if model.warnings else {}),
         "batching": describe_batching(model),
         **_describe_sequences(model),
@@ -98,6 +102,20 @@ def describe_failed(load: FailedLoad) -> dict[str, Any]:
         "workers": [],
         "state": "FAILED",
         "lastError": load.reason,
+    }
+
+
+def _describe_origins(model: ModelVersion) -> dict[str, str]:
+    """The source of each setting that is not the server's own default, except of the workers."""
+    origins, origin = model.settings.origins, model.origin
+    named = {"handler": origin.handler, "runtime": origin.runtime, "s3SseKms": origin.s3_sse_kms}
+    return {
+        **{key: origin.source for key, value in named.items() if value},
+        **{
+            row.key: origins[row.name]
+            for row in DESCRIBED
+            if row.name in origins and row.key not in _WORKERS
+        },
     }
 
 

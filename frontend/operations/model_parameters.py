@@ -26,6 +26,7 @@ from marserve.frontend.configuration.unread_keys import (
 from marserve.frontend.errors import BadRequest
 from marserve.frontend.operations.parameters import Parameters
 from marserve.frontend.registration.model_changes import Registration
+from marserve.frontend.settings.layers import attributes_of
 from marserve.frontend.settings.model_settings import ModelSettings
 
 _RUNTIMES = ("python", "python3", "LSP")
@@ -38,8 +39,18 @@ _OF_REGISTRATIONS = (
     "s3_sse_kms",
     "initial_workers",
 )
+# Names of settings that requests no longer set, in a list or separated by commas.
+_UNSET = "unset"
 # The last two are TorchServe's, where they have no effect either.
-_OF_CHANGES = ("min_worker", "max_worker", "synchronous", "model_version", "number_gpu", "timeout")
+_OF_CHANGES = (
+    "min_worker",
+    "max_worker",
+    "synchronous",
+    "model_version",
+    _UNSET,
+    "number_gpu",
+    "timeout",
+)
 _MAX_TOLD = 20
 _MAX_NAME = 40
 _ONLY_REGISTERED = {
@@ -102,13 +113,30 @@ def registered_settings(parameters: Parameters) -> Fields:
 
 
 def changed_settings(parameters: Parameters) -> Fields:
-    """Return the settings of a change; BadRequest names parameter, value and rule."""
-    return _read(LIVE, parameters)
+    """Return the settings of a change; BadRequest names parameter, value and rule.
+
+    None is the value of settings that requests no longer set.
+    """
+    return {**dict.fromkeys(attributes_of(_unset_rows(parameters))), **_read(LIVE, parameters)}
+
+
+def _unset_rows(parameters: Parameters) -> list[Setting]:
+    value = parameters.value(_UNSET)
+    names = value.split(",") if isinstance(value, str) else value
+    if names is None:
+        return []
+    rows = {name: row for row in LIVE for name in _names(row)}
+    names = [str(name).strip() for name in names] if isinstance(names, list) else [""]
+    if unknown := [name for name in names if name not in rows]:
+        known = ", ".join(row.parameter for row in LIVE)
+        raise BadRequest(f"{_UNSET}: {unknown[0][:_MAX_NAME]!r} is not one of {known}.")
+    return [rows[name] for name in names]
 
 
 def changes_batching(parameters: Parameters) -> bool:
     """Return whether a change has a parameter of batching, even one without a value."""
-    return any(name in parameters.names for row in LIVE for name in _names(row))
+    names = {_UNSET, *(name for row in LIVE for name in _names(row))}
+    return not names.isdisjoint(parameters.names)
 
 
 def refuse_unintended_scaling(parameters: Parameters, unread: Sequence[str]) -> None:

@@ -319,7 +319,7 @@ def changed_settings(model: ModelVersion, changes: Fields) -> ModelSettings:
         BadRequest: They contradict each other, or a latency goal is below the measured costs.
     """
     settings = _consistent(model.settings.changed, changes)
-    if "max_latency" in changes:  # else the error would not be about what was asked for
+    if changes.get("max_latency"):  # else the error would not be about what was asked for
         _check_goal(model, settings)
     return settings
 

@@ -6,6 +6,7 @@ from typing import Protocol
 from marserve.frontend.configuration.saved_models import SavedModel
 from marserve.frontend.configuration.setting import Fields
 from marserve.frontend.serving.model_version import ModelVersion, Origin
+from marserve.frontend.settings.layers import CATALOG, REQUEST, SNAPSHOT
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,15 @@ class Registration:
     @property
     def origin(self) -> Origin:
         """The origin of the model version."""
-        return Origin(self.at_start, self.handler, self.workflow, self.is_function)
+        return Origin(
+            at_start=self.at_start,
+            source=CATALOG if self.catalog is not None else SNAPSHOT if self.saved else REQUEST,
+            handler=self.handler,
+            runtime=self.runtime,
+            s3_sse_kms=self.s3_sse_kms,
+            workflow=self.workflow,
+            is_function=self.is_function,
+        )
 
 
 class ModelChanges(Protocol):

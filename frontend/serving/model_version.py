@@ -28,6 +28,7 @@ from marserve.frontend.serving.predict_request import (
 from marserve.frontend.serving.request_rows import Rows, jobs_of
 from marserve.frontend.serving.worker_pool import WorkerPool
 from marserve.frontend.serving.worker_spec import ServedModel
+from marserve.frontend.settings.layers import REQUEST
 from marserve.frontend.settings.model_settings import ModelSettings
 from marserve.frontend.telemetry.metrics import Metrics
 from marserve.frontend.telemetry.model_metrics import ModelMetrics
@@ -41,7 +42,10 @@ class Origin:
     """How a model version was registered."""
 
     at_start: bool = False  # whether the server loaded it while it started
-    handler: str = ""  # that the registration named instead of the archive's; empty for none
+    source: str = REQUEST  # of handler, runtime and s3_sse_kms
+    handler: str = ""  # instead of the archive's; empty for none
+    runtime: str = ""  # likewise
+    s3_sse_kms: bool = False  # whether its URL leads to S3 and needs AWS credentials
     workflow: str = ""  # of which it is a node; empty for none
     is_function: bool = False  # whether it is a function of a workflow's handler, with no archive
 

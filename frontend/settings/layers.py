@@ -4,13 +4,13 @@ Foreign settings (`other_servers`) set values below those of their own layer, an
 foreign settings of all weaker layers.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
 
 from marserve.frontend.batching.options import with_implied
 from marserve.frontend.configuration.model_schema import SETTINGS, BatchingValues
 from marserve.frontend.configuration.other_servers import FOREIGN, meanings
-from marserve.frontend.configuration.setting import Fields
+from marserve.frontend.configuration.setting import Fields, Setting
 
 #: A source and the values that it sets.
 Layer = tuple[str, Fields]
@@ -24,6 +24,8 @@ NAMES = {
     "is_automatic": "batch_size",
     "is_queue_bounded": "job_queue_size",
 }
+#: The sources of which a `PUT` replaces the batching: it adds to what they set.
+CHOSEN = (REQUEST, CATALOG, SNAPSHOT)
 _BATCHING = frozenset(each.name for each in fields(BatchingValues))
 
 
@@ -41,18 +43,25 @@ def with_foreign(layers: Sequence[Layer]) -> Iterator[Layer]:
 
 
 def merged(earlier: Fields, changes: Fields) -> Fields:
-    """Return the settings of one source after a change.
+    """Return the settings of one source after a change; None as a value: no longer set.
 
     Its foreign settings replace earlier ones, and the earlier values of what they set.
     """
-    if FOREIGN & changes.keys():
+    if any(changes.get(name) is not None for name in FOREIGN):
         replaced = {NAMES[name] for _, values in meanings(changes) for name in values}
         earlier = {
             name: value
             for name, value in earlier.items()
             if name not in FOREIGN and NAMES[name] not in replaced
         }
-    return {**earlier, **with_implied(changes)}
+    values = {**earlier, **with_implied(changes)}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def attributes_of(rows: Iterable[Setting]) -> list[str]:
+    """Return the attributes that rows set; some set two."""
+    names = {row.name for row in rows}
+    return [attribute for attribute, name in NAMES.items() if name in names]
 
 
 def split_batching(values: Fields) -> tuple[Fields, Fields]:
@@ -66,7 +75,7 @@ def split_chosen(layers: Sequence[Layer]) -> tuple[list[Layer], Fields]:
     below: list[Layer] = []
     chosen: Fields = {}
     for origin, values in layers:
-        if origin in (REQUEST, CATALOG, SNAPSHOT):
+        if origin in CHOSEN:
             of_batching, others = split_batching(values)
             chosen = merged(chosen, of_batching)
             below += [(origin, others)] if others else []

@@ -196,6 +196,40 @@ def test_a_goal_makes_the_policy_adaptive_and_another_policy_ends_it(server, ins
     ]
 
 
+@pytest.mark.parametrize("as_json", [False, True])
+def test_what_requests_no_longer_set_is_decided_by_the_archive_again(
+    server, install, change, as_json
+):
+    name = install("maxBatchDelay: 7\nresponseTimeout: 33\n", batch_size=2, handler=ONE_IS_20_MS)
+    before = server.describe(name)
+    decided = {"batchSize": "request", "maxBatchDelay": "yaml", "responseTimeout": "yaml"}
+    decided |= {"batchPolicy": "server", "jobQueueSize": "server", "startupTimeout": "server"}
+    assert before["decidedBy"].items() >= decided.items()
+    assert "numRequests" not in before["decidedBy"]
+    changes = {"max_batch_delay": 9, "num_requests": 3, "performance_hint": "throughput"}
+    assert change(name, **changes).status_code == 200
+    during = server.describe(name)
+    assert during["decidedBy"]["batchPolicy"] == "performance_hint"
+    names = ["max_batch_delay", "num_requests", "performance_hint"]
+    query = {"unset": names if as_json else ",".join(names), "batch_size": 2}
+    how = {"json": query} if as_json else {"params": query}
+    answer = server.management("PUT", f"/models/{name}", **how)
+    assert (answer.status_code, "warnings" in answer.json()) == (200, False)
+    after = server.describe(name)
+    assert settings_of(after) == settings_of(before)
+    assert after["decidedBy"] == before["decidedBy"]
+    assert change(name, unset="batch_size").status_code == 200
+    assert change(name, max_latency_ms=900).status_code == 200
+    assert server.describe(name)["batching"]["isAutomatic"] is True
+
+
+@pytest.mark.parametrize("unset", ["", "batchsize", "torch_threads", "min_worker", "batch_size,"])
+def test_only_settings_of_changes_can_be_unset(shared, change, unset):
+    server, name = shared
+    assert "is not one of performance_hint, " in refused(change(name, unset=unset))
+    assert server.describe(name)["batchSize"] == 3
+
+
 @pytest.mark.parametrize(
     ("query", "words"),
     [

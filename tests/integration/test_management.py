@@ -45,6 +45,9 @@ MEMBERS = [
     "outstandingBatches",
     "torchThreads",
     "torchWaitPolicy",
+    "handler",
+    "s3SseKms",
+    "decidedBy",
     "batching",
 ]
 

@@ -371,6 +371,47 @@ def test_a_changed_entry_of_a_catalog_counts_as_a_new_one_would(asked: Fields) -
         assert settings.batching == settings_of({**below, "catalog": entry}).batching
 
 
+# -- settings that requests no longer set ----------------------------------------------------------
+
+
+def unset(*names: str) -> Fields:
+    return dict.fromkeys(names)
+
+
+SIZE_UNSET = unset("size", "is_automatic")
+
+
+@pytest.mark.parametrize(
+    ("asked", "changes"),
+    [
+        ({}, [size(8), SIZE_UNSET]),
+        (size(3), [size(8), SIZE_UNSET]),
+        ({}, [{"max_latency": 0.05}, unset("max_latency", "policy")]),
+        ({"max_latency": 0.05}, [{"policy": "greedy"}, unset("max_latency", "policy")]),
+        ({"max_latency": 0.05}, [{"max_latency": 0.2}, unset("policy", "max_latency")]),
+        ({"delay": 0.02}, [THROUGHPUT, unset("performance_hint")]),
+        (LATENCY, [THROUGHPUT, unset("performance_hint")]),
+        ({"num_requests": 2}, [{"num_requests": 7, **size(4)}, unset("num_requests", *SIZE_UNSET)]),
+    ],
+)
+def test_what_is_no_longer_set_is_as_if_it_never_had_been(
+    asked: Fields, changes: list[Fields]
+) -> None:
+    before, settings = after(asked), after(asked, *changes)
+    assert (settings.batching, settings.origins) == (before.batching, before.origins)
+    for later in ({"max_latency": 0.1}, {"policy": "adaptive"}, THROUGHPUT):
+        assert settings.changed(later).batching == before.changed(later).batching
+
+
+def test_other_settings_stay_when_one_is_no_longer_set() -> None:
+    settings = after({}, {"max_latency": 0.05, **size(8), **FORBIDDEN, **LATENCY})
+    assert settings.changed(SIZE_UNSET).batching.max_latency == 0.05
+    kept = settings.changed(unset("performance_hint")).batching
+    assert (kept.allow_auto_batching, kept.size, kept.policy) == (False, 8, "adaptive")
+    policy_unset = settings.changed(unset("policy")).batching
+    assert (policy_unset.max_latency, policy_unset.policy) == (0.05, "adaptive")
+
+
 # -- snapshots -------------------------------------------------------------------------------------
 
 SAVED_MODEL = SavedModel("m", "1.0", True, "m.mar", 1, 1, 1, 0.1, 120.0, 120.0)
