@@ -205,6 +205,15 @@ def test_files_are_sent_in_turn(server, install, record):
     assert others[:7] == ["a", "b", "c", "a", "b", "c", "a"]
 
 
+def test_several_inputs_are_all_sent(server, install, record):
+    for text in ("a", "b"):
+        (server.directory / f"{text}.input").write_text(text)
+    name = install(handler=RECORDING.format(path=str(record)))
+    inputs = ("--input", "a.input", "--input", "b.input")
+    measured(server, name, *inputs, "--clients", 1, "--requests", 4, "--warm-up", 0)
+    assert set(record.read_text().split()) == {"a", "b"}
+
+
 def test_reports_in_a_directory(server, install):
     folder = server.directory / "reports" / "today"
     status, _, _ = run(server, install(handler=ECHO), *SHORT, "--output-dir", folder)

@@ -298,7 +298,7 @@ def _server(options: Options) -> ModelServer:
 
 def _payloads(options: Options) -> list[Payload]:
     if options.input:
-        return read_payloads(options.input)
+        return [payload for pattern in options.input for payload in read_payloads(pattern)]
     several = range(_VALIDATED_PAYLOADS if options.validate else 1)
     return [generate_payload(options.generate or _GENERATED, number) for number in several]
 

@@ -65,7 +65,7 @@ class Options(argparse.Namespace):
     insecure: bool
     ca_certificate: str
 
-    input: str
+    input: list[str]
     generate: str
     content_type: str
 
@@ -216,6 +216,23 @@ def without_secrets(arguments: Sequence[str]) -> list[str]:
     return public
 
 
+class _Once(argparse.Action):
+    """Stores a value; an option that is given again is an error instead of replacing it."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        given = vars(namespace).setdefault("given", set())
+        if self.dest in given:
+            parser.error(f"{option_string} is given more than once; it takes one value.")
+        given.add(self.dest)
+        setattr(namespace, self.dest, values)
+
+
 def build_parser() -> argparse.ArgumentParser:
     """Build the argument parser of ``marserve bench``."""
     parser = argparse.ArgumentParser(
@@ -227,6 +244,7 @@ def build_parser() -> argparse.ArgumentParser:
         epilog="marserve bench resnet-152 --input kitten.jpg --clients 1,8,64 --batch-size 1,8",
         allow_abbrev=False,  # a mistyped option must not become another one
     )
+    parser.register("action", None, _Once)
     parser.add_argument("model", metavar="MODEL", help="name of the model")
     _add_server(parser.add_argument_group("server"))
     _add_input(parser.add_argument_group("input, sent in turn"))
@@ -269,7 +287,13 @@ def _add_server(group: Any) -> None:
 
 def _add_input(group: Any) -> None:
     add = group.add_argument
-    add("--input", default="", metavar="FILE", help="a file, a directory or a pattern")
+    add(
+        "--input",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="a file, a directory or a pattern; may be repeated",
+    )
     add(
         "--generate",
         default="",
@@ -283,6 +307,7 @@ def _add_load(group: Any) -> None:
     add = group.add_argument
     add(
         "--clients",
+        action="extend",
         type=_several(_positive(int)),
         default=[],
         metavar="N,...",
@@ -290,6 +315,7 @@ def _add_load(group: Any) -> None:
     )
     add(
         "--rate",
+        action="extend",
         type=_several(_positive(float)),
         default=[],
         metavar="R,...",
@@ -346,6 +372,7 @@ def _add_settings(group: Any) -> None:
         only = "" if row.key in TORCHSERVES else "; marserve only"
         add(
             *(f"--{name.replace('_', '-')}" for name in row.parameters),
+            action="extend",
             type=_several(_value_of(row)),
             default=[],
             metavar="VALUE,...",
@@ -353,6 +380,7 @@ def _add_settings(group: Any) -> None:
         )
     add(
         "--workers",
+        action="extend",
         type=_several(_positive(int)),
         default=[],
         metavar="N,...",
@@ -360,6 +388,7 @@ def _add_settings(group: Any) -> None:
     )
     add(
         "--precision",
+        action="extend",
         type=_several(_name),
         default=[],
         metavar="NAME,...",

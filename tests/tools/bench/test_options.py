@@ -63,6 +63,14 @@ def test_a_performance_hint_stands_for_settings_that_are_not_named() -> None:
         Point(clients=8, batch_policy="greedy", batch_size=4),
     ]
 
+def test_lists_are_joined_when_an_option_is_given_again() -> None:
+    asked = ["--clients", "1,2", "--clients", "8", "--input", "a", "--input", "b"]
+    options = read_options(["m", *asked])
+    assert [point.clients for point in options.sweep.points()] == [1, 2, 8]
+    assert options.input == ["a", "b"]
+    assert read_options(["m"]).input == []
+
+
 
 @pytest.mark.parametrize(
     ("option", "values", "refused"),
@@ -160,6 +168,8 @@ def test_a_key_file_that_is_none_is_told(tmp_path: Path, text: str | None) -> No
         (["m", "--client", "5"], "unrecognized arguments: --client 5 (did you mean --clients?)"),
         (["m", "--performance_hint=latency"], "(did you mean --performance-hint?)"),
         (["m", "--batch-size", "0"], "'0' is not a whole number, 1 or more, or auto"),
+        (["m", "--seed", "1", "--seed=2"], "--seed is given more than once; it takes one value."),
+        (["m", "--json", "a", "--json", "b"], "--json is given more than once; it takes one"),
         (["m", "--nireq", "4"], "(here it is --clients)"),
         (["m", "--xyzzy"], "unrecognized arguments: --xyzzy\n"),
         (["m", "--tolerance", "1"], "--tolerance is for --validate."),
