@@ -81,6 +81,7 @@ def describe(model: ModelVersion, gpus: Sequence[Gpu], customized: Any = None) -
         },
         "customizedMetadata": customized,
         **values,
+        "workflow": model.origin.workflow or None,
         "handler": model.manifest.handler,
         "s3SseKms": model.origin.s3_sse_kms,
         "decidedBy": _describe_origins(model),

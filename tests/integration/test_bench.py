@@ -373,12 +373,9 @@ def test_a_sweep_over_performance_hints(server, install):
     before = settings(server, name)
     flags = ("--performance-hint", "none,latency,throughput", *SHORT)
     found = [point["settings"] for point in measured(server, name, *flags)]
-    chosen = ("batch_policy", "batch_size", "max_batch_delay_ms")
-    assert [tuple(each[key] for key in chosen) for each in found] == [
-        (None, None, None),
-        ("adaptive", None, 0),
-        ("adaptive", "auto", None),
-    ]
+    hints = ["none", "latency", "throughput"]
+    assert [each["performance_hint"] for each in found] == hints
+    assert {each["batch_policy"] for each in found} == {None}
     assert settings(server, name) == before
 
 

@@ -13,6 +13,7 @@ class Point:
     Attributes:
         clients: Connections with one request in flight each; None for an open loop.
         rate: Requests per second, sent independently of the answers; None for a closed loop.
+        performance_hint: OpenVINO's, which sets what no other setting sets (marserve only).
         batch_size: The model's maximum batch size; "auto": found by measuring (marserve only).
         max_batch_delay_ms: The model's maximum batch delay, milliseconds.
         workers: The model's number of workers.
@@ -33,6 +34,7 @@ class Point:
     max_latency_ms: float | None = None
     torch_threads: int | str | None = None
     outstanding_batches: int | None = None
+    performance_hint: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,23 +12,24 @@ from urllib.parse import quote, urlencode
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
+from marserve.frontend.configuration.model_schema import REGISTERED
+from marserve.frontend.configuration.setting_kinds import AUTOMATIC
 from marserve.tools.bench.client import Answer, Client
 from marserve.tools.bench.errors import BenchError, ServerUnreachable
 
 _NOT_FOUND = 404
 _CHANGE_SECONDS = 600.0  # loading a model or starting workers may take minutes
-_POLICY = "batchPolicy"
 _QUEUE = "jobQueueSize"
-_USUAL_QUEUE = "100"
-#: Members of a model's description by parameter of a registration; TorchServe has none of them.
-_REGISTERED = {
-    "job_queue_size": _QUEUE,
-    "compiled_batch_sizes": "compiledBatchSizes",
-    "torch_threads": "torchThreads",
-    "torch_wait_policy": "torchWaitPolicy",
-    "outstanding_batches": "outstandingBatches",
-    "dynamic_batch_size": "dynamicBatchSize",
+_ORIGINS = "decidedBy"
+#: Members of a description by parameter of a registration.
+_MEMBERS = {
+    **{row.parameter: row.key for row in REGISTERED},
+    "handler": "handler",
+    "runtime": "runtime",
+    "s3_sse_kms": "s3SseKms",
 }
+#: The sources of what a registration or change has set.
+_REQUESTS = ("request", "catalog", "snapshot")
 _UNAUTHORIZED = (401, 403)
 
 
@@ -39,86 +40,82 @@ class ServedModel:
     Attributes:
         version: Version of the model.
         archive: The URL that the model was registered with.
-        batching: Batching settings by parameter of a registration or change, as texts.
-        registered: Settings that only a registration can set, likewise; marserve only, and only
-            those that differ from the defaults.
+        settings: Settings in force by parameter of a registration or change, as texts.
+        chosen: Those that registrations and changes have set; of TorchServe, all.
         scale: Numbers of workers by parameter of a change.
         ready_workers: Number of workers that can take requests.
         queue_size: Capacity of the queue, requests.
-        response_timeout: Seconds that a worker may take for a batch.
         is_live: Whether batching can be changed while the model is served.
         last_error: The last failure of a worker; empty if unknown.
+        workflow: The workflow of which the model is a node; empty for none.
         largest_batch: Maximum batch size, requests.
     """
 
     version: str
     archive: str
-    batching: Mapping[str, str]
-    registered: Mapping[str, str]
+    settings: Mapping[str, str]
+    chosen: Mapping[str, str]
     scale: Mapping[str, int]
     ready_workers: int
     queue_size: int
-    response_timeout: int
     is_live: bool
     last_error: str
+    workflow: str = ""
     largest_batch: int = 1
 
     @property
     def goal_ms(self) -> float | None:
         """The latency goal of the model, milliseconds; None without one."""
-        return float(self.batching.get("max_latency_ms", 0)) or None
+        return float(self.settings.get("max_latency_ms", 0)) or None
 
     @classmethod
     def from_description(cls, described: Mapping[str, Any]) -> "ServedModel":
         """Parse one version of the answer to ``GET /models/{name}``."""
-        workers = described["workers"]
+        workers, settings = described["workers"], _settings(described)
         return cls(
             version=described["modelVersion"],
             archive=described["modelUrl"],
-            batching=_batching(described),
-            registered=_registered(described),
+            settings=settings,
+            chosen=_chosen(described, settings),
             scale={
                 "min_worker": described["minWorkers"],
                 "max_worker": described["maxWorkers"],
             },
             ready_workers=sum(worker["status"] == "READY" for worker in workers),
             queue_size=_queue_size(described),
-            response_timeout=described.get("responseTimeout", 120),
-            is_live=_POLICY in described,
+            is_live=_ORIGINS in described,
             last_error=next(
                 (worker["lastError"] for worker in workers if worker.get("lastError")), ""
             ),
+            workflow=described.get("workflow") or "",
             largest_batch=described["batchSize"],
         )
 
 
-def _batching(described: Mapping[str, Any]) -> Mapping[str, str]:
-    batching = {
-        "batch_size": str(described["batchSize"]),
-        "max_batch_delay": str(described["maxBatchDelay"]),
-    }
-    if _POLICY in described:  # marserve
-        batching["batch_policy"] = described[_POLICY]
-        batching["max_latency_ms"] = str(described["maxLatencyMs"])
-        if described["batching"]["isAutomatic"]:
-            batching["batch_size"] = "auto"
-    return batching
+def _settings(described: Mapping[str, Any]) -> Mapping[str, str]:
+    values = {name: described.get(key) for name, key in _MEMBERS.items()}
+    if described.get("batching", {}).get("isAutomatic"):
+        values["batch_size"] = AUTOMATIC
+    return {name: _as_text(value) for name, value in values.items() if value is not None}
 
 
-def _registered(described: Mapping[str, Any]) -> Mapping[str, str]:
-    found = {name: described.get(key) for name, key in _REGISTERED.items()}
-    texts = {
-        name: ",".join(map(str, value)) if isinstance(value, list) else str(value)
-        for name, value in found.items()
-        if value is not None and value is not False
+def _as_text(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _chosen(described: Mapping[str, Any], settings: Mapping[str, str]) -> Mapping[str, str]:
+    if _ORIGINS not in described:  # TorchServe; its runtime is the archive's
+        return {name: text for name, text in settings.items() if name != "runtime"}
+    origins = described[_ORIGINS]
+    return {
+        name: text for name, text in settings.items() if origins.get(_MEMBERS[name]) in _REQUESTS
     }
-    # The description does not show whether a queue of the default size was set explicitly; setting
-    # it would limit the queue of a model with a latency goal.
-    return {name: text for name, text in texts.items() if text and text != _USUAL_QUEUE}
 
 
 def _queue_size(described: Mapping[str, Any]) -> int:
-    if _QUEUE in described:  # marserve
+    if described.get(_QUEUE) is not None:  # marserve
         return int(described[_QUEUE])
     queue = described.get("jobQueueStatus", {})
     return int(queue.get("remainingCapacity", 0)) + int(queue.get("pendingRequests", 0))

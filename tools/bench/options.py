@@ -18,7 +18,7 @@ from marserve.tools.bench.errors import BenchError
 from marserve.tools.bench.generator.destination import Destination
 from marserve.tools.bench.generator.load import Arrivals
 from marserve.tools.bench.payloads import KINDS
-from marserve.tools.bench.points import HINT_ROW, SERVER_ROWS, Sweep
+from marserve.tools.bench.points import SERVER_ROWS, Sweep
 from marserve.tools.files import read_file
 
 _CLIENTS = (8,)
@@ -368,7 +368,7 @@ def _add_load(group: Any) -> None:
 
 def _add_settings(group: Any) -> None:
     add = group.add_argument
-    for row in (HINT_ROW, *SERVER_ROWS.values()):
+    for row in SERVER_ROWS.values():
         only = "" if row.key in TORCHSERVES else "; marserve only"
         add(
             *(f"--{name.replace('_', '-')}" for name in row.parameters),

@@ -6,15 +6,14 @@ from itertools import product
 from typing import Any
 
 from marserve.frontend.configuration.model_schema import BY_KEY
-from marserve.frontend.configuration.other_servers import meanings
 from marserve.frontend.configuration.setting import Setting
-from marserve.frontend.configuration.setting_kinds import AUTOMATIC
 from marserve.tools.bench.measurement import Point
 
 #: The policy that has a latency goal.
 WITH_GOAL = "adaptive"
 #: The server's settings that points have, by attribute of `Point`.
 SERVER_ROWS: Mapping[str, Setting] = {
+    "performance_hint": BY_KEY["performanceHint"],
     "batch_size": BY_KEY["batchSize"],
     "batch_policy": BY_KEY["batchPolicy"],
     "max_batch_delay_ms": BY_KEY["maxBatchDelay"],
@@ -22,8 +21,6 @@ SERVER_ROWS: Mapping[str, Setting] = {
     "torch_threads": BY_KEY["torchThreads"],
     "outstanding_batches": BY_KEY["outstandingBatches"],
 }
-#: A point has the settings that a performance hint sets, not the hint.
-HINT_ROW = BY_KEY["performanceHint"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,24 +56,11 @@ class Sweep:
         loads += [Point(rate=rate) for rate in self.rates]
         combined = product(*(values or (None,) for values in settings.values()))
         points = (
-            _without_unused_goal(
-                replace(load, **_chosen(**dict(zip(settings, values, strict=True))))
-            )
+            _without_unused_goal(replace(load, **dict(zip(settings, values, strict=True))))
             for values in combined
             for load in loads
         )
         return list(dict.fromkeys(points))
-
-
-def _chosen(*, performance_hint: str | None, **settings: Any) -> dict[str, Any]:
-    """Return the settings; the hint's values replace those that are None."""
-    _, means = next(meanings(HINT_ROW.read(performance_hint or "none")))
-    hinted = {
-        "batch_policy": means.get("policy"),
-        "batch_size": AUTOMATIC if means.get("is_automatic") else None,
-        "max_batch_delay_ms": means.get("delay"),  # 0 in any unit
-    }
-    return hinted | {name: value for name, value in settings.items() if value is not None}
 
 
 def _without_unused_goal(point: Point) -> Point:

@@ -6,18 +6,20 @@ which are fixed for the life of a worker, and for the precision in the archive's
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
+from marserve.frontend.configuration.model_schema import LIVE
 from marserve.frontend.configuration.setting_kinds import AUTOMATIC
 from marserve.tools.bench.errors import BenchError
 from marserve.tools.bench.measurement import Point
 from marserve.tools.bench.model_server import ModelServer, ServedModel
-from marserve.tools.bench.points import SERVER_ROWS, WITH_GOAL
+from marserve.tools.bench.points import SERVER_ROWS
 
-#: The precision while one archive is replaced by another; equals no precision of a point.
-_NO_ARCHIVE = "\0"
+_LIVE = frozenset(row.parameter for row in LIVE)
+#: Settings that exclude a batch size in the same request, but not in a later one.
+_EXCLUDING = frozenset({"batchable", "allow_auto_batching"})
 _USUAL_PRECISION = "fp32"
 # Seconds for workers to load, also after an error: the server starts failed workers again.
 _LOADING_SECONDS = 600.0
@@ -30,11 +32,16 @@ ArchiveFor = Callable[[str | None], str]
 
 @dataclass(frozen=True)
 class _Wanted:
-    """The settings to apply, by parameter of the management interface."""
+    """The settings to apply, by parameter of the management interface.
 
-    batching: dict[str, str]
-    registered: dict[str, str]
-    scale: dict[str, int]
+    Attributes:
+        changes: Changes of the model as it was originally.
+        registered: Settings that only a registration can set, where they differ from the original.
+    """
+
+    changes: Mapping[str, str]
+    registered: Mapping[str, str]
+    scale: Mapping[str, int]
     precision: str | None
 
     @property
@@ -42,13 +49,9 @@ class _Wanted:
         return self.scale["min_worker"]
 
 
-def _parameters(point: Point, *, is_live: bool) -> dict[str, str]:
-    """Return the settings of a point that are live, or that only a registration can set."""
-    values = {
-        row.parameter: getattr(point, name)
-        for name, row in SERVER_ROWS.items()
-        if row.is_live is is_live
-    }
+def _parameters(point: Point) -> dict[str, str]:
+    """Return the settings of a point by parameter."""
+    values = {row.parameter: getattr(point, name) for name, row in SERVER_ROWS.items()}
     return {
         name: value if isinstance(value, str) else f"{value:.0f}"
         for name, value in values.items()
@@ -56,13 +59,22 @@ def _parameters(point: Point, *, is_live: bool) -> dict[str, str]:
     }
 
 
-def _reconcile_goal(batching: dict[str, str], point: Point) -> None:
-    """Make policy and latency goal consistent: marserve accepts a goal only for "adaptive"."""
-    if "batch_policy" in batching:
-        if point.max_latency_ms is not None and point.batch_policy is None:
-            batching["batch_policy"] = WITH_GOAL
-        elif batching["batch_policy"] != WITH_GOAL:
-            batching["max_latency_ms"] = f"{point.max_latency_ms or 0:.0f}"
+def _live(settings: Mapping[str, str]) -> dict[str, str]:
+    """Return the settings that marserve changes while it serves the model."""
+    return {name: text for name, text in settings.items() if name in _LIVE}
+
+
+def _in_steps(settings: Mapping[str, str]) -> Iterator[dict[str, str]]:
+    """Yield settings for successive requests, at least for one.
+
+    Of settings that exclude each other in a request, both may have been set by successive ones.
+    """
+    size = "batch_size"
+    if size not in settings or not _EXCLUDING & settings.keys():
+        yield {**settings}
+        return
+    yield {name: text for name, text in settings.items() if name != size}
+    yield {size: settings[size]}
 
 
 @contextmanager
@@ -130,6 +142,9 @@ def _unregister(server: ModelServer) -> None:
 class ServedSettings:
     """Changes the settings of a model and restores the original ones.
 
+    A point is what its settings make of the original model: an earlier change is taken back before
+    the next one.
+
     Args:
         server: Serves the model.
         archive_for: Returns the archive for a precision; None if it cannot be changed.
@@ -141,17 +156,25 @@ class ServedSettings:
     def __init__(self, server: ModelServer, archive_for: ArchiveFor | None = None) -> None:
         self._server = server
         self._archive_for = archive_for
-        self._precision: str | None = None
         self.original = server.describe()
-        self._registered = self.original.registered
+        # The precision and settings that the model is registered with, and its changes since then;
+        # None while the server changes them.
+        self._registered: tuple[str | None, Mapping[str, str]] | None = (None, {})
+        self._changes: Mapping[str, str] | None = {}
 
     def put_back(self) -> None:
         """Restore the original settings.
 
         Raises:
-            BenchError: The server refuses a change.
+            BenchError: The server refuses a change, or describes other settings afterwards.
         """
+        original = self.original
         self._set(self._wanted(Point()))
+        now = self._server.describe()
+        # Without the chosen ones, the same model-config.yaml and server decide those of workers.
+        self._check({**original.chosen, **_live(original.settings), **original.scale}, now)
+        if others := ", ".join(sorted(now.chosen.keys() ^ original.chosen.keys())):
+            raise BenchError(f"A request has set {others}, or no longer does.")
 
     def set(self, point: Point) -> None:
         """Apply the settings of a point.
@@ -162,52 +185,62 @@ class ServedSettings:
         wanted = self._wanted(point)
         self._set(wanted)
         wait_ready(self._server, wanted.min_workers)
-        self._check(wanted)
+        self._check({**_parameters(point), **wanted.scale}, self._server.describe())
         if wanted.precision is not None:
             self._check_precision(wanted.precision)
 
     def _wanted(self, point: Point) -> _Wanted:
-        batching, scale = {**self.original.batching}, {**self.original.scale}
-        for parameter, value in _parameters(point, is_live=True).items():
-            if parameter not in batching or (value == AUTOMATIC and not self.original.is_live):
-                named = f"{parameter}={value}" if value == AUTOMATIC else parameter
+        original, changes, registered = self.original, dict[str, str](), dict[str, str]()
+        for name, text in _parameters(point).items():
+            if not original.is_live and (name not in original.settings or text == AUTOMATIC):
+                named = f"{name}={text}" if text == AUTOMATIC else name
                 raise BenchError(f"This server does not support {named}; marserve does.")
-            batching[parameter] = value
-        _reconcile_goal(batching, point)
-        registered = {**self.original.registered, **_parameters(point, is_live=False)}
-        if not self.original.is_live and registered:
-            raise BenchError(f"This server does not support {min(registered)}; marserve does.")
+            if original.is_live and name in _LIVE:
+                changes[name] = text
+            elif original.settings.get(name) != text:
+                registered[name] = text
+        scale = original.scale
         if point.workers is not None:
             scale = dict.fromkeys(scale, point.workers)
-        return _Wanted(batching, registered, scale, point.precision)
+        return _Wanted(changes, registered, scale, point.precision)
 
     def _set(self, wanted: _Wanted) -> None:
         now = self._server.find()
-        if now is None or wanted.precision != self._precision or self._is_fixed(now, wanted):
+        if now is None or self._registered != (wanted.precision, wanted.registered):
             now = self._register_again(now, wanted)
-        if now.batching != wanted.batching and now.is_live:
-            self._server.change(**wanted.batching)
+        if self.original.is_live and self._changes != wanted.changes:
+            self._changes = None
+            self._take_back(now)
+            if wanted.changes:
+                self._server.change(**wanted.changes)
+            self._changes = wanted.changes
         if now.scale != wanted.scale:
             self._server.change(**wanted.scale)
 
-    def _is_fixed(self, now: ServedModel, wanted: _Wanted) -> bool:
-        """Whether a setting changes that cannot be changed while the model is served."""
-        is_live = now.is_live or now.batching == wanted.batching
-        return not is_live or wanted.registered != self._registered
+    def _take_back(self, now: ServedModel) -> None:
+        """Restore what requests had set, and unset the rest."""
+        wanted = _live(self.original.chosen)
+        if _live(now.chosen) == wanted:
+            return
+        # In each step, because it would set what its settings imply.
+        unset = {"unset": ",".join(others)} if (others := sorted(_LIVE - wanted.keys())) else {}
+        for step in _in_steps(wanted):
+            self._server.change(**step, **unset)
 
     def _register_again(self, now: ServedModel | None, wanted: _Wanted) -> ServedModel:
         archive = self._archive_of(wanted.precision)
+        if self.original.workflow:
+            raise BenchError(
+                f"{self._server.model} is a node of the workflow {self.original.workflow}, which "
+                "registers it: only settings that can be changed while it is served can be tried."
+            )
+        self._registered = self._changes = None
         if now is not None:
-            self._precision = _NO_ARCHIVE
             self._server.unregister(now.version)
-        self._server.register(
-            archive,
-            initial_workers=wanted.min_workers,
-            response_timeout=self.original.response_timeout,
-            **wanted.batching,
-            **wanted.registered,
-        )
-        self._precision, self._registered = wanted.precision, wanted.registered
+        # `_take_back` sets the rest.
+        first, *_ = _in_steps({**self.original.chosen, **wanted.registered})
+        self._server.register(archive, initial_workers=wanted.min_workers, **first)
+        self._registered = (wanted.precision, wanted.registered)
         return self._server.describe()
 
     def _archive_of(self, precision: str | None) -> str:
@@ -222,12 +255,11 @@ class ServedSettings:
             )
         return self._archive_for(precision)
 
-    def _check(self, wanted: _Wanted) -> None:
+    def _check(self, wanted: Mapping[str, str | int], now: ServedModel) -> None:
         """Check the settings: TorchServe prefers model-config.yaml to those of a registration."""
-        now = self._server.describe()
-        have = {**now.batching, **now.registered, **now.scale}
-        for name, value in {**wanted.batching, **wanted.registered, **wanted.scale}.items():
-            if have.get(name) != value:
+        have = {**now.settings, **now.scale}
+        for name, value in wanted.items():
+            if str(have.get(name)).lower() != str(value).lower():  # a hint is in any case
                 raise BenchError(
                     f"The server keeps {name}={have.get(name)} instead of {value}: the archive's "
                     "model-config.yaml may set it."

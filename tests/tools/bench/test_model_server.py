@@ -28,6 +28,19 @@ OURS = {
     "batchPolicy": "adaptive",
     "maxLatencyMs": 20,
     "jobQueueSize": 500,
+    "compiledBatchSizes": [1, 4],
+    "dynamicBatchSize": True,
+    "numRequests": 3,
+    "handler": "other.py",
+    "decidedBy": {
+        "batchSize": "snapshot",
+        "batchPolicy": "yaml",
+        "compiledBatchSizes": "request",
+        "dynamicBatchSize": "catalog",
+        "handler": "request",
+        "maxBatchDelay": "performance_hint",
+        "responseTimeout": "server",
+    },
     "batching": {"isAutomatic": True},
     "workers": [{"status": "UNLOADING", "lastError": "It is broken."}],
 }
@@ -92,7 +105,8 @@ def test_who_it_is(document: Any, name: str) -> None:
 
 def test_a_model_of_torchserve() -> None:
     model = asking(("GET /models/m", 200, [TORCHSERVES])).describe()
-    assert model.batching == {"batch_size": "4", "max_batch_delay": "50"}
+    settings = {"batch_size": "4", "max_batch_delay": "50", "response_timeout": "30"}
+    assert model.settings == model.chosen == settings
     assert model.scale == {"min_worker": 1, "max_worker": 3}
     assert (model.version, model.archive) == ("2.0", "m.mar")
     assert (model.ready_workers, model.queue_size) == (1, 100)
@@ -101,11 +115,20 @@ def test_a_model_of_torchserve() -> None:
 
 def test_a_model_of_marserve() -> None:
     model = asking(("GET /models/m/2.0", 200, [OURS]), version="2.0").describe()
-    assert model.batching == {
+    chosen = {
         "batch_size": "auto",
+        "compiled_batch_sizes": "1,4",
+        "dynamic_batch_size": "true",
+        "handler": "other.py",
+    }
+    assert model.chosen == chosen
+    assert model.settings == chosen | {
         "max_batch_delay": "50",
         "batch_policy": "adaptive",
         "max_latency_ms": "20",
+        "num_requests": "3",
+        "job_queue_size": "500",
+        "response_timeout": "30",
     }
     assert (model.ready_workers, model.queue_size) == (0, 500)
     assert model.last_error == "It is broken."

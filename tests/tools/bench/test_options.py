@@ -50,18 +50,18 @@ def test_a_latency_goal_is_combined_with_the_policy_that_has_one() -> None:
     ]
 
 
-def test_a_performance_hint_stands_for_settings_that_are_not_named() -> None:
-    hints = ["--performance-hint", "latency,Throughput,none"]
-    assert read_options(["m", *hints]).sweep.points() == [
-        Point(clients=8, batch_policy="adaptive", max_batch_delay_ms=0),
-        Point(clients=8, batch_policy="adaptive", batch_size="auto"),
-        Point(clients=8),
+def test_the_server_decides_what_a_performance_hint_means() -> None:
+    hints = ["--performance-hint", "latency,Throughput", "--performance-mode", "none"]
+    assert [point.performance_hint for point in read_options(["m", *hints]).sweep.points()] == [
+        "latency",
+        "Throughput",
+        "none",
     ]
-    named = ["--batch-policy", "greedy", "--batch-size", "4"]
-    assert read_options(["m", *hints, *named]).sweep.points() == [
-        Point(clients=8, batch_policy="greedy", batch_size=4, max_batch_delay_ms=0),
-        Point(clients=8, batch_policy="greedy", batch_size=4),
+    named = ["--performance-hint", "latency", "--batch-policy", "greedy"]
+    assert read_options(["m", *named]).sweep.points() == [
+        Point(clients=8, performance_hint="latency", batch_policy="greedy")
     ]
+
 
 def test_lists_are_joined_when_an_option_is_given_again() -> None:
     asked = ["--clients", "1,2", "--clients", "8", "--input", "a", "--input", "b"]
@@ -69,7 +69,6 @@ def test_lists_are_joined_when_an_option_is_given_again() -> None:
     assert [point.clients for point in options.sweep.points()] == [1, 2, 8]
     assert options.input == ["a", "b"]
     assert read_options(["m"]).input == []
-
 
 
 @pytest.mark.parametrize(
@@ -168,9 +167,9 @@ def test_a_key_file_that_is_none_is_told(tmp_path: Path, text: str | None) -> No
         (["m", "--client", "5"], "unrecognized arguments: --client 5 (did you mean --clients?)"),
         (["m", "--performance_hint=latency"], "(did you mean --performance-hint?)"),
         (["m", "--batch-size", "0"], "'0' is not a whole number, 1 or more, or auto"),
+        (["m", "--nireq", "4"], "(here it is --clients)"),
         (["m", "--seed", "1", "--seed=2"], "--seed is given more than once; it takes one value."),
         (["m", "--json", "a", "--json", "b"], "--json is given more than once; it takes one"),
-        (["m", "--nireq", "4"], "(here it is --clients)"),
         (["m", "--xyzzy"], "unrecognized arguments: --xyzzy\n"),
         (["m", "--tolerance", "1"], "--tolerance is for --validate."),
         (["m", "--percentile", "90"], "--percentile is for --tune"),

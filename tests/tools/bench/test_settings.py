@@ -33,18 +33,20 @@ class FakeServer:
     def find(self) -> ServedModel | None:
         if self.served is None:
             return None
-        served = self.served
-        more = {"batch_policy": served["policy"], "max_latency_ms": served["goal"]}
+        chosen, workers = self.served["chosen"], self.served["workers"]
+        settings = {"batch_size": "1", "max_batch_delay": "100", **chosen, **self.stubborn}
+        if self.is_live:
+            has_goal = chosen.get("max_latency_ms", "0") != "0"
+            usual = {"batch_policy": "adaptive" if has_goal else "fixed", "max_latency_ms": "0"}
+            settings = {**usual, "torch_threads": "auto", **settings}
         return ServedModel(
             version="1.0",
-            archive=served["url"],
-            batching={"batch_size": served["size"], "max_batch_delay": served["delay"]}
-            | (more if self.is_live else {}),
-            registered=served["registered"] if self.is_live else {},
-            scale={"min_worker": served["workers"], "max_worker": served["workers"]},
-            ready_workers=served["workers"],
+            archive=self.served["url"],
+            settings=settings,
+            chosen=dict(chosen),
+            scale={"min_worker": workers, "max_worker": workers},
+            ready_workers=workers,
             queue_size=100,
-            response_timeout=33,
             is_live=self.is_live,
             last_error="",
         )
@@ -64,38 +66,19 @@ class FakeServer:
     def change(self, **parameters: Any) -> None:
         self._call("change", parameters)
         assert self.served is not None
-        assert self.is_live or "batch_size" not in parameters
-        has_goal = parameters.get("batch_policy") == "adaptive"
-        assert has_goal or parameters.get("max_latency_ms", "0") == "0", "marserve refuses that"
-        names = {"batch_size": "size", "max_batch_delay": "delay", "batch_policy": "policy"}
-        names["max_latency_ms"] = "goal"
-        for name, value in parameters.items():
-            if name in names:
-                self.served[names[name]] = value
-            elif name == "min_worker":
-                self.served["workers"] = value
+        for name in parameters.pop("unset", "").split(","):
+            self.served["chosen"].pop(name, None)
+        self.served["workers"] = parameters.pop("min_worker", self.served["workers"])
+        parameters.pop("max_worker", None)
+        assert self.is_live or not parameters
+        if parameters.get("batch_policy", "adaptive") != "adaptive":
+            self.served["chosen"].pop("max_latency_ms", None)
+        self.served["chosen"] |= parameters
 
-    def register(self, url: str, **parameters: Any) -> None:
+    def register(self, url: str, initial_workers: int, **parameters: Any) -> None:
         self._call("register", {"url": url, **parameters})
         assert self.served is None
-        self.served = {
-            "url": url,
-            "policy": parameters.get("batch_policy", "fixed"),
-            "goal": parameters.get("max_latency_ms", "0"),
-            "workers": parameters["initial_workers"],
-            "size": self.stubborn.get("size", parameters.get("batch_size", "1")),
-            "delay": parameters.get("max_batch_delay", "100"),
-            "registered": {
-                "torch_threads": self.stubborn.get(
-                    "torch_threads", parameters.get("torch_threads", "auto")
-                ),
-                **{
-                    name: parameters[name]
-                    for name in ("outstanding_batches", "compiled_batch_sizes")
-                    if name in parameters
-                },
-            },
-        }
+        self.served = {"url": url, "workers": initial_workers, "chosen": parameters}
         if self.interrupted is not None:
             raise self.interrupted
 
@@ -132,8 +115,8 @@ def test_what_is_asked_for_is_served_and_what_was_before_after(is_live: bool) ->
         for point in SWEEP:
             settings.set(point)
             now = server.describe()
-            assert now.batching["batch_size"] == str(point.batch_size or 3)
-            assert now.batching["max_batch_delay"] == ("20" if point.max_batch_delay_ms else "7")
+            assert now.settings["batch_size"] == str(point.batch_size or 3)
+            assert now.settings["max_batch_delay"] == ("20" if point.max_batch_delay_ms else "7")
             assert now.scale["min_worker"] == (point.workers or 2)
     assert server.describe() == before
 
@@ -160,7 +143,7 @@ def test_a_goal_goes_with_the_policy_that_has_one(point: Point, policy: str, goa
     before = server.describe()
     with settings_of(server) as settings:
         settings.set(point)
-        now = server.describe().batching
+        now = server.describe().settings
         assert (now["batch_policy"], now["max_latency_ms"]) == (policy, goal)
     assert server.describe() == before
 
@@ -218,7 +201,7 @@ def test_that_it_could_not_be_put_back_is_told_with_what_went_wrong_before(
 
 
 def test_a_server_that_keeps_what_it_had_is_told() -> None:
-    server = FakeServer(is_live=False, stubborn={"size": "3"})
+    server = FakeServer(is_live=False, stubborn={"batch_size": "3"})
     with (
         pytest.raises(BenchError, match="keeps batch_size=3 instead of 8"),
         settings_of(server) as settings,
@@ -351,11 +334,11 @@ def test_what_only_a_registration_says_is_registered_and_put_back() -> None:
     with settings_of(server) as settings:
         settings.set(Point(torch_threads=1))
         assert server.served is not None
-        assert server.served["registered"] == {"torch_threads": "1", "compiled_batch_sizes": "1,4"}
+        assert server.served["chosen"] == {"torch_threads": "1", "compiled_batch_sizes": "1,4"}
         settings.set(Point(torch_threads=1, batch_size=8))
         assert server.calls == ["unregister", "register", "change"]  # that one, while it serves
         settings.set(Point(torch_threads=1, outstanding_batches=2, batch_size=8))
-        assert server.served["registered"]["outstanding_batches"] == "2"
+        assert server.served["chosen"]["outstanding_batches"] == "2"
     assert server.served == before
 
 

@@ -77,6 +77,7 @@ SETTINGS = (
     Setting("clients", "clients", "{} clients", "{} client"),
     Setting("rate", "requests/s", "{} requests/s"),
     Setting("workers", "workers", "{} workers", "{} worker"),
+    Setting("performance_hint", "hint", "hint {}"),
     Setting("batch_size", "batch size", "batch size {}"),
     Setting("batch_policy", "policy", "policy {}"),
     Setting("max_batch_delay_ms", "delay ms", "delay {} ms"),
