@@ -201,6 +201,7 @@ def test_members_of_models_and_of_snapshots() -> None:
         "h",
         is_automatic=True,
         settings={row.key: None for row in saved_models.SAVED},
+        set_by_requests=("batchSize",),
         batch_costs=((1.0, 0.01, 5),),
     )
     snapshot = set(re.findall(r'"(\w+)":', saved_models.snapshot_json("name", 0, [saved])))

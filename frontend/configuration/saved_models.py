@@ -7,6 +7,7 @@ Some members are ours, and left out where TorchServe's are enough:
     handler          the handler of the registration, if it is not the one of the archive
     batchSizeAuto    whether ``batchSize`` was measured
     batchPolicy, …   other settings that were chosen, as in model-config.yaml
+    setByRequests    the settings that requests or a catalog have set, even to a default
     batchCosts       the learnt costs of batches: rows of size, milliseconds, number of batches
 
     {"name": "20261120213709459-startup.cfg", "modelCount": 1, "created": 1795210629459,
@@ -47,6 +48,7 @@ class SavedModel:
     handler: str = ""  # of the registration, if it is not the one of the archive
     is_automatic: bool = False  # whether `batch_size` was measured
     settings: Mapping[str, Any] = field(default_factory=dict)  # members of `SAVED` that were chosen
+    set_by_requests: tuple[str, ...] = ()  # keys of settings
     batch_costs: tuple[tuple[float, float, int], ...] = ()  # size, seconds, number of batches
 
 
@@ -146,6 +148,12 @@ def _is_cost(row: object) -> bool:
 
 
 _NAME = Kind("a text", lambda value: isinstance(value, str) and value != "")
+_NAMES = Kind(
+    "a list of texts",
+    lambda names: isinstance(names, list) and all(map(_NAME.accepts, names)),
+    read=tuple,
+    write=list,
+)
 _FLAG = replace(
     FLAG,
     accepts=lambda value: FLAG.accepts(FLAG.parse(str(value))),
@@ -177,5 +185,6 @@ _OPTIONAL: tuple[tuple[str, str, Kind, object], ...] = (
     ("parallelLevel", "parallel_level", _whole(0), 0),
     ("handler", "handler", TEXT, ""),
     ("batchSizeAuto", "is_automatic", _FLAG, False),
+    ("setByRequests", "set_by_requests", _NAMES, []),
     ("batchCosts", "batch_costs", _COSTS, []),
 )

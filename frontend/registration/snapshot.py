@@ -16,13 +16,14 @@ from pathlib import Path
 
 from marserve.frontend.aio.background import DaemonThreads
 from marserve.frontend.atomic_file import replace_file
+from marserve.frontend.configuration.model_schema import REGISTERED
 from marserve.frontend.configuration.properties import format_properties
 from marserve.frontend.configuration.saved_models import SAVED, SavedModel, snapshot_json
 from marserve.frontend.errors import ServerBusy
 from marserve.frontend.serving.model_version import ModelVersion
 from marserve.frontend.serving.registry import ModelRegistry
 from marserve.frontend.settings.batching_settings import sizes_to_try
-from marserve.frontend.settings.layers import SERVER
+from marserve.frontend.settings.layers import CHOSEN, SERVER
 from marserve.frontend.settings.model_settings import ModelSettings
 
 logger = logging.getLogger(__name__)
@@ -69,6 +70,9 @@ def _saved(model: ModelVersion, is_default: bool, model_store: Path) -> SavedMod
         handler=model.origin.handler,
         is_automatic=batching.is_automatic,
         settings=_chosen_settings(settings),
+        set_by_requests=tuple(
+            row.key for row in REGISTERED if settings.origins.get(row.name) in CHOSEN
+        ),
         batch_costs=tuple(model.batcher.costs.points) if sizes_to_try(batching) else (),
     )
 

@@ -52,6 +52,7 @@ from marserve.frontend.settings.layers import (
     SNAPSHOT,
     YAML,
     Layer,
+    attributes_of,
     merged,
     split_batching,
     split_chosen,
@@ -158,13 +159,17 @@ class ModelSettings(ModelValues):
     def restored(self, saved: SavedModel) -> "ModelSettings":
         """Return settings in which those of a snapshot win over every other source.
 
-        Equal values change nothing: a snapshot always has a size, even one that was derived.
+        Equal values change nothing unless a request had set them: a snapshot always has a size,
+        even one that was derived.
 
         Raises:
             ArchiveRefused: They contradict the archive, which may have changed.
         """
         values = _saved_settings(saved)
-        differing = {name: value for name, value in values.items() if name in FOREIGN}
+        kept = FOREIGN.union(
+            attributes_of(row for row in SETTINGS if row.key in saved.set_by_requests)
+        )
+        differing = {name: value for name, value in values.items() if name in kept}
         for is_size in (False, True):
             settings = self.with_layers([*self.layers, (SNAPSHOT, differing)])
             batching = with_size(settings.batching, settings.origins)

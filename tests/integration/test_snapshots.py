@@ -78,6 +78,7 @@ def test_each_change_writes_one_and_the_newest_comes_back(prepared, make_archive
                 "responseTimeout": 33,
                 "startupTimeout": 120,
                 "runtimeType": "python",
+                "setByRequests": ["batchSize", "maxBatchDelay", "responseTimeout"],
             },
             "2.0": {
                 "defaultVersion": True,
@@ -114,7 +115,9 @@ def test_each_change_writes_one_and_the_newest_comes_back(prepared, make_archive
     assert prepared.predict("two/1.0").text == "1.0"
     after = prepared.management("GET", "/models/two/all").json()
     for old, new in zip(before, after, strict=True):
-        changing = ("workers", "loadedAtStartup", "batching")  # the last: what was learnt
+        assert {*new["decidedBy"].values()} == {"snapshot", "server"}  # was: request
+        # batching: what was learnt.
+        changing = ("workers", "loadedAtStartup", "batching", "decidedBy")
         assert {k: v for k, v in new.items() if k not in changing} == {
             k: v for k, v in old.items() if k not in changing
         }

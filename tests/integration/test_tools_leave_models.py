@@ -242,3 +242,32 @@ def test_a_node_of_a_workflow_is_not_registered_again(server, install_workflow):
     after = server.describe(name)
     assert (after["workflow"], after["decidedBy"]) == (workflow, before["decidedBy"])
     server.management("DELETE", "/models/node")
+
+
+RESTART = "from ts import launcher; launcher.start()"
+
+
+def test_the_launcher_that_starts_the_server_again_leaves_models_as_they_were(prepare_server):
+    models = {name.replace(" ", "-"): model for name, model in MODELS.items()}
+    with prepare_server(default_workers_per_model="1") as server:
+        assert run(server, sys.executable, "-c", RESTART)[0] == 0
+        for name, (config, registered, changes) in models.items():
+            make_archive(server.store, ECHO, name, config)
+            assert server.register(f"{name}.mar", **registered).status_code == 200
+            for change in changes:
+                assert server.management("PUT", f"/models/{name}", params=change).status_code == 200
+        before = {name: restored_settings(server, name) for name in models}
+        assert run(server, sys.executable, "-c", RESTART)[0] == 0
+        assert {name: restored_settings(server, name) for name in models} == before
+        run(server, sys.executable, "-c", "from ts import launcher; launcher.stop()")
+
+
+def restored_settings(server, name):
+    """Return the settings as a snapshot restores them: it has the choices of requests."""
+    found = settings(server, name)
+    decided = {
+        key: "request" if origin == "snapshot" else origin
+        for key, origin in found["decidedBy"].items()
+        if key != "runtime"  # a snapshot always has it
+    }
+    return {**found, "decidedBy": decided}

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from marserve.frontend.batching.jobs import Priority
 from marserve.frontend.batching.options import MAX_AUTOMATIC_SIZE, Batching
 from marserve.frontend.configuration.config import Config
+from marserve.frontend.configuration.model_schema import SETTINGS
 from marserve.frontend.configuration.saved_models import SAVED, SavedModel
 from marserve.frontend.errors import ArchiveRefused, BadRequest, ServeError
 from marserve.frontend.settings.batching_settings import sizes_to_try
@@ -438,6 +439,8 @@ SAVED_MODEL = SavedModel("m", "1.0", True, "m.mar", 1, 1, 1, 0.1, 120.0, 120.0)
         (LATENCY, {**LATENCY, **FORBIDDEN}),
         (ALONE, TOGETHER),
         ({**LATENCY, "delay": 0.02}, {"num_requests": 3}),
+        ({}, {**size(1), "policy": "fixed", "bucket_by": "none", "queue_size": 100}),
+        (size(8), {**size(8), "delay": 0.1}),
     ],
 )
 def test_what_was_saved_comes_back_over_what_the_archive_says(
@@ -452,10 +455,13 @@ def test_what_was_saved_comes_back_over_what_the_archive_says(
         is_automatic=served.is_automatic,
         max_batch_delay=served.delay,
         settings={row.key: row.write(vars(served)) for row in SAVED if row.name in changed.origins},
+        set_by_requests=tuple(
+            row.key for row in SETTINGS if changed.origins.get(row.name) == "request"
+        ),
     )
     restored = settings.restored(saved)
     assert restored.batching == served
-    for later in (THROUGHPUT, TOGETHER, NO_HINT):
+    for later in (THROUGHPUT, TOGETHER, NO_HINT, {"max_latency": 0.2}, {"policy": "adaptive"}):
         assert restored.changed(later).batching == changed.changed(later).batching
 
 
