@@ -114,7 +114,7 @@ def _describe_origins(model: ModelVersion) -> dict[str, str]:
         **{key: origin.source for key, value in named.items() if value},
         **{
             row.key: origins[row.name]
-            for row in DESCRIBED
+            for row in SETTINGS
             if row.name in origins and row.key not in _WORKERS
         },
     }

@@ -197,6 +197,27 @@ def test_a_later_hint_undoes_an_earlier_one_on_all_replicas(replicas, wait_for):
         assert (described["batchSize"], "batchable" in described) == (4, False)
 
 
+def test_settings_are_taken_back_on_all_replicas(replicas, wait_for):
+    two = replicas(2)
+    url = two.pack("m", config="maxBatchDelay: 30\n")
+    registered = two[0].register(url, model_name="m", initial_workers=1, batch_size=3)
+    assert registered.status_code == 200, registered.text
+    two.wait_served(wait_for, "m", "m 1.0")
+    before = read(two.catalog)
+    for change in ("max_latency_ms=5000&num_requests=7", "performance_hint=latency"):
+        assert two[0].management("PUT", f"/models/m?{change}").status_code == 200
+    unset = "unset=max_latency_ms,num_requests,performance_hint,batch_policy"
+    answer = two[1].management("PUT", f"/models/m?{unset}")
+    assert answer.status_code == 200, answer.text
+    assert read(two.catalog) == before
+    for each in two:
+        wait_for(lambda each=each: same_revision(*two) and status(each)["converged"])
+        described = each.describe("m")
+        settings = [described[key] for key in ("batchPolicy", "batchSize", "maxBatchDelay")]
+        assert settings == ["fixed", 3, 30]
+        assert described["decidedBy"]["batchSize"] == "catalog"
+
+
 def test_registrations_at_all_replicas_at_once_are_all_kept(replicas, wait_for):
     all_three = replicas()
     names = [f"m{number}" for number in range(30)]

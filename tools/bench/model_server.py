@@ -47,7 +47,7 @@ class ServedModel:
         queue_size: Capacity of the queue, requests.
         is_live: Whether batching can be changed while the model is served.
         last_error: The last failure of a worker; empty if unknown.
-        workflow: The workflow of which the model is a node; empty for none.
+        obstacle: Why a registration cannot make this model, after its name; empty if it can.
         largest_batch: Maximum batch size, requests.
     """
 
@@ -60,7 +60,7 @@ class ServedModel:
     queue_size: int
     is_live: bool
     last_error: str
-    workflow: str = ""
+    obstacle: str = ""
     largest_batch: int = 1
 
     @property
@@ -87,7 +87,7 @@ class ServedModel:
             last_error=next(
                 (worker["lastError"] for worker in workers if worker.get("lastError")), ""
             ),
-            workflow=described.get("workflow") or "",
+            obstacle=_obstacle(described),
             largest_batch=described["batchSize"],
         )
 
@@ -112,6 +112,15 @@ def _chosen(described: Mapping[str, Any], settings: Mapping[str, str]) -> Mappin
     return {
         name: text for name, text in settings.items() if origins.get(_MEMBERS[name]) in _REQUESTS
     }
+
+
+def _obstacle(described: Mapping[str, Any]) -> str:
+    if workflow := described.get("workflow"):
+        return f"is a node of the workflow {workflow}"
+    for key, origin in described.get(_ORIGINS, {}).items():
+        if origin in _REQUESTS and key not in _MEMBERS.values():
+            return f"has {key} from its {origin}"
+    return ""
 
 
 def _queue_size(described: Mapping[str, Any]) -> int:

@@ -229,10 +229,10 @@ class ServedSettings:
 
     def _register_again(self, now: ServedModel | None, wanted: _Wanted) -> ServedModel:
         archive = self._archive_of(wanted.precision)
-        if self.original.workflow:
+        if self.original.obstacle:
             raise BenchError(
-                f"{self._server.model} is a node of the workflow {self.original.workflow}, which "
-                "registers it: only settings that can be changed while it is served can be tried."
+                f"{self._server.model} {self.original.obstacle}, which a registration cannot set: "
+                "only settings that can be changed while it is served can be tried."
             )
         self._registered = self._changes = None
         if now is not None:

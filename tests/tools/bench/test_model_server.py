@@ -135,6 +135,19 @@ def test_a_model_of_marserve() -> None:
     assert model.is_live
 
 
+@pytest.mark.parametrize(
+    ("more", "obstacle"),
+    [
+        ({}, ""),
+        ({"workflow": "w"}, "is a node of the workflow w"),
+        ({"decidedBy": {"isolateFailures": "yaml"}}, ""),
+        ({"decidedBy": {"isolateFailures": "catalog"}}, "has isolateFailures from its catalog"),
+    ],
+)
+def test_what_a_registration_cannot_make(more: dict[str, Any], obstacle: str) -> None:
+    assert asking(("GET /models/m", 200, [{**OURS, **more}])).describe().obstacle == obstacle
+
+
 def test_a_model_that_is_not_served_is_told_with_those_that_are() -> None:
     listed = {"models": [{"modelName": "a"}, {"modelName": "b"}]}
     server = asking(("GET /models", 200, listed))
