@@ -91,9 +91,11 @@ BATCH_DEVICE = (
 #: Names whose values have no direct equivalent, and the hint for each.
 FOREIGN_NAMES = {
     "allowed_batch_sizes": "here it is compiled_batch_sizes",
+    "auto_batch_device": BATCH_DEVICE,
     "auto_batch_timeout": f"{_DELAY}; 0, no batches, is batch_size=1",
     "batch_padding_policy": "with compiled_batch_sizes the cheaper of padding and cutting is used",
     "batch_timeout_micros": _DELAY,
+    SECTION: "here its keys are batchable, max_batch_size and max_latency_ms",
     "dynamic_batching": "here it is batch_policy, with batch_size and max_batch_delay",
     "instance_group": _WORKERS,
     "max_concurrency": _QUEUE,

@@ -6,12 +6,13 @@ own keys refuses the model (`Setting.is_strict`).
 
 import itertools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from marserve.frontend.configuration.model_schema import (
+    BATCH_POLICIES,
     BY_KEY,
     SETTINGS,
     TorchRun,
@@ -31,7 +32,7 @@ from marserve.frontend.configuration.setting import (
     wrong_value,
 )
 from marserve.frontend.configuration.setting_kinds import gpu_numbers, short_repr
-from marserve.frontend.configuration.unread_keys import unread_yaml_key
+from marserve.frontend.configuration.unread_keys import YAML_SECTIONS, unread_yaml_key
 from marserve.frontend.errors import ArchiveRefused
 
 logger = logging.getLogger(__name__)
@@ -58,11 +59,10 @@ def yaml_settings(parsed: Mapping[str, Any], gpus: int = 0, warn: Warn = log_war
     rows = [on_machine if row.key == on_machine.key else row for row in SETTINGS]
     on_wrong = partial(_on_wrong, warn)
     try:
-        found = dict(read_consistent(rows, _with_section(parsed, warn), on_wrong))
+        found = dict(read_consistent(rows, _with_section(parsed), on_wrong))
     except ValueError as error:
         raise ArchiveRefused(f"model-config.yaml: {error}") from error
     if "torchrun" in found:
-        _warn_of_unread("torchrun", found["torchrun"], [row.key for row in _TORCHRUN], warn)
         found["torchrun"] = TorchRun(**read_settings(_TORCHRUN, found["torchrun"], on_wrong))
     return found
 
@@ -79,14 +79,36 @@ def check_yaml(parsed: Mapping[str, Any], settings: Fields, warn: Warn = log_war
     for key, why in without_effect.items() if settings.get("asynchronous") else ():
         if settings.get(BY_KEY[key].attribute):
             warn(f"model-config.yaml: {key} has no effect beside asyncCommunication: {why}.")
-    for key, value in itertools.islice(parsed.items(), _MAX_KEYS):
+    for key in itertools.islice(parsed, _MAX_KEYS):
         if sentence := unread_yaml_key(key):
             warn(f"model-config.yaml: {sentence}")
-        if key == DEVICE and isinstance(value, str) and value.startswith("BATCH"):
-            warn(f"model-config.yaml: {DEVICE}: {BATCH_DEVICE}.")
+    device = parsed.get(DEVICE)
+    if isinstance(device, str) and device.startswith("BATCH"):
+        warn(f"model-config.yaml: {DEVICE}: {BATCH_DEVICE}.")
+    for path in YAML_SECTIONS:
+        _check_section(parsed, path, warn)
 
 
-def _with_section(parsed: Mapping[str, Any], warn: Warn) -> Mapping[str, Any]:
+def _check_section(parsed: Mapping[str, Any], path: str, warn: Warn) -> None:
+    """Warn of unknown keys in one of our sections, and of what is no section."""
+    found: Any = parsed
+    for key in path.split("."):
+        found = found.get(key) if isinstance(found, dict) else None
+    if isinstance(found, dict):
+        for key in itertools.islice(found, _MAX_KEYS):
+            if sentence := unread_yaml_key(key, path):
+                warn(f"model-config.yaml: {path}: {sentence}")
+    elif found is not None and path == SECTION:  # the readers of the others refuse it
+        meant = "."
+        if isinstance(found, bool):
+            meant = f"; did you mean batchable: {str(found).lower()}?"
+        elif found in BATCH_POLICIES:
+            meant = f"; did you mean batchPolicy: {found}?"
+        takes = f"is ignored, it takes a map of {', '.join(YAML_SECTIONS[path])}"
+        warn(f"model-config.yaml: {path}={short_repr(found)} {takes}{meant}")
+
+
+def _with_section(parsed: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a yaml with the members of BentoML's section as keys; ours take precedence.
 
     A section with none of the members is the handler's.
@@ -94,7 +116,6 @@ def _with_section(parsed: Mapping[str, Any], warn: Warn) -> Mapping[str, Any]:
     section = parsed.get(SECTION)
     if not isinstance(section, dict) or not section.keys() & BATCHING_SECTION:
         return parsed
-    _warn_of_unread(SECTION, section, [*BATCHING_SECTION], warn)
     if section.get("enabled", True) is False:
         return {"batchable": False, **parsed}
     members = {"enabled": True, **section}
@@ -111,12 +132,3 @@ def _on_wrong(warn: Warn, row: Setting, name: str, value: object) -> None:
     if type(value) is int and maximum and value > maximum:
         rule = f"at most {maximum}"  # the rule may leave it out
     warn(f"model-config.yaml: {name}={short_repr(value)} is ignored, it takes {rule}.")
-
-
-def _warn_of_unread(
-    place: str, section: Mapping[Any, Any], known: Sequence[str], warn: Warn
-) -> None:
-    for key in itertools.islice(section, _MAX_KEYS):
-        if key not in known:
-            hint = unread_yaml_key(key, known) or f"{short_repr(key)} is not a key of this server."
-            warn(f"model-config.yaml: {place}: {hint}")

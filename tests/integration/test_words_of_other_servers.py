@@ -48,6 +48,8 @@ CALLED_OTHERWISE = {
     "batch_size=1.",
     "preferred_batch_size=4": "batch_policy=adaptive finds the sizes itself.",
     "nireq=8": "here it is num_requests.",
+    "AUTO_BATCH_DEVICE=GPU": "here BATCH:GPU(4) is batch_size=4 with "
+    "batch_policy=fixed_or_single, and BATCH:GPU is batch_size=auto.",
     "NUM_STREAMS=2": "here it is the number of workers: initial_workers, or min_worker and "
     "max_worker.",
 }
@@ -209,6 +211,40 @@ def test_a_setting_of_archives_only_is_told_where_it_counts(server, make_archive
     ]
 
 
+def test_bentomls_section_in_a_request_is_told_with_ours(server, make_archive, name) -> None:
+    archive = make_archive(server.store, PLAIN, name)
+    section = {"batching": {"enabled": False}}
+    told = (
+        "batching is not a parameter of this server; here its keys are batchable, max_batch_size "
+        "and max_latency_ms."
+    )
+    answer = server.management("POST", "/models", json={"url": archive.name, **section})
+    assert (answer.status_code, answer.json()["message"]) == (400, told)
+    server.register(archive, initial_workers=2)
+    answer = server.management("PUT", f"/models/{name}", json=section)
+    assert (answer.status_code, answer.json()["message"]) == (400, told)
+    assert server.describe(name)["minWorkers"] == 2
+
+
+@pytest.mark.parametrize(
+    ("parameter", "advice"),
+    [
+        ("precision=bf16", "precision counts in the section optimization of model-config.yaml."),
+        ("optimization=bf16", "optimization counts in model-config.yaml."),
+        ("minWorkers=2", "minWorkers counts in model-config.yaml."),
+        ("batch_dimension=1", "did you mean batchDim in model-config.yaml?"),
+        ("optimise_it=1", ""),
+    ],
+)
+def test_a_key_of_archives_in_a_request_is_told_where_it_counts(
+    server, make_archive, name, parameter, advice
+) -> None:
+    archive = make_archive(server.store, PLAIN, name)
+    (warning,) = server.register(archive, **values_of(parameter)).json()["warnings"]
+    said = f"; {advice}" if advice else "."
+    assert warning == f"{parameter.partition('=')[0]} is not a parameter of this server{said}"
+
+
 def test_a_change_of_what_only_registrations_say_scales_nothing(server, make_archive, name) -> None:
     archive = make_archive(server.store, PLAIN, name)
     server.register(archive, initial_workers=2)
@@ -278,7 +314,7 @@ def test_a_hint_in_models_of_the_configuration(start_server, make_archive) -> No
 
     cases = {f"m{index}": words for index, words in enumerate(MEANT)}
     models = {name: entry(words) for name, words in cases.items()}
-    models["other"] = entry("max_queue_delay_microseconds=100 max_latency=5")
+    models["other"] = entry("max_queue_delay_microseconds=100 max_latency=5 precision=bf16")
     models["camel"] = {"1.0": camel(values_of("performance_hint=latency"))}
     with start_server(models=json.dumps(models)) as server:
         for name in cases:
@@ -290,6 +326,7 @@ def test_a_hint_in_models_of_the_configuration(start_server, make_archive) -> No
         log = server.log("ts_log.log")
         assert "of other 1.0 is ignored; here it is max_batch_delay, in milliseconds." in log
         assert "max_latency=5 of other 1.0 is ignored; did you mean maxLatencyMs?" in log
+        assert "ignored; precision counts in the section optimization of model-config.yaml." in log
 
 
 def test_a_hint_of_nothing_does_not_count_as_scaling(server, make_archive, name) -> None:

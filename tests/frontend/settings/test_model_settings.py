@@ -552,9 +552,6 @@ FOUND = {"size": MAX_AUTOMATIC_SIZE, "is_automatic": True}
             {"policy": "adaptive", "max_latency": 0.07},
         ),
         ({"batching": {"max_batch_size": 8}, "batchPolicy": "greedy"}, {"policy": "greedy"}),
-        # The handler's:
-        ({"batching": {"window": 8}}, {"policy": "fixed", "size": 1}),
-        ({"batching": [1, 2]}, {"policy": "fixed", "size": 1}),
     ],
 )
 def test_bentomls_batching(config: Config, yaml: dict[str, Any], expected: dict[str, Any]) -> None:
@@ -583,7 +580,8 @@ def test_a_wrong_batching_of_bentoml_refuses_the_archive(
     [
         (
             {"batching": {"enabled": True, "strategy": "intelligent_wait"}},
-            "batching: 'strategy' is not a key of this server.",
+            "batching: strategy is no key that the server reads here; its keys are enabled, "
+            "max_batch_size, max_latency_ms.",
         ),
         (
             {"runners": {"batching": {"enabled": True}}},
@@ -617,15 +615,76 @@ def test_keys_of_other_servers_are_reported_with_ours(
     assert resolved(config, yaml=yaml).warnings == (f"model-config.yaml: {sentence}",)
 
 
-def test_in_the_map_of_torchrun_every_unknown_key_is_reported(
-    config: Config, caplog: pytest.LogCaptureFixture
+UNREAD = "is no key that the server reads here;"
+OPTIONS = (
+    "precision, cast, channels_last, fold_batch_norm, cuda_graphs, device_stages, check_accuracy"
+)
+
+
+@pytest.mark.parametrize(
+    ("yaml", "sentences"),
+    [
+        ({"optimisation": {}}, [f"optimisation {UNREAD} did you mean optimization?"]),
+        ({"optimizations": {}}, [f"optimizations {UNREAD} did you mean optimization?"]),
+        ({"precision": "bf16"}, [f"precision {UNREAD} it counts in the section optimization."]),
+        ({"nnodes": 2}, [f"nnodes {UNREAD} it counts in the section torchrun."]),
+        (
+            {"deviceStages": ["cpu", "cpu"]},
+            [f"deviceStages {UNREAD} did you mean device_stages in the section optimization?"],
+        ),
+        ({"batch_dimension": 1}, [f"batch_dimension {UNREAD} did you mean batchDim?"]),
+        ({"max_num_seq": 1}, [f"max_num_seq {UNREAD} did you mean maxNumSequence?"]),
+        (
+            {"optimization": {"batchSize": 4, "precison": "bf16", "level": 3}},
+            [
+                f"optimization: batchSize {UNREAD} it counts at the top level.",
+                f"optimization: precison {UNREAD} did you mean precision?",
+                f"optimization: level {UNREAD} its keys are {OPTIONS}.",
+            ],
+        ),
+        (
+            {"optimization": {"check_accuracy": {"sample": ["a"]}}},
+            [f"optimization.check_accuracy: sample {UNREAD} did you mean samples?"],
+        ),
+        (
+            {"batching": {7: 8}},
+            [f"batching: 7 {UNREAD} its keys are enabled, max_batch_size, max_latency_ms."],
+        ),
+        (
+            {"torchrun": {"nproc_per_node": 2, "precision": "bf16", "nnodes": 1}},
+            [
+                f"torchrun: nproc_per_node {UNREAD} did you mean nproc-per-node?",
+                f"torchrun: precision {UNREAD} it counts in the section optimization.",
+            ],
+        ),
+    ],
+)
+def test_a_key_near_one_of_ours_or_in_the_wrong_place_was_ignored_in_silence(
+    config: Config, yaml: dict[str, Any], sentences: list[str]
 ) -> None:
-    resolved(config, yaml={"torchrun": {"nproc_per_node": 2, "max-restarts": 3, "nnodes": 1}})
-    assert [record.message for record in caplog.records][:2] == [
-        "model-config.yaml: torchrun: nproc_per_node is no key that the server reads here; did you "
-        "mean nproc-per-node?",
-        "model-config.yaml: torchrun: 'max-restarts' is not a key of this server.",
-    ]
+    warnings = resolved(config, yaml={**yaml, "parallelType": "pp", "parallelLevel": 2}).warnings
+    assert warnings == tuple(f"model-config.yaml: {sentence}" for sentence in sentences)
+
+
+@pytest.mark.parametrize(
+    ("value", "meant"),
+    [
+        (True, "; did you mean batchable: true?"),
+        (False, "; did you mean batchable: false?"),
+        ("adaptive", "; did you mean batchPolicy: adaptive?"),
+        ("often", "."),
+        ([1, 2], "."),
+    ],
+)
+def test_a_section_of_batching_that_is_no_map_was_ignored_in_silence(
+    config: Config, value: Any, meant: str
+) -> None:
+    settings = resolved(config, yaml={"batching": value})
+    assert settings.batching.policy == "fixed"
+    assert settings.warnings == (
+        f"model-config.yaml: batching={value!r} is ignored, it takes a map of enabled, "
+        f"max_batch_size, max_latency_ms{meant}",
+    )
 
 
 def test_every_key_that_is_read_is_a_known_one(config: Config) -> None:

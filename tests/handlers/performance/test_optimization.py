@@ -1,9 +1,11 @@
 import re
+from dataclasses import fields
 
 import pytest
 import torch
 
 from marserve.backend.errors import OptionRefused
+from marserve.frontend.configuration.unread_keys import YAML_SECTIONS
 from marserve.handlers.performance.optimization import AccuracyGoal, Optimization, read_optimization
 
 
@@ -82,3 +84,12 @@ def test_a_number_is_the_relative_error() -> None:
 def test_wrong_sections_are_refused(section: object, sentence: str) -> None:
     with pytest.raises(OptionRefused, match=re.escape(sentence)):
         read_optimization({"optimization": section})
+
+
+@pytest.mark.parametrize(
+    ("path", "options"),
+    [("optimization", Optimization), ("optimization.check_accuracy", AccuracyGoal)],
+)
+def test_the_server_knows_the_keys_of_the_section(path: str, options: type) -> None:
+    """The frontend, which warns of other keys, imports no handlers and has a list of its own."""
+    assert YAML_SECTIONS[path] == tuple(each.name for each in fields(options))
