@@ -79,12 +79,11 @@ def check_yaml(parsed: Mapping[str, Any], settings: Fields, warn: Warn = log_war
     for key, why in without_effect.items() if settings.get("asynchronous") else ():
         if settings.get(BY_KEY[key].attribute):
             warn(f"model-config.yaml: {key} has no effect beside asyncCommunication: {why}.")
-    for key in itertools.islice(parsed, _MAX_KEYS):
+    for key, value in itertools.islice(parsed.items(), _MAX_KEYS):
         if sentence := unread_yaml_key(key):
             warn(f"model-config.yaml: {sentence}")
-    device = parsed.get(DEVICE)
-    if isinstance(device, str) and device.startswith("BATCH"):
-        warn(f"model-config.yaml: {DEVICE}: {BATCH_DEVICE}.")
+        if key == DEVICE and isinstance(value, str) and value.startswith("BATCH"):
+            warn(f"model-config.yaml: {DEVICE}: {BATCH_DEVICE}.")
     for path in YAML_SECTIONS:
         _check_section(parsed, path, warn)
 
