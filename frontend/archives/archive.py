@@ -28,11 +28,12 @@ from urllib.parse import unquote
 
 from marserve.frontend.aio.background import DaemonThreads, Slots, in_abandonable_thread
 from marserve.frontend.archives.contents import Contents, WorkflowContents
-from marserve.frontend.archives.download import Downloader, check_allowed
+from marserve.frontend.archives.download import Downloader, check_allowed, target_of
 from marserve.frontend.archives.helper_process import HelperProcesses
 from marserve.frontend.archives.unpack import ArchiveLimits
 from marserve.frontend.configuration.config import Config
 from marserve.frontend.configuration.unread_keys import READ_YAML_KEYS
+from marserve.frontend.configuration.values import without_secrets
 from marserve.frontend.errors import ModelNotFound, ServeError, ServerBusy, WorkflowNotFound
 from marserve.frontend.lifecycle.workdir import make_again
 
@@ -54,7 +55,7 @@ class Archive:
     directory: Path  # of the model; a link if the model is a directory of the user
     root: Path  # directory that exists for this archive alone
     source: Path  # file or directory that was opened
-    is_downloaded: bool = False  # whether the source was downloaded into the model store
+    is_downloaded: bool = False  # whether the source was made by a download
     contents: Contents = field(default_factory=Contents)  # of a model; empty for a workflow
     files: Sequence[str] = ()  # all or the first ones, relative to the root; directories first
     version: tuple[int, ...] = ()  # of the source (`_version_of`); empty if it was not kept
@@ -98,6 +99,8 @@ class ArchiveOpener:
         downloads = Slots(config.max_downloads, "archives are being downloaded (max_downloads)")
         self._downloader = Downloader(config.allowed_urls, self._limits, downloads, helpers)
         self._removals = DaemonThreads("removal of archives", 4)
+        #: The places in a store of downloads that are not opened yet.
+        self._downloads: set[Path | None] = set()
         #: By directory: a function of a workflow is a model in the directory of the workflow.
         self._opened: dict[Path, Archive] = {}
 
@@ -138,6 +141,7 @@ class ArchiveOpener:
     def _watched(self, archive: Archive) -> Archive:
         archive = replace(archive, restore=partial(self._restore, archive, asyncio.Lock()))
         self._opened[archive.directory] = archive
+        self._downloads.discard(archive.source)
         return archive
 
     async def _restore(self, archive: Archive, lock: asyncio.Lock) -> None:
@@ -190,25 +194,26 @@ class ArchiveOpener:
         root = self._workdir / folder / uuid.uuid4().hex
         private = self._workdir / "downloads" / root.name
         made = Archive(url, root, root, root)
+        target = self._claimed(url, private if is_private else store) if is_remote else None
         try:
             await in_abandonable_thread(make_again, self._workdir)
-            if is_remote:
+            if target:
                 if is_private:
                     await in_abandonable_thread(private.mkdir, 0o700, True)  # with its parents
-                place = private if is_private else store
-                source = await self._downloader.download(url, place, is_signed=is_signed)
-                made = Archive(url, root, root, source, is_downloaded=True)
+                source, is_new = await self._downloader.download(url, target, is_signed=is_signed)
+                made = Archive(url, root, root, source, is_downloaded=is_new)
             found: dict[str, Any] = await self._helpers.run(
                 operation,
                 url=url,
                 store=str(store),
-                source=str(made.source) if made.is_downloaded else None,
+                source=str(target) if target else None,
                 root=str(root),
                 limits=self._limits.as_json(),
                 **arguments,
             )
         except BaseException as error:
             await self.remove(made)
+            self._downloads.discard(target)
             if isinstance(error, OSError):
                 reason = error.strerror or error
                 raise ServeError(f"The archive cannot be opened: {reason}.") from error
@@ -222,9 +227,18 @@ class ArchiveOpener:
         archive = Archive(url, directory, root, source, is_kept, files=files, version=version)
         return archive, found["contents"]
 
+    def _claimed(self, url: str, store: Path) -> Path:
+        """Return where to download a URL; ServeError if another archive is, or will be, there."""
+        target = target_of(url, store)
+        if target in self._downloads or any(
+            each.source == target for each in self._opened.values()
+        ):
+            raise ServeError(f"Model file already exists {target.name}: another model uses it.")
+        self._downloads.add(target)
+        return target
+
     async def remove(self, archive: Archive) -> None:
         """Remove an archive in a thread, and wait for that for a limited time."""
-        self._opened.pop(archive.directory, None)
         with contextlib.suppress(ServerBusy):  # all threads hang; the server removes it at its end
             removing = asyncio.wrap_future(self._removals.submit(archive.remove))
             await asyncio.wait({removing}, timeout=_REMOVAL_SECONDS)
@@ -232,6 +246,7 @@ class ArchiveOpener:
                 removing.result()
             else:
                 logger.warning("%s is still being removed.", archive.root)
+        self._opened.pop(archive.directory, None)
 
 
 def _version_of(source: Path) -> tuple[int, ...]:
@@ -277,11 +292,11 @@ def _is_remote(url: str, allowed_urls: Sequence[re.Pattern[str]]) -> bool:
     if not url:
         raise ModelNotFound("empty url")
     if ".." in unquote(url):  # unquoted: a file URL may spell its dots as %2e
-        raise ModelNotFound(f"Relative path is not allowed in url: {url}")
+        raise ModelNotFound(f"Relative path is not allowed in url: {without_secrets(url)}")
     scheme = _SCHEME.match(url)
     if scheme is None:
         return False
     if scheme[1].lower() not in ("http", "https", "file", "s3", "gs"):
-        raise ModelNotFound(f"Model not found at: {url}")
+        raise ModelNotFound(f"Model not found at: {without_secrets(url)}")
     check_allowed(url, allowed_urls)
     return True

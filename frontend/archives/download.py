@@ -1,13 +1,16 @@
 """Download an http(s), s3, gs or file URL to a new file in the model store.
 
 A download has a hidden temporary name until it is complete, so that neither ``load_models=all`` nor
-a registration by name reads an incomplete archive. ``allowed_urls`` is checked for every redirect
-too: otherwise an allowed host could make the server send requests to addresses that only the server
-can reach.
+a registration by name reads an incomplete archive. It replaces no file; the same file, which an
+earlier run of the server may have left, is used as it is.
+
+``allowed_urls`` is checked for every redirect too: otherwise an allowed host could make the server
+send requests to addresses that only the server can reach.
 """
 
 import asyncio
 import contextlib
+import filecmp
 import logging
 import re
 import time
@@ -17,7 +20,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 from urllib.parse import unquote, urljoin, urlsplit
 
 import aiohttp
@@ -28,6 +31,7 @@ from marserve.frontend.archives.helper_process import HelperProcesses
 from marserve.frontend.archives.http_client import failure_of, http_client, reason_of, send
 from marserve.frontend.archives.s3 import Signer
 from marserve.frontend.archives.unpack import ArchiveLimits
+from marserve.frontend.configuration.values import without_secrets
 from marserve.frontend.errors import (
     ArchiveRefused,
     DownloadFailed,
@@ -47,7 +51,7 @@ logger = logging.getLogger(__name__)
 
 
 class _Broken(Exception):
-    """A download that failed, for a reason that only the log shows."""
+    """A download that failed, and the reason."""
 
 
 def check_allowed(url: str, allowed_urls: Sequence[re.Pattern[str]]) -> None:
@@ -56,8 +60,22 @@ def check_allowed(url: str, allowed_urls: Sequence[re.Pattern[str]]) -> None:
         if re.compile(pattern.pattern, pattern.flags | re.IGNORECASE).fullmatch(url):
             return
     if url.lower().startswith(("s3:", "gs:")):  # TorchServe does not know these schemes
-        raise ModelNotFound(f"Model not found at: {url}: allowed_urls has no pattern for it.")
-    raise ModelNotFound(f"Given URL {url} does not match any allowed URL(s)")
+        raise ModelNotFound(
+            f"Model not found at: {without_secrets(url)}: allowed_urls has no pattern for it."
+        )
+    raise ModelNotFound(f"Given URL {without_secrets(url)} does not match any allowed URL(s)")
+
+
+def download_failed(url: str, reason: str) -> DownloadFailed:
+    """Return the error of a URL that cannot be downloaded; the text begins as TorchServe's."""
+    return DownloadFailed(f"Failed to download archive from: {without_secrets(url)}: {reason}")
+
+
+class Downloaded(NamedTuple):
+    """A file of the store, and whether it was made by the download."""
+
+    path: Path
+    is_new: bool
 
 
 @dataclass(eq=False)
@@ -72,27 +90,29 @@ class Downloader:
     def __post_init__(self) -> None:
         self._disk = DaemonThreads("writing of downloads", 8)
 
-    async def download(self, url: str, store: Path, *, is_signed: bool) -> Path:
-        """Download an allowed URL into the store, under the file name of the URL.
+    async def download(self, url: str, target: Path, *, is_signed: bool) -> Downloaded:
+        """Download an allowed URL to its target (`target_of`).
 
-        An http(s) URL that ``is_signed`` needs AWS credentials, as s3 URLs always do. Raises
-        ServeError; the reason of a DownloadFailed is only logged.
+        An http(s) URL that ``is_signed`` needs AWS credentials, as s3 URLs always do.
+
+        Raises:
+            DownloadFailed: It cannot be downloaded; the reason has no user and query of a URL.
+            ServeError: There is another file.
         """
-        part = _PartFile(store, _file_name(url))
+        store, part = target.parent, _PartFile(target)
         try:
             await self._disk.run(part.check_name)
             await self._disk.run(_remove_abandoned, store, 2 * self.limits.stall_seconds)
             async with asyncio.timeout(self.limits.download_seconds):
                 await self._fetch_into(url, part, is_signed=is_signed)
-            await self._disk.run(part.publish)
+            return Downloaded(target, await self._disk.run(part.publish))
         except (_Broken, OSError, aiohttp.ClientError, ValueError) as error:
             is_late = isinstance(error, TimeoutError)
             reason = "it takes too long" if is_late and not str(error) else failure_of(error)
             logger.warning("Download of %s failed: %s", one_line(url), reason)
-            raise DownloadFailed(f"Failed to download archive from: {url}") from error
+            raise download_failed(url, f"{reason}.") from error
         finally:
             await self._discard(part)
-        return part.target
 
     async def _discard(self, part: "_PartFile") -> None:
         with contextlib.suppress(TimeoutError, ServerBusy):
@@ -146,13 +166,18 @@ class Downloader:
                         raise _Broken(await reason_of(response))
                 url, headers = urljoin(url, location), {}  # without credentials
                 if urlsplit(url).scheme not in ("http", "https"):
-                    raise _Broken(f"a redirect to {url}")
+                    raise _Broken(f"a redirect to {without_secrets(url)}")
                 check_allowed(url, self.allowed_urls)
         raise _Broken("too many redirects")
 
 
-def _file_name(url: str) -> str:
-    malformed = DownloadFailed(f"Failed to download archive from: {url}")
+def target_of(url: str, store: Path) -> Path:
+    """Return the path of a download in the store; its name is that of the URL's file.
+
+    Raises:
+        DownloadFailed, ModelNotFound: The URL has no host or no file.
+    """
+    malformed = download_failed(url, "the URL is malformed.")
     try:
         parts = urlsplit(url)
         _ = parts.port
@@ -162,21 +187,27 @@ def _file_name(url: str) -> str:
         raise malformed
     name = parts.path.rpartition("/")[2]
     if name in ("", ".", ".."):
-        raise ModelNotFound(f"Model not found at: {url}")
-    return name
+        raise ModelNotFound(f"Model not found at: {without_secrets(url)}")
+    return store / name
 
 
 class _PartFile:
     """A file of the store under a temporary name, and its final name; all methods block."""
 
-    def __init__(self, store: Path, name: str) -> None:
-        self.path = store / f".{uuid.uuid4().hex}.part"
-        self.target = store / name
+    def __init__(self, target: Path) -> None:
+        self.path = target.with_name(f".{uuid.uuid4().hex}.part")
+        self.target = target
         self._file: IO[bytes] | None = None
 
     def check_name(self) -> None:
-        if self.target.exists() or self.target.is_symlink():
-            raise ServeError(f"Model file already exists {self.target.name}")
+        """Raise ServeError if the final name is that of a directory or a broken link.
+
+        Raises OSError for a name that no file can have.
+        """
+        with contextlib.suppress(FileNotFoundError):
+            self.target.lstat()
+            if not self.target.is_file():
+                raise ServeError(f"Model file already exists {self.target.name}: it is no file.")
 
     def open(self) -> None:
         self._file = self.path.open("xb")
@@ -185,22 +216,31 @@ class _PartFile:
         assert self._file is not None, "open() comes first"
         self._file.write(piece)
 
-    def publish(self) -> None:
-        """Rename it to its final name, without replacing another file.
+    def publish(self) -> bool:
+        """Rename it to its final name; return False if that is the name of an equal file.
 
         An empty file claims the name first: `os.link` would do it in one step, but not on every
         file system.
+
+        Raises:
+            ServeError: It is the name of another file, which is not replaced.
         """
         self._close()
         try:
             self.target.touch(exist_ok=False)
         except FileExistsError as error:
-            raise ServeError(f"Model file already exists {self.target.name}") from error
+            if self.target.is_file() and filecmp.cmp(self.path, self.target, shallow=False):
+                return False
+            raise ServeError(
+                f"Model file already exists {self.target.name}: the model store has another file "
+                "of this name. Register that by its name, or delete it."
+            ) from error
         try:
             self.path.replace(self.target)
         except BaseException:
             self.target.unlink(missing_ok=True)
             raise
+        return True
 
     def discard(self) -> None:
         """Remove it, unless it has its final name."""

@@ -108,4 +108,6 @@ def failure_of(error: Exception) -> str:
         return f"no usable answer ({type(error.__cause__ or error).__name__} {error.status})"
     if isinstance(error, ValueError) and not isinstance(error, OSError):
         return "the URL is malformed"
+    if isinstance(error, OSError) and error.filename:
+        return str(error.strerror)  # without the path
     return excerpt(error) or type(error).__name__

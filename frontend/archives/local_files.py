@@ -8,7 +8,7 @@ from marserve.backend.manifest import MANIFEST_PATH
 from marserve.frontend.archives.unpack import ArchiveLimits
 from marserve.frontend.errors import DownloadFailed, ModelNotFound, WorkflowNotFound
 from marserve.frontend.logs.formats import one_line
-from marserve.frontend.regular_files import NoFile, open_file
+from marserve.frontend.regular_files import open_file
 
 logger = logging.getLogger(__name__)
 
@@ -71,13 +71,13 @@ def copy_file(source: Path, target: Path, limits: ArchiveLimits) -> None:
     """Copy a file to a new one.
 
     Raises:
-        DownloadFailed: The source cannot be read, or is too large; the text is for the log.
+        DownloadFailed: The source cannot be read, or is too large; the text is the reason.
     """
     room, copied = limits.room_in(target.parent), 0
     try:
         file = open_file(source)
     except OSError as error:
-        raise DownloadFailed(f"it {error}" if isinstance(error, NoFile) else str(error)) from error
+        raise DownloadFailed(str(error.strerror)) from error
     with file, target.open("xb") as copy:
         while piece := file.read(1 << 20):
             copied += len(piece)

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit, urlunsplit
 
+from marserve.frontend.configuration.values import without_secrets
 from marserve.frontend.errors import DownloadFailed, ModelNotFound
 
 _NONE: Mapping[str, str] = {}
@@ -35,7 +36,7 @@ class Signer:
         Raises:
             DownloadFailed: There are no credentials, or botocore is not installed.
         """
-        failed = f"Failed to download archive from: {url}: no AWS credentials;"
+        failed = f"Failed to download archive from: {without_secrets(url)}: no AWS credentials;"
         remedy = "set AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_DEFAULT_REGION"
         try:
             from botocore.auth import S3SigV4Auth
@@ -86,7 +87,7 @@ def bucket_and_key(url: str) -> tuple[str, str]:
     parts = urlsplit(url)
     bucket, key = parts.netloc, parts.path.removeprefix("/")
     if not key or not _BUCKET.fullmatch(bucket):
-        raise ModelNotFound(f"Model not found at: {url}")
+        raise ModelNotFound(f"Model not found at: {without_secrets(url)}")
     return bucket, key
 
 

@@ -88,6 +88,8 @@ EXPECTED: tuple[tuple[str, str, str, str], ...] = (
     ("*", "*no-batch*", "*", _EMPTY_BATCH),
     ("*", "*/by-json", "body", "JSON registration has the default delay of the query's"),
     ("*", "*url=fails-*", "body", _REASON_OF_FAILURE),
+    ("*", "*POST /models?url=*://*/no*.mar*", "body", _REASON_OF_FAILURE),
+    ("*", "*POST /models?url=*://*/absent.mar*", "body", _REASON_OF_FAILURE),
     ("*", "*PUT /models/fails-*", "body", _REASON_OF_FAILURE),
     ("*", "*/models/fails-* (after a failed load)", "*", _ROLLED_BACK),
     ("*", "*/m1?min_worker=-1", "*", "400, not 500"),

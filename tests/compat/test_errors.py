@@ -178,17 +178,20 @@ def test_of_the_inference_listener(ask, line, status, error):
             ("ModelNotFoundException", "Relative path is not allowed in url: a/../../no.mar"),
         ),
         (
-            "POST /models?url=http://127.0.0.1:1/no.mar",
+            "POST /models?url=http:///no.mar",
             400,
             (
                 "DownloadArchiveException",
-                "Failed to download archive from: http://127.0.0.1:1/no.mar",
+                "Failed to download archive from: http:///no.mar: the URL is malformed.",
             ),
         ),
         (
             "POST /models?url=file:///no/such.mar",
             400,
-            ("DownloadArchiveException", "Failed to download archive from: file:///no/such.mar"),
+            (
+                "DownloadArchiveException",
+                "Failed to download archive from: file:///no/such.mar: No such file or directory.",
+            ),
         ),
         (
             "POST /models?url=probe.mar&runtime=java",

@@ -268,7 +268,7 @@ def test_a_url_outside_the_allowed_ones(server, url):
     assert error(server.register(url)) == (
         404,
         "ModelNotFoundException",
-        f"Given URL {url} does not match any allowed URL(s)",
+        f"Given URL {url.replace('127.0.0.1:80@', '')} does not match any allowed URL(s)",
     )
 
 
@@ -342,8 +342,21 @@ def test_a_download_that_fails(server, web):
     assert error(server.register(url)) == (
         400,
         "DownloadArchiveException",
-        f"Failed to download archive from: {url}",
+        f"Failed to download archive from: {url}: HTTP Error 404: File not found.",
     )
+
+
+def test_a_url_whose_file_a_model_uses(server, web, make_archive):
+    make_archive(server.allowed, GOOD, "in-use")
+    assert server.register(f"{web}/in-use.mar").status_code == 200
+    assert error(server.register(f"{web}/in-use.mar")) == (
+        500,
+        "InternalServerException",
+        "Model file already exists in-use.mar: another model uses it.",
+    )
+    assert server.management("DELETE", "/models/in-use").status_code == 200
+    assert server.register(f"{web}/in-use.mar").status_code == 200
+    server.management("DELETE", "/models/in-use")
 
 
 def test_a_download_of_what_is_no_archive(server, web):
@@ -358,7 +371,8 @@ def test_a_download_over_a_file_in_the_store(server, web, make_archive):
     assert error(server.register(f"{web}/taken.mar")) == (
         500,
         "InternalServerException",
-        "Model file already exists taken.mar",
+        "Model file already exists taken.mar: the model store has another file of this name. "
+        "Register that by its name, or delete it.",
     )
     assert (server.store / "taken.mar").read_text() == "mine"
 

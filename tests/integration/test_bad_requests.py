@@ -317,17 +317,17 @@ def test_a_client_that_sends_slowly_does_not_hold_the_others(server):
             "Invalid RuntimeType value: java",
         ),
         (
-            {"url": "http://127.0.0.1:1/no.mar"},
+            {"url": "file:///no/such.mar"},
             400,
             "DownloadArchiveException",
-            "Failed to download archive from: http://127.0.0.1:1/no.mar",
+            "Failed to download archive from: file:///no/such.mar: No such file or directory.",
         ),
         *(
             (
                 {"url": url},
                 400,
                 "DownloadArchiveException",
-                f"Failed to download archive from: {url}",
+                f"Failed to download archive from: {url}: the URL is malformed.",
             )
             for url in (
                 "http://localhost:aaaa",

@@ -105,9 +105,33 @@ def test_a_download_that_trickles_is_given_up_after_its_time(start_server, stall
     url, _ = stalling
     with start_server(download_timeout="0.5") as server:
         answer = server.register(f"{url}/m.mar")
-        assert answer.json()["message"] == f"Failed to download archive from: {url}/m.mar"
+        failed = f"Failed to download archive from: {url}/m.mar: it takes too long."
+        assert answer.json()["message"] == failed
         server.wait_logged("ts_log.log", "m.mar failed: it takes too long")
         assert list(server.store.iterdir()) == []
+
+
+def test_a_url_that_an_earlier_run_has_downloaded_was_refused(
+    prepare_server, tmp_path, make_archive
+):
+    """Containers that are started again have their model store, and no model without this."""
+    archive = make_archive(tmp_path, HANDLER, "kept")
+    with prepare_server(default_workers_per_model="1") as server:
+        server.start()
+        assert server.register(f"file://{archive}", initial_workers=1).status_code == 200
+        server.stop()
+        assert (server.store / "kept.mar").is_file()
+        server.start("--no-config-snapshots")
+        server.wait_ready()
+        answer = server.register(f"file://{archive}", initial_workers=1)
+        assert answer.status_code == 200, answer.text
+        assert server.predict("kept").text == "from s3"
+        server.stop()
+        server.start("--no-config-snapshots", "--models", f"file://{archive}")
+        server.wait_workers("kept", "READY")
+        assert server.predict("kept").text == "from s3"
+        assert server.inference("GET", "/ready").status_code == 200
+        server.stop()
 
 
 class Store(BaseHTTPRequestHandler):
@@ -208,7 +232,8 @@ def test_a_store_that_refuses(with_s3, s3, path, query, reason):
     with with_s3(**ANY) as server:
         answer = server.register(f"{s3}/{path}", **query)
         assert (answer.status_code, answer.json()["type"]) == (400, "DownloadArchiveException")
-        assert answer.json()["message"] == f"Failed to download archive from: {s3}/{path}"
+        failed = f"Failed to download archive from: {s3}/{path}: HTTP Error {reason}"
+        assert answer.json()["message"].startswith(failed)
         server.wait_printed(reason)
         assert list(server.store.iterdir()) == []
 

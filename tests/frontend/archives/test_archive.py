@@ -67,11 +67,13 @@ class Opener:
         return asyncio.run(self.opening(url, **options))
 
     async def opening(self, url: str, **options: bool) -> Archive:
+        return await self.archives().open(url, **options)
+
+    def archives(self) -> ArchiveOpener:
         patterns = tuple(re.compile(pattern) for pattern in self.allowed_urls)
         config = Config(model_store=self.store, allowed_urls=patterns)
         helpers = HelperProcesses(Slots(2, "helpers"), timeout=60, stall=20)
-        opener = ArchiveOpener(config, self.workdir, helpers, self.limits)
-        return await opener.open(url, **options)
+        return ArchiveOpener(config, self.workdir, helpers, self.limits)
 
     def fails(self, url: str, kind: type[ServeError], **options: bool) -> str:
         """The sentence of a failure, once nothing has been left behind."""
@@ -420,11 +422,46 @@ def test_a_private_download_meets_no_other_and_is_gone_when_it_is_unpacked(
     assert opener.everything() == {opener.store / "good.mar"}
 
 
+ANOTHER_FILE = (
+    "Model file already exists good.mar: the model store has another file of this name. Register "
+    "that by its name, or delete it."
+)
+
+
 def test_a_download_never_replaces_what_the_store_has(opener: Opener, site: str) -> None:
     (opener.store / "good.mar").write_bytes(b"mine")
-    sentence = opener.fails(f"{site}/good.mar", ServeError)
-    assert sentence == "Model file already exists good.mar"
+    assert opener.fails(f"{site}/good.mar", ServeError) == ANOTHER_FILE
     assert (opener.store / "good.mar").read_bytes() == b"mine"
+    assert opener.everything() == {opener.store / "good.mar"}
+
+
+def test_a_file_that_an_earlier_server_downloaded_is_used_and_stays(
+    opener: Opener, site: str
+) -> None:
+    (opener.store / "good.mar").write_bytes(MAR)
+    archive = opener.open(f"{site}/good.mar")
+    assert (archive.directory / "handler.py").read_bytes() == b"x = 1\n"
+    assert (archive.source, archive.is_downloaded) == (opener.store / "good.mar", False)
+    archive.remove()
+    assert opener.everything() == {opener.store / "good.mar"}
+
+
+def test_a_download_whose_place_an_open_archive_has_is_refused(opener: Opener, site: str) -> None:
+    async def open_twice() -> None:
+        archives = opener.archives()
+        used = "Model file already exists good.mar: another model uses it."
+        opening = asyncio.create_task(archives.open(f"{site}/good.mar"))
+        await asyncio.sleep(0)
+        with pytest.raises(ServeError, match=f"^{used}$"):
+            await archives.open(f"{site}/good.mar")
+        opened = await opening
+        with pytest.raises(ServeError, match=f"^{used}$"):
+            await archives.open(f"{site}/good.mar")
+        await archives.remove(opened)
+        await archives.remove(await archives.open(f"{site}/good.mar"))
+
+    asyncio.run(open_twice())
+    assert opener.everything() == set()
 
 
 def test_a_name_taken_during_the_download_is_not_replaced(opener: Opener, site: str) -> None:
@@ -437,35 +474,68 @@ def test_a_name_taken_during_the_download_is_not_replaced(opener: Opener, site: 
 def test_a_name_taken_by_a_dangling_link_is_taken(opener: Opener, site: str) -> None:
     (opener.store / "good.mar").symlink_to("/nowhere/at/all")
     sentence = opener.fails(f"{site}/good.mar", ServeError)
-    assert sentence == "Model file already exists good.mar"
-
-
-@pytest.mark.parametrize("page", ["missing.mar", "short.mar", "cut.mar", "nothing.mar"])
-def test_a_download_that_does_not_come_through_leaves_nothing(
-    opener: Opener, site: str, page: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    url = f"{site}/{page}"
-    assert opener.fails(url, DownloadFailed) == f"Failed to download archive from: {url}"
-    assert f"Download of {url} failed: " in caplog.text
+    assert sentence == "Model file already exists good.mar: it is no file."
 
 
 @pytest.mark.parametrize(
-    "url",
+    ("page", "reason"),
     [
-        "http://127.0.0.1:1/m.mar",
-        "http://[::1/m.mar",
-        "http:///m.mar",
-        "http://127.0.0.1:port/m.mar",
-        "http://127.0.0.1:port",
-        "http://[zz]/m.mar",
-        "https://user@:1/m.mar",
-        "http://127.0.0.1/spa ce.mar",
-        "http://127.0.0.1/é.mar",
-        f"http://127.0.0.1/{'n' * 300}.mar",
+        ("missing.mar", "HTTP Error 404: Not Found."),
+        ("nothing.mar", "HTTP Error 204: No Content."),
+        ("short.mar", "Response payload is not completed"),
+        ("cut.mar", "Response payload is not completed"),
     ],
 )
-def test_a_host_or_a_name_that_cannot_be_fails_the_download(opener: Opener, url: str) -> None:
-    assert opener.fails(url, DownloadFailed) == f"Failed to download archive from: {url}"
+def test_a_download_that_does_not_come_through_leaves_nothing_and_says_why(
+    opener: Opener, site: str, page: str, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = f"{site}/{page}"
+    sentence = opener.fails(url, DownloadFailed)
+    assert sentence.startswith(f"Failed to download archive from: {url}: {reason}")
+    assert f"Download of {url} failed: " in caplog.text
+
+
+def test_the_reason_of_a_failed_download_names_no_secrets(opener: Opener, site: str) -> None:
+    host = site.removeprefix("http://")
+    url = f"http://me:secret@{host}/missing.mar?signature=secret#secret"
+    assert opener.fails(url, DownloadFailed) == (
+        f"Failed to download archive from: {site}/missing.mar: HTTP Error 404: Not Found."
+    )
+    to = f"ftp://me:secret%40{host}/x.mar%3Fsignature=secret"
+    sentence = opener.fails(f"{site}/away.mar?to={to}", DownloadFailed)
+    assert sentence.startswith(f"Failed to download archive from: {site}/away.mar: a redirect to ")
+    strict = replace(opener, allowed_urls=(f"{site}/away.mar.*",))
+    refusals = [
+        strict.fails(f"{site}/away.mar?to=/x.mar%3Fsignature=secret", ModelNotFound),
+        strict.fails(f"{site}/good.mar?signature=secret", ModelNotFound),
+        opener.fails(f"{site}/?signature=secret", ModelNotFound),
+        opener.fails("s3://bucket?signature=secret", ServeError),
+        opener.fails("ssh://me:secret@host/m.mar", ModelNotFound),
+        opener.fails(f"{site}/../m.mar?signature=secret", ModelNotFound),
+    ]
+    assert "secret" not in "".join([sentence, *refusals])
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("http://127.0.0.1:1/m.mar", "Cannot connect to host 127.0.0.1:1"),
+        ("http://[::1/m.mar", "the URL is malformed."),
+        ("http:///m.mar", "the URL is malformed."),
+        ("http://127.0.0.1:port/m.mar", "the URL is malformed."),
+        ("http://127.0.0.1:port", "the URL is malformed."),
+        ("http://[zz]/m.mar", "the URL is malformed."),
+        ("https://:1/m.mar", "the URL is malformed."),
+        ("http://127.0.0.1/spa ce.mar", "Cannot connect to host 127.0.0.1:80"),
+        ("http://127.0.0.1/é.mar", "Cannot connect to host 127.0.0.1:80"),
+        (f"http://127.0.0.1/{'n' * 300}.mar", "File name too long."),
+    ],
+)
+def test_a_host_or_a_name_that_cannot_be_fails_the_download(
+    opener: Opener, url: str, reason: str
+) -> None:
+    sentence = opener.fails(url, DownloadFailed)
+    assert sentence.startswith(f"Failed to download archive from: {url}: {reason}")
 
 
 def test_a_url_without_a_file_name_is_not_found(opener: Opener, site: str) -> None:
@@ -611,10 +681,19 @@ def test_a_file_url_is_copied_into_the_store(opener: Opener, tmp_path: Path, for
 
 
 @pytest.mark.parametrize(
-    "url", ["file:///nowhere.mar", "file:///dev/zero", "file:///etc", "file://host/x.mar"]
+    ("url", "reason"),
+    [
+        ("file:///nowhere.mar", "No such file or directory."),
+        ("file:///dev/zero", "it is no file."),
+        ("file:///etc", "it is no file."),
+        ("file://host/x.mar", "a file URL with a host."),
+    ],
 )
-def test_a_file_url_that_names_no_file_fails_the_download(opener: Opener, url: str) -> None:
-    assert opener.fails(url, DownloadFailed) == f"Failed to download archive from: {url}"
+def test_a_file_url_that_names_no_file_fails_the_download(
+    opener: Opener, url: str, reason: str
+) -> None:
+    sentence = opener.fails(url, DownloadFailed)
+    assert sentence == f"Failed to download archive from: {url}: {reason}"
 
 
 @pytest.mark.parametrize("dots", ["..", "%2e%2e", "%2E.", ".%2e"])
