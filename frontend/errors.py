@@ -29,6 +29,7 @@ reaches a transport is a defect: the client gets 500 and the log the traceback.
     ├── CallerGone                499  the request on whose behalf a handler calls has ended
     ├── NotEnoughDevices          500  a parallel worker needs more GPUs than the machine has
     ├── WorkersFailed             500  or the status that the worker reported while loading
+    │   └── ModelUnfit            400  the model loads, but does not fit its settings
     ├── WorkerDied                500
     ├── PredictionFailed          any  the error that a worker reported for a batch
     ├── WorkflowFailed            500  a node could not be registered, or unregistered
@@ -238,6 +239,10 @@ class NotEnoughDevices(ServeError, status=500, wire_type="WorkerInitializationEx
 
 class WorkersFailed(ServeError, status=500):
     """Requested workers did not start."""
+
+
+class ModelUnfit(WorkersFailed, status=400, wire_type="InvalidModelException"):
+    """The model loads, but does not fit its settings (``validateBatching``)."""
 
 
 class WorkerDied(ServeError, status=500):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from marserve.frontend.aio.background import BackgroundTasks, unless
-from marserve.frontend.errors import Conflict, ModelNotFound, WorkersFailed
+from marserve.frontend.errors import Conflict, ModelNotFound, ModelUnfit, WorkersFailed
 from marserve.frontend.registration.snapshot import Snapshots
 from marserve.frontend.serving.model_version import ModelVersion
 from marserve.frontend.serving.registry import ModelRegistry
@@ -120,10 +120,12 @@ async def _wait_until_up(
         for outcome in asyncio.as_completed(outcomes):
             failure = await outcome
             if failure is not None:
-                raise WorkersFailed(
+                status = failure.code if isinstance(failure, _WITH_CODE) else None
+                kind = ModelUnfit if status == ModelUnfit.status else WorkersFailed
+                raise kind(
                     f"Failed to start workers for model {model.name} version: "
                     f"{version or 'null'}. {failure}",
-                    status=failure.code if isinstance(failure, _WITH_CODE) else None,
+                    status=status,
                 )
     finally:
         for outcome in outcomes:

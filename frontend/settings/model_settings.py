@@ -397,7 +397,8 @@ def _check_stages(settings: ModelSettings) -> None:
 def _check_validation(settings: ModelSettings) -> None:
     beside = SEQUENCES if settings.stateful else _ranks(settings) or settings.mode
     if beside:
-        raise BadRequest(f"validateBatching has no meaning beside {beside}.")
+        error = ValueError(f"validateBatching has no meaning beside {beside}.")
+        raise _refusal(settings.origins["validate_batching"], error)
 
 
 def _ranks(settings: ModelSettings) -> str:

@@ -49,6 +49,7 @@ def register(server, make_archive, tmp_path, request):
 
 def refused(server, answer, name):
     assert answer.status_code == 400, answer.text
+    assert answer.json()["type"] == "InvalidModelException"
     assert not server.is_known(name)
     message = answer.json()["message"]
     assert "validateBatching: " in message

@@ -488,6 +488,25 @@ def test_what_has_no_effect_beside_asynchronous_handlers_is_reported(
     assert f"{key} has no effect beside asyncCommunication" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("yaml", "requested", "kind", "place"),
+    [
+        ({"validateBatching": True}, {}, ArchiveRefused, "model-config.yaml: "),
+        ({}, {"validation": "refuse"}, BadRequest, ""),
+    ],
+)
+def test_a_validation_that_is_not_possible_is_blamed_on_its_source(
+    config: Config,
+    yaml: dict[str, Any],
+    requested: dict[str, Any],
+    kind: type[Exception],
+    place: str,
+) -> None:
+    why = "validateBatching has no meaning beside continuousBatching"
+    with pytest.raises(kind, match=f"^{place}{why}"):
+        resolved(config, requested, {"continuousBatching": True, **yaml})
+
+
 # -- keys that are not read ------------------------------------------------------------------------
 
 
