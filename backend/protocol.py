@@ -133,7 +133,7 @@ class Profiled:
 
     Attributes:
         note: Why not all sizes were measured; empty if all were, or measuring has not ended.
-        too_large: The size that ran out of memory; 0 for none.
+        too_large: The size that failed after a smaller one, or ran out of memory; 0 for none.
         poisoned: As of `Reply`.
     """
 

@@ -10,7 +10,7 @@ to three whose median counts. Profiling ends early for one of these reasons:
 * gain     throughput (requests per second) gained too little, twice in a row, the last time at 16
            or more. Smaller sizes are not enough: from 2 on torch may use several threads. On a busy
            machine these wait for each other, which can take as long as ten rows.
-* failure  a run failed. The sample may be the cause, so the model is not blamed.
+* failure  a run failed. Of the first size the sample may be the cause, so the model is not blamed.
 """
 
 import math
@@ -137,25 +137,21 @@ class SizeProfiler:
 
     def _run(self, size: int) -> float:
         started = self._clock()
+        too_large = size if self.found.costs else 0
         try:
             reply = self._run_batch(size)
         except (Exception, SystemExit) as error:
-            raise _Ended(f"size {size} failed: {error!r}") from error
+            raise _Ended(f"size {size} failed: {error!r}", too_large) from error
         finally:
             seconds = self._clock() - started
             self._spent += seconds
-        _check_reply(reply, size)
+        statuses = [reply.code, *(prediction.status for prediction in reply.predictions)]
+        if _OUT_OF_MEMORY in statuses:
+            raise _Ended(f"size {size} ran out of memory", size)
+        if status := failed_status(reply):  # to refuse a sample costs next to nothing
+            reason = f": {reply.message}" if reply.message else ""
+            raise _Ended(f"size {size} failed with status {status}{reason}", too_large)
         return max(_MIN_SECONDS, seconds)
-
-
-def _check_reply(reply: Reply, size: int) -> None:
-    """Check that the model ran: to refuse a sample costs next to nothing."""
-    statuses = [reply.code, *(prediction.status for prediction in reply.predictions)]
-    if _OUT_OF_MEMORY in statuses:
-        raise _Ended(f"size {size} ran out of memory", size)
-    if status := failed_status(reply):
-        reason = f": {reply.message}" if reply.message else ""
-        raise _Ended(f"size {size} failed with status {status}{reason}")
 
 
 def _mib(count: float) -> str:

@@ -235,15 +235,24 @@ class Batcher:
             if self.size < before:
                 self._dispatch_waiting()  # a window may be open for a larger batch
 
-    def out_of_memory(self, size: int, fits: int = 1) -> None:
-        """Limit the batch size for a while: ``size`` rows did not fit into memory, ``fits`` did."""
-        self.learning.memory.exceeded(size, self._clock(), fits)
+    def out_of_memory(self, size: int) -> None:
+        """Limit the batch size for a while: ``size`` rows did not fit into memory."""
+        self.limit_size(size, "a larger batch needed more memory than there is")
+
+    def failed_together(self, size: int) -> None:
+        """Note that a batch of ``size`` rows failed, and none of its requests alone."""
+        if found := self.isolation.failed_together(size):
+            self.limit_size(found, f"batches of {found} fail, and their requests alone do not")
+
+    def limit_size(self, size: int, why: str, fits: int = 1) -> None:
+        """Limit the batch size for a while: a batch of ``size`` failed, one of ``fits`` did not."""
+        self.learning.cap.exceeded(size, self._clock(), why, fits)
         self._resize()
 
     def _now(self) -> float:
-        """Return the current time; raises the memory limit if that is due."""
+        """Return the current time; raises the cap of the batch size if that is due."""
         now = self._clock()
-        if now >= self.learning.memory.grows_at:
+        if now >= self.learning.cap.grows_at:
             self._resize()
         return now
 

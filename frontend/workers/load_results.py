@@ -64,9 +64,11 @@ class LoadResults:
         self.tensors, self.compiled = loaded.tensors, loaded.compiled
         self.warnings = loaded.warnings
         learn_costs(self._batcher, loaded.profiled)
-        choice = self._batcher.learning.choice
-        if loaded.profiled.costs and choice is not None:
-            self._log.info("%s: batches of up to %d: %s.", self._worker, choice.size, choice.why)
+        learning = self._batcher.learning
+        if loaded.profiled.costs and learning.choice is not None:
+            self._log.info(
+                "%s: batches of up to %d: %s.", self._worker, learning.size, learning.why
+            )
         validation = loaded.validation or self._lost_validation()
         if validation:
             self._validation.update(validation)
@@ -90,7 +92,7 @@ class LoadResults:
 def learn_costs(
     batcher: Batcher, profiled: Profiled, *, known: int = 0, is_complete: bool = True
 ) -> None:
-    """Make a batcher use the costs of batches, and the memory limit, that a worker has measured.
+    """Make a batcher use what a worker has measured: costs of batches, and a limit of their size.
 
     The batcher has received the first ``known`` costs already. More sizes will be measured unless
     ``is_complete``.
@@ -100,4 +102,4 @@ def learn_costs(
         new = ((cost.size, cost.seconds) for cost in costs[known:])
         batcher.seed(new, is_complete=is_complete)
     if profiled.too_large:
-        batcher.out_of_memory(profiled.too_large, costs[-1].size if costs else 1)
+        batcher.limit_size(profiled.too_large, profiled.note, costs[-1].size if costs else 1)

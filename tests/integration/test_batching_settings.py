@@ -432,6 +432,37 @@ def test_where_batching_does_not_pay_it_says_so(server, install):
     assert batching["why"].startswith("batching does not pay")
 
 
+def test_a_model_that_raises_in_batches_was_said_to_gain_nothing_and_tried_again(
+    server, install, together
+):
+    source = """
+class One:
+    def initialize(self, context):
+        pass
+    def sample_input(self):
+        return "a"
+    def handle(self, data, context):
+        if len(data) > 1:
+            raise ValueError("one at a time")
+        return ["a"]
+"""
+    name = install(handler=source, batch_size="auto")
+
+    def assert_single() -> None:
+        batching = server.describe(name)["batching"]
+        assert batching["size"] == 1
+        assert batching["why"] == "size 2 failed with status 503: Prediction failed"
+        assert "exploring" not in batching
+
+    assert_single()
+    for _ in range(20):
+        answers = together([lambda: server.predict(name, data="x")] * 8)
+        assert {answer.text for answer in answers} == {"a"}
+    batches = server.management("GET", f"/models/{name}/batches").json()["batches"]
+    assert {(each["size"], each["succeeded"]) for each in batches} == {(1, True)}
+    assert_single()
+
+
 def test_a_sample_lies_in_the_archive(server, install, make_archive, tmp_path):
     source = (
         "def handle(data, context):\n"

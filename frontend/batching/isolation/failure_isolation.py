@@ -17,6 +17,8 @@ from marserve.frontend.batching.jobs import Group, Job
 from marserve.frontend.batching.learning.costs import Costs
 from marserve.frontend.batching.options import Batching
 
+# After this many batches that failed, and none of their requests alone, their size is the cause.
+_FAILED_TOGETHER = 8
 # Runs for these reasons do not count for the share of failing requests in ordinary batches.
 _APART = (Reason.SUSPECTED, Reason.ALONE)
 
@@ -31,6 +33,8 @@ class FailureIsolation:
         self.is_alert = False
         #: Contents that run alone, because they have failed alone.
         self.contents = FailedContents(clock)
+        #: Batches that failed in a row, and none of their requests alone; the size of the smallest.
+        self._together = self._smallest_together = 0
 
     def remember(self, job: Job, *, crashes: bool = False) -> None:
         """Let a job's content run alone when it is sent again."""
@@ -44,13 +48,25 @@ class FailureIsolation:
         if batch.reason not in _APART and batch.jobs[0].group is not Group.DESCRIBE:
             self.rate.succeeded(len(batch))
         self.contents.forget_expired()
-        self.is_alert = bool(self.contents) or not self.rate.is_quiet
+        if batch.run_as >= self._smallest_together:
+            self._together = self._smallest_together = 0
+        self.is_alert = bool(self.contents) or not self.rate.is_quiet or bool(self._together)
 
     def run_failed(self, batch: Batch, seconds: float) -> None:
         """Note that a batch, or a part of one, got an error."""
         if batch.reason not in _APART and batch.jobs[0].group is not Group.DESCRIBE:
             self.rate.run_failed(seconds / batch.predicted if batch.predicted else 1.0)
             self.is_alert = True
+
+    def failed_together(self, size: int) -> int:
+        """Note that batches of this size failed, and none of the requests alone.
+
+        Return the size of batches that fail because of their size; 0 while that is not certain.
+        """
+        self._smallest_together = min(self._smallest_together or size, size)
+        self._together += 1
+        self.is_alert = True
+        return self._smallest_together if self._together >= _FAILED_TOGETHER else 0
 
     def request_failed(self, job: Job, reason: Reason) -> None:
         """Note that a job is the cause of its failure; ``reason`` is that of its batch."""

@@ -86,7 +86,8 @@ class BatchSplitting:
         self._running: Part | None = None
         self._hinted: dict[Job, str] = {}
         self._has_succeeded = False
-        self._smallest_too_large = 0
+        self._smallest_too_large = self._smallest_failed = 0
+        self._has_failed = False
         self._is_too_large_alone = False
 
     @property
@@ -102,6 +103,12 @@ class BatchSplitting:
         """
         is_known = self._has_succeeded and not self._is_too_large_alone
         return self._smallest_too_large if is_known else 0
+
+    @property
+    def fails_together(self) -> int:
+        """The smallest size that failed, if no request failed alone; 0 for none."""
+        is_known = self._has_succeeded and not self._has_failed
+        return self._smallest_failed if is_known else 0
 
     def failed(
         self,
@@ -120,6 +127,8 @@ class BatchSplitting:
             self._note_alone(jobs[0], reason, hint)
         elif reason is Reason.OUT_OF_MEMORY:
             self._smallest_too_large = min(self._smallest_too_large or run_as, run_as)
+        else:
+            self._smallest_failed = min(self._smallest_failed or run_as, run_as)
         left = [job for job in jobs if len(jobs) > 1 and job.stream is None]
         self._fail([job for job in jobs if len(jobs) == 1 or job.stream is not None], failure)
         if reason is Reason.ISOLATION and self._isolation.rate.fails_for_all:
@@ -170,6 +179,7 @@ class BatchSplitting:
             self._report([row for row in failure.rows if is_about(row, ids)])
             failure.rows = [row for row in failure.rows if not is_about(row, ids)]
         for job in jobs:
+            self._has_failed = True
             job.fail(failure.error)
 
     def _note_alone(self, job: Job, reason: Reason, hint: Hint | None) -> None:
@@ -196,6 +206,7 @@ class BatchSplitting:
         may_believe = isolation.rate.share <= _MAX_SHARE_BELIEVED and not failure.rows
         if may_believe and hints.believes(line):
             isolation.request_failed(suspect, reason)
+            self._has_failed = True
             suspect.fail(failure.error)
             self._push(reason, failure, left)
         else:

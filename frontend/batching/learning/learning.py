@@ -15,7 +15,7 @@ from marserve.frontend.batching.learning.buckets import bucket_of
 from marserve.frontend.batching.learning.costs import MIN_SECONDS
 from marserve.frontend.batching.learning.exploration import Exploration
 from marserve.frontend.batching.learning.latency_model import LatencyModel
-from marserve.frontend.batching.learning.sizes import Choice, MemoryCap, knee, largest_that_pays
+from marserve.frontend.batching.learning.sizes import Choice, SizeCap, knee, largest_that_pays
 from marserve.frontend.batching.lengths.length_grouping import LengthGrouping
 from marserve.frontend.batching.options import Batching
 from marserve.frontend.configuration.model_schema import FIXED, FIXED_OR_SINGLE, UNSORTED
@@ -57,10 +57,10 @@ class Learning:
         self._is_profiled = False
 
     def reconfigure(self, batching: Batching) -> None:
-        """Apply new settings; the memory limit is reset, too."""
+        """Apply new settings; the cap is reset, too."""
         self._batching = batching
         self.choice = None
-        self.memory = MemoryCap()
+        self.cap = SizeCap()
         self._share_failing = 0.0
         if batching.bucket_by == UNSORTED:
             self.lengths = None
@@ -134,9 +134,9 @@ class Learning:
             self.choice = self._choose()
         unknown = "learning" if batching.is_automatic and self.choice is None else ""
         limits = [
+            (self.cap.at(now), self.cap.why),
             (batching.max_size, unknown),
             (self.queue_capacity, unknown),  # a full queue closes a batch: no other job could join
-            (self.memory.at(now), "a larger batch needed more memory than there is"),
         ]
         if share := self._share_failing:
             cheapest = self._isolation.cheapest_size(batching, self.costs, share)
@@ -146,7 +146,7 @@ class Learning:
         self.largest = max(1, int(min(limits, key=itemgetter(0))[0]))
         self.exploration.limit(self.largest)
         if self.choice is not None:
-            limits.insert(0, self.choice)
+            limits.insert(1, self.choice)
         if batching.keeps_deadlines:
             limits.append((self._largest_that_pays(), "larger batches have less throughput"))
         size, self.why = min(limits, key=itemgetter(0))
@@ -184,6 +184,8 @@ class Learning:
         if not sizes or (sizes[0] > 1 and not batching.compiled_sizes):
             return None
         choice = knee(sizes, self.costs, batching.goal)
+        if len(sizes) == 1 < batching.max_size:
+            choice = choice._replace(why="no larger batch was measured")
         is_enough = sizes[-1] >= min(_MIN_SIZE_SEEN, batching.max_size) and choice.size < sizes[-1]
         if not self._is_profiled and not is_enough:
             return None

@@ -60,10 +60,14 @@ def largest_that_pays(sizes: Sequence[float], costs: Costs, tolerance: float) ->
     return pays[-1] if pays and pays[-1] < sizes[-1] else math.inf
 
 
-class MemoryCap:
-    """The largest batch that fits into memory, until it grows; times are passed in."""
+class SizeCap:
+    """The largest batch that memory or the model allows, until it grows; times are passed in.
+
+    ``why`` is the reason in a sentence.
+    """
 
     def __init__(self) -> None:
+        self.why = ""
         self._cap = math.inf
         self.grows_at = math.inf
 
@@ -76,7 +80,8 @@ class MemoryCap:
                 self._cap = self.grows_at = math.inf
         return self._cap
 
-    def exceeded(self, size: int, now: float, fits: int = 1) -> None:
-        """Lower the cap: a batch of ``size`` did not fit, and one of ``fits`` did."""
+    def exceeded(self, size: int, now: float, why: str, fits: int = 1) -> None:
+        """Lower the cap: a batch of ``size`` failed, and one of ``fits`` succeeded."""
         self._cap = min(self.at(now), max(fits, size // 2))
         self.grows_at = now + _REGROWTH_SECONDS
+        self.why = why

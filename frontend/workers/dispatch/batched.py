@@ -304,6 +304,8 @@ class Batched(DispatchStrategy):
         if part is None:
             if splitting.too_large:
                 self.batcher.out_of_memory(splitting.too_large)
+            if splitting.fails_together:
+                self.batcher.failed_together(splitting.fails_together)
             self.batcher.note_failures()
             self._ask(batch)
             return

@@ -230,15 +230,16 @@ def test_profiling_whose_last_size_gained_little_is_complete() -> None:
         (SystemExit(3), "size 4 failed: SystemExit(3)"),
     ],
 )
-def test_a_run_that_fails_ends_profiling(reply: Any, note: str) -> None:
+def test_a_run_that_fails_ends_profiling_and_its_size_is_remembered(reply: Any, note: str) -> None:
     findings = Bench(replies={4: reply}).profile(1, 2, 4, 8)
     assert sizes_of(findings) == [1, 2]
-    assert (findings.note, findings.too_large) == (note, 0)
+    assert (findings.note, findings.too_large) == (note, 4)
 
 
 def test_a_model_that_fails_at_once_has_no_costs() -> None:
     findings = Bench(replies={1: Reply(503, "no")}).profile(1, 2)
     assert (findings.costs, findings.note) == ([], "size 1 failed with status 503: no")
+    assert findings.too_large == 0
 
 
 # -- a model as a whole ----------------------------------------------------------------------------
@@ -279,7 +280,7 @@ def test_the_handler_gets_batches_of_the_sample_as_from_clients(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("error", "note", "too_large"),
     [
-        (ValueError("at size 4"), "size 4 failed with status 503: Prediction failed", 0),
+        (ValueError("at size 4"), "size 4 failed with status 503: Prediction failed", 4),
         (RuntimeError("CUDA out of memory"), "size 4 ran out of memory", 4),
     ],
 )

@@ -392,6 +392,25 @@ def test_a_bad_job_in_a_batch_too_large_for_memory_is_found(make_case: MakeCase)
     assert case.splitting.too_large == 8
 
 
+@pytest.mark.parametrize(
+    ("fails", "size"),
+    [
+        (lambda names: ISOLATION if len(names) > 2 else None, 4),
+        (lambda names: ISOLATION if len(names) > 1 else None, 2),
+        (lambda names: ISOLATION if len(names) > 2 or 5 in names else None, 0),
+        (lambda _names: ISOLATION, 0),
+        (needs_memory(2), 0),
+    ],
+)
+def test_the_size_is_to_blame_where_no_job_fails_alone(
+    make_case: MakeCase, fails: Callable[[list[int]], Reason | None], size: int
+) -> None:
+    case = make_case(8, fails)
+    case.fail_batch(fails([*range(8)]) or ISOLATION)
+    case.run()
+    assert case.splitting.fails_together == size
+
+
 def test_those_that_wait_can_be_named(make_case: MakeCase) -> None:
     case = make_case(4, poisoned_by(0))
     case.fail_batch()

@@ -55,8 +55,11 @@ class Served:
     def run(self, batch: Batch) -> None:
         self.batches.append(batch)
 
-    def serve(self, cost: Cost, batches: int, waiting: int = 64) -> list[Batch]:
-        """Serve and return a number of batches, while ``waiting`` jobs are queued."""
+    def serve(self, cost: Cost, batches: int, waiting: int = 64, most: int = 1000) -> list[Batch]:
+        """Serve and return a number of batches, while ``waiting`` jobs are queued.
+
+        Larger ones than ``most`` fail, and none of their jobs alone.
+        """
         first = len(self.batches)
         for _ in range(batches):
             for _ in range(waiting - len(self.batcher.queue)):
@@ -66,7 +69,9 @@ class Served:
             seconds = cost(batch.run_as)
             self.now = batch.closed + seconds
             self.busy += seconds
-            self.batcher.record(batch, seconds, succeeded=True)
+            self.batcher.record(batch, seconds, succeeded=len(batch) <= most)
+            if len(batch) > most:
+                self.batcher.failed_together(most + 1)
             self.batcher.mark_idle(self, batch)
         return self.batches[first : first + batches]
 
@@ -222,6 +227,14 @@ def test_the_best_size_is_known_although_it_was_seen_once(make_served: MakeServe
     assert 12 <= served.batcher.size <= 16
 
 
+def test_sizes_that_fail_were_tried_for_ever(make_served: MakeServed) -> None:
+    served = make_served("greedy", size=4, is_automatic=True)
+    served.batcher.seed([(1, 0.01)])
+    served.serve(line, 200, most=1)
+    assert served.batcher.size == 1
+    assert len([batch for batch in served.batches if len(batch) > 1]) <= 8
+
+
 def test_a_size_that_does_not_fit_into_memory_is_tried_no_more(make_served: MakeServed) -> None:
     served = make_served()
     served.serve(cliff, 3, waiting=2)
@@ -232,7 +245,7 @@ def test_a_size_that_does_not_fit_into_memory_is_tried_no_more(make_served: Make
     trial = served.batches[-1]
     assert trial.reason is EXPLORATION
     served.batcher.record(trial, 0.01, succeeded=False)
-    served.batcher.out_of_memory(len(trial), 8)
+    served.batcher.limit_size(len(trial), "it needs too much memory", 8)
     served.batcher.mark_idle(served, trial)
     fits = served.batcher.learning.largest
     served.serve(cliff, 60)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marserve.frontend.batching.learning.sizes import MemoryCap, knee, largest_that_pays
+from marserve.frontend.batching.learning.sizes import SizeCap, knee, largest_that_pays
 
 SIZES = (1, 2, 4, 8, 16, 32)
 
@@ -120,48 +120,50 @@ def test_the_size_beyond_which_batches_only_become_slower(
     assert largest_that_pays(sizes, Exactly(costs.__getitem__), 0.1) == largest
 
 
-# -- memory ----------------------------------------------------------------------------------------
+# -- the cap ---------------------------------------------------------------------------------------
+
+WHY = "size 32 failed"
 
 
 def test_a_batch_that_did_not_fit_is_halved() -> None:
-    cap = MemoryCap()
+    cap = SizeCap()
     assert cap.at(0.0) == math.inf
-    cap.exceeded(32, 0.0)
-    assert cap.at(1.0) == 16
-    cap.exceeded(64, 2.0)
+    cap.exceeded(32, 0.0, WHY)
+    assert (cap.at(1.0), cap.why) == (16, WHY)
+    cap.exceeded(64, 2.0, WHY)
     assert cap.at(3.0) == 16
     for _ in range(9):
-        cap.exceeded(1, 4.0)
+        cap.exceeded(1, 4.0, WHY)
     assert cap.at(5.0) == 1
 
 
 def test_what_is_known_to_fit_is_not_cut_off() -> None:
-    cap = MemoryCap()
-    cap.exceeded(96, 0.0, fits=64)
+    cap = SizeCap()
+    cap.exceeded(96, 0.0, WHY, fits=64)
     assert cap.at(1.0) == 64
-    cap.exceeded(96, 2.0, fits=32)
+    cap.exceeded(96, 2.0, WHY, fits=32)
     assert cap.at(3.0) == 48
 
 
 def test_the_cap_grows_by_a_quarter_every_ten_minutes() -> None:
-    cap = MemoryCap()
-    cap.exceeded(32, 100.0)
+    cap = SizeCap()
+    cap.exceeded(32, 100.0, WHY)
     grown = [cap.at(100.0 + 600.0 * step - early) for step in (1, 2) for early in (1.0, 0.0)]
     assert grown == [16, 20, 20, 25]
-    cap.exceeded(25, 1400.0)
+    cap.exceeded(25, 1400.0, WHY)
     assert [cap.at(1999.0), cap.at(2000.0)] == [12, 15]
 
 
 def test_the_cap_grows_for_all_the_time_that_nobody_asked() -> None:
-    cap = MemoryCap()
-    cap.exceeded(32, 0.0)
+    cap = SizeCap()
+    cap.exceeded(32, 0.0, WHY)
     assert cap.at(599.0 + 3 * 600.0) == 31
-    cap.exceeded(64, 3000.0)
+    cap.exceeded(64, 3000.0, WHY)
     assert cap.at(4e7) == math.inf
     assert cap.grows_at == math.inf
 
 
 def test_the_smallest_cap_grows_too() -> None:
-    cap = MemoryCap()
-    cap.exceeded(2, 0.0)
+    cap = SizeCap()
+    cap.exceeded(2, 0.0, WHY)
     assert [cap.at(600.0 * step) for step in range(1, 5)] == [2, 3, 4, 5]

@@ -626,6 +626,26 @@ def test_a_batch_too_large_for_memory_is_run_in_halves_and_the_bound_remembered(
     run(scenario())
 
 
+def test_a_model_that_raises_above_a_size_was_split_for_ever(
+    run: Callable[..., Any], served: Callable[..., Any]
+) -> None:
+    def small(batch: Predict) -> Reply:
+        return Reply(503, "too many") if len(batch.inputs) > 2 else picky()(batch)
+
+    async def scenario() -> None:
+        async with served(batched, size=4, predict=[small]) as put:
+            for _ in range(8):
+                assert put.batcher.size == 4
+                assert await outcomes(put, *"abcd") == [*"abcd"]
+            assert put.batcher.size == 2
+            assert put.batcher.learning.why == "batches of 4 fail, and their requests alone do not"
+            before = len(put.batches)
+            assert await outcomes(put, *"abcd") == [*"abcd"]
+            assert [len(batch) for batch in put.batches[before:]] == [1, 2, 2]
+
+    run(scenario())
+
+
 def test_a_request_too_large_for_memory_fails_alone_and_the_size_stays(
     run: Callable[..., Any], served: Callable[..., Any]
 ) -> None:
