@@ -65,6 +65,11 @@ class Batching(BatchingValues):
         """The latency goal in seconds; infinite for none."""
         return self.max_latency or math.inf
 
+    @property
+    def goal_bounds_queue(self) -> bool:
+        """Whether the latency goal alone bounds the queue: no size is chosen for it."""
+        return bool(self.max_latency) and not self.is_queue_bounded
+
     def check(self) -> "Batching":
         """Return these settings; raises ValueError if they contradict each other."""
         if self.policy not in BATCH_POLICIES:

@@ -64,6 +64,7 @@ def describe(model: ModelVersion, gpus: Sequence[Gpu], customized: Any = None) -
         "deviceType": model.device_type,
         "batchDim": values["batchDim"] if has_rows else None,
         "stackInputs": settings.stack_inputs or None,
+        "jobQueueSize": None if batching.goal_bounds_queue else batching.queue_size,
         "outstandingBatches": settings.outstanding_batches or workers.max_outstanding,
     }
     return {

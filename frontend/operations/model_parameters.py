@@ -181,6 +181,8 @@ def format_settings(settings: ModelSettings) -> str:
     values = {row.parameter: row.write(current) for row in SETTINGS if row.is_live}
     if settings.batching.is_automatic:
         values["batch_size"] = AUTOMATIC
+    if settings.batching.goal_bounds_queue:
+        values["job_queue_size"] = None
     texts = {name: _as_text(value) for name, value in values.items() if value is not None}
     return ", ".join(f"{name}={text}" for name, text in texts.items() if text)
 

@@ -421,6 +421,22 @@ def test_the_size_is_found_by_measuring_and_explained(server, install):
     assert [each["size"] for each in costs["points"]][:4] == [1, 2, 3, 4]
 
 
+def test_a_queue_size_that_is_not_in_force_was_described(server, install):
+    name = install()
+
+    def described(**query):
+        answer = server.management("PUT", f"/models/{name}", params=query)
+        found = server.describe(name)
+        size, bound = found.get("jobQueueSize"), found["batching"]["queueBound"]
+        assert ("job_queue_size" in answer.json()["status"]) is (size is not None)
+        return size, bound
+
+    assert described(num_requests=0) == (100, 100)
+    assert described(max_latency_ms=500) == (None, 1000)
+    assert described(max_latency_ms=0) == (100, 100)
+    assert described(max_latency_ms=500, job_queue_size=7) == (7, 7)
+
+
 def test_where_batching_does_not_pay_it_says_so(server, install):
     name = install(
         handler=TIMED.format(seconds="0.01 * n * n"),
@@ -587,7 +603,7 @@ def restart(server, *arguments):
 
 def settings_of(described):
     text = "batchPolicy maxLatencyMs numRequests compiledBatchSizes jobQueueSize batchSize"
-    return {key: described[key] for key in (*text.split(), "maxBatchDelay")}
+    return {key: described.get(key) for key in (*text.split(), "maxBatchDelay")}
 
 
 def test_what_was_changed_and_learnt_comes_back(prepared, make_archive, handlers):

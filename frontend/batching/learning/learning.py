@@ -121,7 +121,7 @@ class Learning:
     def queue_capacity(self) -> int:
         """The capacity of the queue: as configured, or large where a latency goal limits it."""
         batching = self._batching
-        if batching.is_queue_bounded or not batching.max_latency:
+        if not batching.goal_bounds_queue:
             return batching.queue_size
         if not self.costs.is_known:
             return max(batching.queue_size, _QUEUE_CAPACITY_AT_FIRST)
