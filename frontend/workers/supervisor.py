@@ -276,8 +276,13 @@ class WorkerSupervisor:
         trials = self.results.trials(
             self.threads.tried, are_threads_known=self.threads.found is not None
         )
-        # The present batch size, which may have changed since this worker was made.
-        load = replace(self._load, batch_size=self.batcher.batching.max_size, trials=trials)
+        batching = self.batcher.batching  # which may have changed since this worker was made
+        load = replace(
+            self._load,
+            batch_size=batching.max_size,
+            compiled_sizes=list(batching.compiled_sizes),
+            trials=trials,
+        )
         # A debugged handler may stop at a breakpoint in its initialize().
         timeout = None if self._spec.terminal else self._startup_timeout
         try:

@@ -338,6 +338,28 @@ def test_other_settings_reach_the_workers_that_come_later(
     run(scenario())
 
 
+def test_a_worker_that_was_started_again_had_the_compiled_sizes_of_its_first_start(
+    run: Callable[..., Any],
+    fakes: ModuleType,
+    serve_settings: Callable[..., Any],
+    config: Config,
+) -> None:
+    async def scenario() -> None:
+        settings = resolve_settings({}, {}, {}, config, gpus=0, default_workers=1)
+        lives = [fakes.Life(predict=["die"]), fakes.Life()]
+        async with serve_settings(settings, *lives) as model:
+            started, _ = model.workers.resize(1, 1)
+            await all_up(started)
+            model.reconfigure(model.settings.changed({"compiled_sizes": (2, 4)}))
+            request = fakes.make_request(fakes.make_input(b"a"))
+            assert (await model.predict(request)).body == b"a"
+            first, second = [worker.loaded[0] for worker in model.launcher.workers]
+            assert (first.batch_size, first.compiled_sizes) == (1, [])
+            assert (second.batch_size, second.compiled_sizes) == (4, [2, 4])
+
+    run(scenario())
+
+
 @pytest.mark.parametrize("left", [0, 1])
 def test_what_a_dying_worker_held_is_run_again_only_if_somebody_is_left_to_do_it(
     left: int, run: Callable[..., Any], fakes: ModuleType, serve_model: Callable[..., Any]
