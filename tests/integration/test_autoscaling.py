@@ -74,6 +74,25 @@ open({str(flag)!r}, "w").close()
     end_single()
 
 
+def test_num_requests_needs_no_bound_on_workers_of_its_own(
+    server, handlers, load, gate, background
+):
+    """As many clients as it says keep no more workers busy; if there are more, they get more."""
+    server.install(handlers / "lab.py", "said", QUICK, num_requests=1)
+    server.install(handlers / "lab.py", "beside", QUICK)
+    one = background(server.ask, "said", gate=gate.path)
+    gate.wait_entered()
+    end_double = load("beside")  # meanwhile there is time enough to scale
+    server.wait_workers("beside", "READY", "READY")
+    assert workers(server, "said") == 1
+    end_double()
+    gate.open()
+    assert one.result(20).status_code == 200
+    end = load("said")
+    server.wait_workers("said", "READY", "READY")
+    end()
+
+
 def test_only_where_it_is_switched_on(server, handlers, load):
     server.install(handlers / "lab.py", "still", BETWEEN)
     server.install(handlers / "lab.py", "moving", QUICK.replace("0.2", "2"))
