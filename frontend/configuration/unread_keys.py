@@ -222,7 +222,7 @@ def _advice(name: str, known: Iterable[str]) -> str:
         if bare.removeprefix("default") == _plain(key):
             return _advice_for_models(key)
     meant = _nearest(name, known)  # keys of the server may be longer than `_MAX_NAME`
-    return f"; did you mean {meant}?" if meant else "."
+    return f"; did you mean {meant}?" if meant else advice_for_model(name, ())
 
 
 def _advice_for_models(key: str) -> str:

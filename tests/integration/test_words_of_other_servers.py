@@ -283,7 +283,8 @@ def test_grpc_tells_it_below_the_sentence(server, make_archive, name) -> None:
 
 
 def test_words_in_the_wrong_file(start_server) -> None:
-    with start_server(performance_hint="latency", batch_policy="adaptive", nireq="4") as server:
+    words = {"performance_hint": "latency", "batch_policy": "adaptive", "nireq": "4"}
+    with start_server(**words, precision="bf16", device="BATCH:GPU(4)") as server:
         server.wait_logged("ts_log.log", "here it is num_requests.")
         console = server.log("ts_log.log")
         assert "performance_hint" in console
@@ -292,6 +293,8 @@ def test_words_in_the_wrong_file(start_server) -> None:
         )
         assert "is an unknown key, ignored; did you mean default_batch_policy?" in console
         assert "is an unknown key, ignored; here it is num_requests." in console
+        assert "; precision counts in the section optimization of model-config.yaml." in console
+        assert "is an unknown key, ignored; here BATCH:GPU(4) is batch_size=4 with" in console
 
 
 def test_keys_of_the_handler_are_nobodys_business(server, make_archive, name) -> None:
