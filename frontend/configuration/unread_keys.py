@@ -129,7 +129,7 @@ def _yaml_advice(name: str, section: str) -> str:
     if other := foreign_name_hint(name):
         return other
     places = {**_PLACES, **dict.fromkeys(YAML_SECTIONS.get(section, ()), section)}
-    meant = _nearest(name, places)
+    meant = nearest(name, places)
     place = places.get(meant, section)
     if place == section:
         return f"did you mean {meant}?" if meant else ""
@@ -157,9 +157,9 @@ def advice_for_model(name: str, known: Collection[str]) -> str:
     key = row.key if row else name
     if key in _PLACES and not (row and {*row.spellings, *row.parameters}.intersection(known)):
         return f"; {key} counts in {_place_of(key)}."
-    if meant := _nearest(name, known):
+    if meant := nearest(name, known):
         return f"; did you mean {meant}?"
-    meant = _nearest(name, _PLACES)
+    meant = nearest(name, _PLACES)
     return f"; did you mean {meant} in {_place_of(meant)}?" if meant else "."
 
 
@@ -188,8 +188,8 @@ def _plain(name: str) -> str:
     return re.sub(r"[\W_]", "", name).lower()
 
 
-def _nearest(name: str, known: Iterable[str]) -> str:
-    """Return the known name that has nearly the same letters or abbreviated words, else nothing."""
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return the known name with nearly the same letters or abbreviated words; empty for none."""
     names = {_plain(key): key for key in known}
     alike = difflib.get_close_matches(_plain(name), names, n=1, cutoff=_MIN_RATIO)
     if alike:
@@ -221,7 +221,7 @@ def _advice(name: str, known: Iterable[str]) -> str:
     for key in BY_KEY:
         if bare.removeprefix("default") == _plain(key):
             return _advice_for_models(key)
-    meant = _nearest(name, known)  # keys of the server may be longer than `_MAX_NAME`
+    meant = nearest(name, known)  # keys of the server may be longer than `_MAX_NAME`
     return f"; did you mean {meant}?" if meant else advice_for_model(name, ())
 
 

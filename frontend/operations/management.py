@@ -105,7 +105,7 @@ class ModelManagement:
         self.check_model_api()
         registration = read_registration(parameters)
         found = unread_parameters(parameters, is_registration=True)
-        unread = _logged(found, f"Registration of {registration.url}")
+        unread = logged(found, f"Registration of {registration.url}")
         model = await self.manager.register(registration)
         outcome = _registered(model, registration)
         return outcome._replace(warnings=(*unread, *model.warnings))
@@ -116,7 +116,7 @@ class ModelManagement:
         Without a ``version``, a parameter may name it.
         """
         found = unread_parameters(parameters, is_registration=False)
-        unread = _logged(found, f"Change of {name}")
+        unread = logged(found, f"Change of {name}")
         version = version or parameters.text("model_version") or None
         outcome = await self._change(name, version, parameters, unread)
         return outcome._replace(warnings=unread)
@@ -171,7 +171,8 @@ def _registered(model: ModelVersion, registration: Registration) -> Outcome:
     return Outcome(200, f"{sentence}. Use scale workers API to add workers for the model.")
 
 
-def _logged(sentences: Sequence[str], what: str) -> tuple[str, ...]:
+def logged(sentences: Sequence[str], what: str) -> tuple[str, ...]:
+    """Return warnings about a change, after logging them."""
     for sentence in sentences:
         logger.warning("%s: %s", one_line(what), sentence)
     return tuple(sentences)

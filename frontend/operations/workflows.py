@@ -4,13 +4,25 @@ from dataclasses import dataclass
 from typing import Any
 
 from marserve.backend.protocol import Prediction
+from marserve.frontend.configuration.unread_keys import unread_parameter
 from marserve.frontend.errors import BadRequest, MethodNotAllowed
-from marserve.frontend.operations.management import Outcome, page_of
+from marserve.frontend.operations.management import Outcome, logged, page_of
 from marserve.frontend.operations.parameters import Parameters
 from marserve.frontend.operations.predictions import last_of_each_name
 from marserve.frontend.serving.predict_request import PredictRequest
 from marserve.frontend.workflows.registrar import WorkflowRegistrar, WorkflowRegistration
 from marserve.frontend.workflows.workflow import Workflow, WorkflowRegistry
+
+# The last has no effect, as in TorchServe.
+_PARAMETERS = (
+    "url",
+    "workflow_name",
+    "response_timeout",
+    "startup_timeout",
+    "s3_sse_kms",
+    "synchronous",
+)
+_MAX_TOLD = 20  # unknown parameters
 
 
 @dataclass(frozen=True)
@@ -78,6 +90,8 @@ class WorkflowManagement:
         self.check_model_api()
         if not parameters.has("url"):
             raise BadRequest("Parameter url is required.")
+        unknown = sorted(parameters.names - {*_PARAMETERS})[:_MAX_TOLD]
+        unread = [unread_parameter(name, _PARAMETERS) for name in unknown]
         workflow = await self.registrar.register(
             WorkflowRegistration(
                 url=parameters.text("url"),
@@ -88,7 +102,12 @@ class WorkflowManagement:
             )
         )
         return Outcome(
-            200, f"Workflow {workflow.name} has been registered and scaled successfully."
+            200,
+            f"Workflow {workflow.name} has been registered and scaled successfully.",
+            logged(
+                [*unread, *workflow.specification.warnings],
+                f"Registration of {workflow.archive.url}",
+            ),
         )
 
     async def unregister(self, name: str) -> Outcome:

@@ -12,17 +12,20 @@ have the last retries and time limit. The errors of the graph have TorchServe's 
 """
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 from marserve.frontend.configuration.model_schema import MAX_WORKERS
 from marserve.frontend.configuration.setting_kinds import MAX_NUMBER, short_repr
+from marserve.frontend.configuration.unread_keys import nearest
 from marserve.frontend.errors import GraphRefused, WorkflowRefused
 
 #: The maximum number of nodes of a workflow: each is one process or several.
 MAX_NODES = 100
+_MAX_TOLD = 20  # unknown keys
+_MAX_KEY = 40  # characters
 
 
 def _key(name: str, minimum: int, maximum: int, default: int) -> Any:
@@ -77,6 +80,7 @@ class Specification:
     defaults: NodeSettings  # at the end of ``models``
     nodes: Mapping[str, Node]  # by name; parents come before their children
     dag: Mapping[str, Sequence[str]]  # the edges as in the YAML
+    warnings: tuple[str, ...] = ()  # about keys that are not read
 
     @property
     def start(self) -> Node:
@@ -124,7 +128,25 @@ def read_specification(document: Any) -> Specification:
     for name in _sorted(parents, dag):
         url, settings = models.get(name, ("", function))
         nodes[name] = Node(name, url, settings, tuple(parents[name]), tuple(dag.get(name, ())))
-    return Specification(defaults, nodes, dag)
+    return Specification(defaults, nodes, dag, tuple(_unread(document)))
+
+
+def _unread(document: Mapping[Any, Any]) -> Iterator[str]:
+    """Yield a sentence for each unknown key, of the first ones."""
+    places = {"the specification": (document, ("models", "dag"))}
+    for name, value in document["models"].items():
+        if name not in _KEYS:
+            places[f"models.{name}"] = value, ("url", *_KEYS)
+    unknown = (
+        (place, key, known)
+        for place, (section, known) in places.items()
+        for key in section
+        if key not in known
+    )
+    for place, key, known in itertools.islice(unknown, _MAX_TOLD):
+        meant = nearest(key, known) if isinstance(key, str) and len(key) <= _MAX_KEY else ""
+        advice = f"did you mean {meant}?" if meant else f"its keys are {', '.join(known)}."
+        yield f"{_shown(place)} has no {_shown(str(key)[:_MAX_KEY])}; {advice}"
 
 
 def _read_models(section: Any) -> tuple[NodeSettings, dict[str, tuple[str, NodeSettings]]]:

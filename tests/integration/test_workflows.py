@@ -262,6 +262,19 @@ def test_runs_and_nodes_have_metrics(install, run, server):
 # -- registering -----------------------------------------------------------------------------------
 
 
+def test_what_nobody_reads_in_a_registration_was_passed_over_in_silence(
+    server, functions, make_workflow
+):
+    make_workflow(server.store, "unread", "models: {}\ndag: {text: []}\nnodes: 3\n", functions)
+    answer = server.management("POST", "/workflows?url=unread.war&workflow=x&synchronous=true")
+    assert answer.json()["warnings"] == [
+        "workflow is not a parameter of this server.",
+        "the specification has no nodes; its keys are models, dag.",
+    ]
+    server.wait_logged("ts_log.log", "Registration of unread.war: the specification has no nodes;")
+    server.management("DELETE", "/workflows/unread")
+
+
 def test_the_name_may_be_chosen_and_json_is_taken(server, functions, make_workflow):
     make_workflow(server.store, "named", "models: {}\ndag: {text: []}", functions)
     body = {"url": "named.war", "workflow_name": "chosen", "response_timeout": 7}

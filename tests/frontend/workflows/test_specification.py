@@ -59,6 +59,28 @@ def test_parents_come_before_their_children_in_the_order_of_the_file() -> None:
     assert specification.leaves == ["post"]
 
 
+@pytest.mark.parametrize(
+    ("text", "warning"),
+    [
+        (
+            "{models: {a: {url: a.mar, batchSize: 4}}, dag: {a: []}}",
+            "models.a has no batchSize; did you mean batch-size?",
+        ),
+        (
+            "{models: {a: {url: a.mar, 7: 4}}, dag: {a: []}}",
+            "models.a has no 7; its keys are url, min-workers, max-workers, batch-size, "
+            "max-batch-delay, retry-attempts, timeout-ms.",
+        ),
+        (
+            "{models: {a: {url: a.mar}}, dag: {a: []}, dags: {}}",
+            "the specification has no dags; did you mean dag?",
+        ),
+    ],
+)
+def test_an_unknown_key_was_ignored_in_silence(text: str, warning: str) -> None:
+    assert read(text).warnings == (warning,)
+
+
 def test_a_default_counts_for_the_models_behind_it() -> None:
     nodes = read(
         "{models: {a: {url: a.mar}, batch-size: 8, b: {url: b.mar},"

@@ -61,13 +61,15 @@ def check_model_yaml(
 def check_workflow(place: Place, text: str) -> Iterator[Finding]:
     """Check the specification of a workflow."""
     try:
-        read_specification(load_yaml(text))
+        specification = read_specification(load_yaml(text))
     except ServeError as error:
         yield finding("workflow", place, str(error), "Correct the specification.")
     except Exception as error:  # noqa: BLE001 - the parser raises many types of errors
         why = " ".join(str(error).split())
         yield finding("workflow", place, f"{place} is not YAML: {why}.", "Correct it.")
     else:
+        for sentence in specification.warnings:
+            yield finding("model-yaml-ignored", place, sentence)
         yield finding("unchanged", place, f"the workflow of {place.name}")
 
 
