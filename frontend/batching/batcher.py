@@ -211,6 +211,8 @@ class Batcher:
                 else:
                     self._make_policy()
         self.history.add(batch, seconds, succeeded=succeeded)
+        if succeeded and batch.run_as >= self.isolation.fails_from:
+            self.isolation.size_succeeded()
         if not succeeded:
             self.isolation.run_failed(batch, seconds)
         elif self.isolation.is_alert:

@@ -1,5 +1,6 @@
 """What a model version learns from requests that fail; its batcher and its workers share it."""
 
+import math
 import time
 from collections.abc import Callable
 
@@ -33,8 +34,10 @@ class FailureIsolation:
         self.is_alert = False
         #: Contents that run alone, because they have failed alone.
         self.contents = FailedContents(clock)
-        #: Batches that failed in a row, and none of their requests alone; the size of the smallest.
-        self._together = self._smallest_together = 0
+        #: The smallest size of batches that failed, and none of their requests alone; infinite
+        #: after `size_succeeded`. And how many there were.
+        self.fails_from = math.inf
+        self._failed_together = 0
 
     def remember(self, job: Job, *, crashes: bool = False) -> None:
         """Let a job's content run alone when it is sent again."""
@@ -48,9 +51,7 @@ class FailureIsolation:
         if batch.reason not in _APART and batch.jobs[0].group is not Group.DESCRIBE:
             self.rate.succeeded(len(batch))
         self.contents.forget_expired()
-        if batch.run_as >= self._smallest_together:
-            self._together = self._smallest_together = 0
-        self.is_alert = bool(self.contents) or not self.rate.is_quiet or bool(self._together)
+        self.is_alert = bool(self.contents) or not self.rate.is_quiet
 
     def run_failed(self, batch: Batch, seconds: float) -> None:
         """Note that a batch, or a part of one, got an error."""
@@ -63,10 +64,17 @@ class FailureIsolation:
 
         Return the size of batches that fail because of their size; 0 while that is not certain.
         """
-        self._smallest_together = min(self._smallest_together or size, size)
-        self._together += 1
-        self.is_alert = True
-        return self._smallest_together if self._together >= _FAILED_TOGETHER else 0
+        self.fails_from = min(self.fails_from, size)
+        self._failed_together += 1
+        if self._failed_together < _FAILED_TOGETHER:
+            return 0
+        found = int(self.fails_from)
+        self.size_succeeded()
+        return found
+
+    def size_succeeded(self) -> None:
+        """Note that a batch of the size `fails_from` or more was answered."""
+        self.fails_from, self._failed_together = math.inf, 0
 
     def request_failed(self, job: Job, reason: Reason) -> None:
         """Note that a job is the cause of its failure; ``reason`` is that of its batch."""

@@ -1,4 +1,5 @@
 import asyncio
+import itertools
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -642,6 +643,24 @@ def test_a_model_that_raises_above_a_size_was_split_for_ever(
             before = len(put.batches)
             assert await outcomes(put, *"abcd") == [*"abcd"]
             assert [len(batch) for batch in put.batches[before:]] == [1, 2, 2]
+
+    run(scenario())
+
+
+def test_a_size_that_fails_now_and_then_stays(
+    run: Callable[..., Any], served: Callable[..., Any]
+) -> None:
+    counts = itertools.count()
+
+    def moody(batch: Predict) -> Reply:
+        fails = len(batch.inputs) > 2 and next(counts) % 3
+        return Reply(503, "not now") if fails else picky()(batch)
+
+    async def scenario() -> None:
+        async with served(batched, size=4, predict=[moody]) as put:
+            for _ in range(30):
+                assert await outcomes(put, *"abcd") == [*"abcd"]
+            assert put.batcher.size == 4
 
     run(scenario())
 
