@@ -85,6 +85,11 @@ class ServeError(Exception):
         """The sentence for the client."""
         return str(self.args[0])
 
+    @property
+    def reason(self) -> str:
+        """The sentence for operators: the message, or the cause that clients do not get."""
+        return self.message
+
     def drop_frames(self) -> None:
         """Remove the tracebacks of the error and of its causes; called when it is answered.
 
@@ -262,6 +267,11 @@ class PredictionFailed(ServeError):
         super().__init__(message, status=status)
         self.cause = cause
 
+    @property
+    def reason(self) -> str:
+        """The exception of the handler if it is known."""
+        return self.cause or self.message
+
     def of(self, request_id: str) -> "PredictionFailed":
         """Return the error of one request of the batch, which names the log with the traceback."""
         if self.message != FAILED:
@@ -284,14 +294,29 @@ class NodeFailed(ServeError, status=500):
         super().__init__(f"Error executing {node}{why}")
         self.node = node
         self.cause = cause
+        self._why = why
+
+    @property
+    def reason(self) -> str:
+        """The node and the last error."""
+        return self.message if self._why else f"{self.message}: {self.cause.reason}"
 
 
 class NoWorker(ServeError, status=503, wire_type="ServiceUnavailableException"):
-    """No worker serves the request."""
+    """No worker serves the request; the message is TorchServe's, followed by ``why`` if known."""
+
+    def __init__(self, message: str, why: str = "") -> None:
+        super().__init__(f"{message.removesuffix('.')}. {why}" if why else message)
+        self._why = why
+
+    @property
+    def reason(self) -> str:
+        """Why no worker serves it."""
+        return self._why or self.message
 
 
 class QueueFull(NoWorker, status=503, wire_type="ServiceUnavailableException"):
-    """The queue of the model is full; the message begins as TorchServe's, which is `NoWorker`'s."""
+    """The queue of the model is full; the message begins as that of `NoWorker`."""
 
 
 class Overloaded(ServeError, status=503, wire_type="ServiceUnavailableException"):

@@ -150,8 +150,8 @@ class Admission:
         return NoWorker(
             f'Model "{self._metrics.name}"{version} has no worker to serve inference request. '
             "Please use scale workers API to add workers. If this is a sequence inference, please "
-            "check if it is closed, or expired; or exceeds maxSequenceJobQueueSize"
-            f"{self._why_no_worker()}"
+            "check if it is closed, or expired; or exceeds maxSequenceJobQueueSize",
+            self._why_no_worker(),
         )
 
     def has_room(self, priority: Priority, jobs: int = 1) -> bool:
@@ -201,7 +201,7 @@ class Admission:
         now = time.monotonic()
         lines = self._pending.lines
         lines.refused(
-            request.input.id, request.arrived, now, error.status, error.message, request.trace
+            request.input.id, request.arrived, now, error.status, error.reason, request.trace
         )
         return error
 
@@ -224,7 +224,8 @@ class Admission:
         if request.describe:
             refusal = NoWorker(
                 f'Model "{self._metrics.name}" has no worker to serve describe request. Please use '
-                f"scale workers API to add workers{self._why_no_worker() or '.'}"
+                "scale workers API to add workers.",
+                self._why_no_worker(),
             )
         else:
             refusal = self.no_worker(by_version=request.by_version)
@@ -233,7 +234,7 @@ class Admission:
         return self._full(refusal, self._why_full(request))
 
     def _full(self, refusal: NoWorker, why: str) -> QueueFull:
-        return QueueFull(f"{refusal.message.removesuffix('.')}. {why}")
+        return QueueFull(refusal.message, why)
 
     def _why_full(self, request: PredictRequest) -> str:
         ready = self._workers.ready
@@ -268,11 +269,11 @@ class Admission:
         return len(self._queue) + jobs <= self._batcher.workers.idle * size
 
     def _why_no_worker(self) -> str:
-        """Return why the workers failed, to append to a sentence; empty while some are working."""
+        """Return why the workers failed; an empty text while some are working."""
         failure = self._workers.last_failure
         if self._workers.is_open or failure is None:
             return ""
-        return f". Its worker has failed: {failure.reason}"
+        return f"Its worker has failed: {failure.reason}"
 
     def _expired(self, request: PredictRequest, timeout: float) -> RequestExpired:
         is_models = timeout == self.settings.client_timeout

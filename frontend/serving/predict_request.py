@@ -181,8 +181,7 @@ def outcome_of(answer: Answer | JointAnswer | None) -> tuple[str, int, str]:
         is_refused = isinstance(answer, NoWorker | Overloaded)
         outcome = REFUSED if is_refused else FAILED
         outcome = EXPIRED if isinstance(answer, RequestExpired) else outcome
-        cause = answer.cause if isinstance(answer, PredictionFailed) else ""
-        return outcome, answer.status, cause or answer.message
+        return outcome, answer.status, answer.reason
     if isinstance(answer, list):
         answer = answer[-1]
     if answer is None or isinstance(answer, Stream):

@@ -166,11 +166,33 @@ def test_a_full_queue_is_found_as_the_cause(server, install, gate, background):
     assert refused.status_code == 503
     (line,) = lines(server, failed=5, model=name)
     assert (line["id"], line["outcome"]) == (refused.headers["x-request-id"], "refused")
-    assert "The queue is full: 1 requests wait for 1 busy worker." in line["explanation"]
+    assert line["explanation"].startswith("The queue is full: 1 requests wait for 1 busy worker.")
+    assert refused.json()["message"].endswith(line["explanation"])  # it begins as TorchServe's
     assert [count for series, count in capacity.items() if f'"{name}"' in series] == [0]
     assert any("the queue was full" in text for text in _problems(server, name))
     gate.open()
     assert (holds.result().status_code, waiting.result().status_code) == (200, 200)
+
+
+def test_a_model_that_cannot_load_is_found_as_the_cause(server, install, wait_for):
+    name = install(handler="import no_such_package\n", initial_workers=0)
+    server.management("PUT", f"/models/{name}", params={"min_worker": 1})
+    wait_for(lambda: "no_such_package" in server.worker(name).get("lastError", ""))
+    assert server.ask(name, id=1).status_code == 503
+    (line,) = lines(server, failed=5, model=name)
+    assert line["explanation"].startswith("Its worker has failed: ")
+    assert "no_such_package" in line["explanation"]
+
+
+def test_a_failing_node_of_a_workflow_is_found_with_its_exception(server, install_workflow):
+    functions = (
+        "def first(data, context):\n    assert data is None, 'no input'\n\n\nsecond = first\n"
+    )
+    workflow = install_workflow(WORKFLOW, functions)
+    answer = server.inference("POST", f"/wfpredict/{workflow}", data=b"x")
+    assert "no input" not in answer.text
+    (line,) = lines(server, failed=5, model=workflow)
+    assert line["explanation"].endswith("ms: Error executing first: AssertionError: no input")
 
 
 def test_a_failing_handler_is_found_with_its_exception(server, install):
