@@ -365,6 +365,13 @@ class Server:
             what=lambda: self.describe(name)["workers"],
         )
 
+    def kill_worker(self, name: str, number: int = signal.SIGKILL) -> None:
+        """Kill a model's only worker, and wait until its successor is ready."""
+        pid = self.worker(name)["pid"]
+        os.kill(pid, number)
+        wait_for(lambda: self.worker(name)["pid"] not in (pid, -1), what="no successor started")
+        self.wait_workers(name, "READY")
+
     def unpacked(self) -> set[str]:
         """Return the directories of unpacked archives."""
         return {path.name for path in self.temp.glob("marserve-*/models/*")}

@@ -55,7 +55,8 @@ function Worker({ worker, process, from, to }) {
       ].filter(Boolean).join(" · ")}</small>
       <small class=${process?.processStatus === "stopped" ? "error" : ""}>${process?.processStatus}</small></div>
     <${Lane} events=${worker.events} from=${from} to=${to} />
-    ${worker.lastError && html`<pre class="error">${worker.lastError}</pre>`}
+    ${worker.lastError && html`<pre class=${worker.state === "ready" ? "" : "error"}>${
+      clock(worker.lastErrorAt)} ${worker.lastError}</pre>`}
     ${worker.events.length > 0 && html`<details><summary>${plural(worker.events.length, "change")} of state
       </summary><ol class="events">${worker.events.map((each, i) => html`<li key=${i}>
         <time>${clock(each.at)}</time> ${each.state}

@@ -9,9 +9,9 @@ const MIB = 1_048_576;
 const ROWS_FROM = 13; // models, from which rows are easier to compare than cards
 
 /** One word for the state of a model: ready, degraded, down or empty. */
-export function stateOf({ workers: { ready, min, restarting, givenUp } }) {
+export function stateOf({ workers: { ready, min, restarting, givenUp, crashLoop } }) {
   if (!ready) return min || restarting || givenUp ? "down" : "empty";
-  return ready < min || restarting || givenUp ? "degraded" : "ready";
+  return ready < min || restarting || givenUp || crashLoop ? "degraded" : "ready";
 }
 
 export function Problems({ problems, none, models = [] }) {
@@ -66,9 +66,10 @@ export function Percentiles({ latency, goal }) {
     ${goal && html`<span class="quiet">goal ${ms(goal)}</span>`}</span>`;
 }
 
-export const workersText = ({ ready, min, max, restarting, givenUp }) => [
+export const workersText = ({ ready, min, max, restarting, givenUp, crashLoop }) => [
   `${ready} ready of ${min === max ? max : `${min}–${max}`}`,
   restarting && `${restarting} restarting`, givenUp && `${givenUp} given up`,
+  crashLoop && `${crashLoop} failures in 5 minutes`,
 ].filter(Boolean).join(", ");
 
 function Card({ model }) {

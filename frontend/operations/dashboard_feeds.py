@@ -22,7 +22,7 @@ from marserve.frontend.measurements import (
     processor_count,
 )
 from marserve.frontend.operations.describe import describe_batching
-from marserve.frontend.operations.problems import model_problems, server_problems
+from marserve.frontend.operations.problems import crash_loop, model_problems, server_problems
 from marserve.frontend.operations.traffic import Traffic, TrafficHistory
 from marserve.frontend.serving.model_version import ModelVersion
 from marserve.frontend.serving.registry import ModelRegistry
@@ -187,7 +187,8 @@ class Details:
                 "pid": worker.pid,
                 "gpuId": worker.gpu_id,
                 "startedAt": round(worker.started_at * 1000),
-                "lastError": failure.reason if (failure := worker.last_failure) else None,
+                "lastError": (failure := worker.last_failure) and failure.reason,
+                "lastErrorAt": failure and round(failure.moment * 1000),
                 "events": events[worker.worker_id],
             }
             for worker in self._model.workers
@@ -246,6 +247,7 @@ def _describe_model(model: ModelVersion, traffic: Traffic, *, is_default: bool) 
             "max": workers.max_workers,
             "restarting": len(workers) - workers.ready - given_up,
             "givenUp": given_up,
+            "crashLoop": crash_loop(model),
         },
         "queued": model.queued,
         "queueBound": model.queued + model.free_capacity,

@@ -286,7 +286,7 @@ def _describe_worker(worker: WorkerSupervisor, gpus: Sequence[Gpu]) -> dict[str,
         "state": "FAILED" if worker.is_stopped else worker.state.name,
         **({"compiled": worker.results.compiled} if worker.results.compiled else {}),
         "torch": _describe_torch(worker),
-        **(_describe_failure(failure) if failure else {}),  # absent after a success
+        **(_describe_failure(failure) if failure else {}),
     }
 
 

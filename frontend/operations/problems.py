@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
+from operator import attrgetter
 from statistics import median
 from typing import Any
 
@@ -26,6 +27,10 @@ _LATE_SECONDS = 1.0
 _COMPARED_BATCHES = 100
 _MIN_BATCHES = 5  # of a worker
 _MAX_TEXT = 300
+# A crash loop: this many failures of a model's workers in these seconds.
+_LOOP_FAILURES = 3
+_LOOP_SECONDS = 300.0
+_OUTPUT_LINES = 3
 _FAILURES = (HANDLER_STATUS, "handler", "worker_died", "broken")
 _REFUSALS = {
     "queue_full": "the queue was full",
@@ -116,8 +121,28 @@ def _about_workers(model: ModelVersion) -> Iterator[str]:
         yield f"{model.name} has no worker{why}"
     elif given_up:
         yield f"{given_up} of {len(workers)} workers of {model.name} are given up{why}"
-    elif unready and failure:
+    elif unready and failure and not crash_loop(model):
         yield f"{unready} of {len(workers)} workers of {model.name} are restarting{why}"
+    if model.workers.is_open and (failures := crash_loop(model)):
+        yield (
+            f"The workers of {model.name} have failed {failures} times in the last "
+            f"{_LOOP_SECONDS / 60:.0f} minutes{_last_end(model)}"
+        )
+
+
+def crash_loop(model: ModelVersion) -> int:
+    """Return how often the workers of a model failed lately; 0 if they do not keep failing."""
+    failures = model.workers.history.failures(_LOOP_SECONDS)
+    return failures if failures >= _LOOP_FAILURES else 0
+
+
+def _last_end(model: ModelVersion) -> str:
+    failures = [worker.last_failure for worker in model.workers if worker.last_failure]
+    if not failures:  # those that failed are gone
+        return "."
+    failure = max(failures, key=attrgetter("moment"))
+    output = " | ".join(failure.diagnostics.output[-_OUTPUT_LINES:])
+    return f": {_short(failure.reason)}" + (f" Its last output: {_short(output)}" if output else "")
 
 
 def _about_speed(model: ModelVersion) -> Iterator[str]:

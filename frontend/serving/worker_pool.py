@@ -140,8 +140,9 @@ class WorkerPool:
 
     @property
     def last_failure(self) -> Failure | None:
-        """The latest failure of workers that have not recovered."""
-        failures = [worker.last_failure for worker in self._workers if worker.last_failure]
+        """The latest failure of workers that are not ready."""
+        unready = (worker for worker in self._workers if not worker.is_ready)
+        failures = [worker.last_failure for worker in unready if worker.last_failure]
         return max(failures, key=attrgetter("moment"), default=None)
 
     @property

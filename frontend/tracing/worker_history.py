@@ -3,9 +3,11 @@
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
+from itertools import takewhile
 from typing import NamedTuple
 
 READY = "ready"
+_FAILED = "failed"
 _STOPPED = "stopped"
 _MAX_CHANGES = 500
 _MAX_SCALINGS = 50
@@ -58,6 +60,12 @@ class WorkerHistory:
     def changes(self) -> Iterable[WorkerChange]:
         """Return the changes of all workers, the newest last."""
         return self._changes
+
+    def failures(self, seconds: float) -> int:
+        """Return how often workers failed in the last seconds."""
+        start = self._clock() - seconds
+        recent = takewhile(lambda change: change.at >= start, reversed(self._changes))
+        return sum(change.state == _FAILED for change in recent)
 
     def fewest_ready(self, start: float, end: float) -> tuple[int, Counter[str]]:
         """Return the fewest workers that were ready at once between two moments.

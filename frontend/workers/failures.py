@@ -96,11 +96,10 @@ class Failure:
 
 
 class FailureHistory:
-    """The failures of one worker since its last success, and the log lines about them.
+    """The failures of one worker, and the log lines about them.
 
     Attributes:
-        last: None if it never failed or has succeeded since: after a failed load by a load, after
-            any other failure by an answer.
+        last: None if it never failed.
     """
 
     def __init__(self, worker: str, log: "logging.LoggerAdapter[logging.Logger]") -> None:
@@ -127,8 +126,6 @@ class FailureHistory:
 
     def loaded(self) -> None:
         """Note that the model was loaded."""
-        if self._failed_loads:
-            self.last = None
         self._failed_loads, self._has_loaded = 0, True
         if self._is_recovering:
             self._is_recovering = False

@@ -175,9 +175,7 @@ class WorkerSupervisor:
 
     @property
     def last_failure(self) -> Failure | None:
-        """The latest failure; None if there was none, or a success since."""
-        if self.dispatch is not None and self.dispatch.connection.has_answered:
-            self._history.last = None
+        """The latest failure, also where it has recovered; None if there was none."""
         return self._history.last
 
     @property

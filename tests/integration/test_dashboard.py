@@ -121,6 +121,20 @@ def test_the_overview_follows_the_load(server: Server, handlers: Path, open_page
         expect(card(page, "busy").locator(".latency")).to_contain_text(re.compile(r"p99 [\d.]+ ms"))
 
 
+def test_a_crash_loop_is_not_green(server: Server, handlers: Path, open_page: OpenPage) -> None:
+    server.install(handlers / "lab.py", "crashing")
+    page = open_page(server)
+    for _ in range(3):
+        server.kill_worker("crashing")
+    problem = page.locator(".problems li").first
+    expect(problem).to_contain_text(
+        "have failed 3 times in the last 5 minutes: Worker disconnected."
+    )
+    expect(page.locator(".card.degraded .workers")).to_have_text(
+        "1 ready of 1, 3 failures in 5 minutes"
+    )
+
+
 def test_what_is_wrong_comes_first_and_hostile_text_stays_text(
     server: Server, open_page: OpenPage
 ) -> None:

@@ -115,7 +115,7 @@ def test_a_handler_that_ends_its_process(server, wait_for, end, how, output):
     # The next request waits for the restart, one second later.
     assert server.ask("lab", id=1).json() == {"id": 1, "batch": 1}
     after = server.worker("lab")
-    assert "lastError" not in after
+    assert (after["status"], after["lastError"]) == ("READY", failure["lastError"])
     assert after["pid"] != before["pid"]
     assert after["id"] == before["id"]
     assert server.inference("GET", "/ping").status_code == 200

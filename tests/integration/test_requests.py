@@ -320,7 +320,14 @@ def test_events_have_all_models_and_the_new_batches_of_one(server, install):
         kind, overview = next(received)
         assert kind == "overview"
         (card,) = [each for each in overview["models"] if each["modelName"] == name]
-        assert card["workers"] == {"ready": 1, "min": 1, "max": 1, "restarting": 0, "givenUp": 0}
+        assert card["workers"] == {
+            "ready": 1,
+            "min": 1,
+            "max": 1,
+            "restarting": 0,
+            "givenUp": 0,
+            "crashLoop": 0,
+        }
         kind, model = next(received)
         assert (kind, len(model["batches"])) == ("model", 1)
         assert model["workers"][0]["events"][-1]["state"] == "ready"
@@ -378,6 +385,21 @@ def test_events_of_a_model_end_when_it_is_unregistered(server, install):
         next(received)
         assert server.management("DELETE", f"/models/{name}").status_code == 200
         assert name not in [each["modelName"] for each in list(received)[-1][1].get("models", ())]
+
+
+def test_a_crash_loop_is_a_problem_although_a_worker_is_ready_again(server, install):
+    name = install()
+    for _ in range(2):
+        server.kill_worker(name)
+    assert server.ask(name, do="garbage").status_code == 200
+    server.kill_worker(name, signal.SIGSEGV)
+    assert server.ask(name, id=2).status_code == 200
+    worker = server.worker(name)
+    assert worker["status"] == "READY"
+    assert worker["lastError"] == "Worker disconnected. Its process was killed by SIGSEGV."
+    (problem,) = _problems(server, f"The workers of {name} have failed 3 times")
+    assert "Its process was killed by SIGSEGV. Its last output: " in problem
+    assert "the last of the garbage" in problem
 
 
 def test_a_status_of_the_handler_is_counted_once(server, install):

@@ -46,7 +46,7 @@ class ServedModel:
         ready_workers: Number of workers that can take requests.
         queue_size: Capacity of the queue, requests.
         is_live: Whether batching can be changed while the model is served.
-        last_error: The last failure of a worker; empty if unknown.
+        last_error: The last failure of a worker that is not ready; empty if unknown.
         obstacle: Why a registration cannot make this model, after its name; empty if it can.
         largest_batch: Maximum batch size, requests.
     """
@@ -85,7 +85,12 @@ class ServedModel:
             queue_size=_queue_size(described),
             is_live=_ORIGINS in described,
             last_error=next(
-                (worker["lastError"] for worker in workers if worker.get("lastError")), ""
+                (
+                    worker["lastError"]
+                    for worker in workers
+                    if worker.get("lastError") and worker["status"] != "READY"
+                ),
+                "",
             ),
             obstacle=_obstacle(described),
             largest_batch=described["batchSize"],

@@ -231,7 +231,7 @@ def test_a_load_that_fails_is_reported_with_its_code_and_tried_again(
             assert failure.reason == "ValueError: no"
             assert setup.supervisor.pid is None
             await setup.ready()
-            assert setup.supervisor.last_failure is None
+            assert setup.supervisor.last_failure is failure
             assert setup.launcher.starts[1] - setup.launcher.starts[0] == pytest.approx(1.0)
             assert isinstance(await setup.supervisor.first_outcome(), LoadFailed)
 
@@ -510,7 +510,7 @@ def test_a_failure_is_reported_until_the_worker_has_answered_again(
             assert failure.reason == "Worker disconnected. Its process was killed by SIGSEGV."
             assert failure.diagnostics == diagnostics
             assert await setup.outcomes(b"b") == [b"b"]
-            assert setup.supervisor.last_failure is None
+            assert setup.supervisor.last_failure is failure
 
     run(scenario())
     assert "killed by SIGSEGV.\nIts Python stacks:\n    File x, line 1 in handle\n" in caplog.text
