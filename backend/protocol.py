@@ -52,6 +52,7 @@ class Trials:
         validated_sizes: Batch sizes whose answers are compared with those of single requests.
         tolerance: Accepted difference of two numbers; 0 for the default of the model's precision.
         must_validate: Whether loading fails if answers differ or cannot be compared.
+        only_differences: Whether answers that cannot be compared are no failure.
     """
 
     threads: list[int] = field(default_factory=list)
@@ -61,6 +62,7 @@ class Trials:
     validation_seconds: float = 60.0
     tolerance: float = 0.0
     must_validate: bool = False
+    only_differences: bool = False
 
 
 @dataclass(frozen=True)

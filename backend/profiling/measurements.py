@@ -42,9 +42,9 @@ class Measurements:
         if trials.sizes:
             loaded.profiled = self.profile_all(Profile(trials.sizes, trials.seconds, math.inf))
         if trials.validated_sizes:
-            loaded.validation = asdict(
-                validate(load, self._service, loaded.profiled.costs, self._clock)
-            )
+            found = validate(load, self._service, loaded.profiled.costs, self._clock)
+            if found.sizes or found.failure or not trials.only_differences:
+                loaded.validation = asdict(found)
         return loaded
 
     def profile_all(self, profile: Profile) -> Profiled:

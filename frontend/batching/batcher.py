@@ -77,6 +77,11 @@ class Batcher:
         self._make_policy()
         self._dispatch_waiting()
 
+    def distrust(self, why: str) -> None:
+        """Form no batches for this reason, unless the settings have their size."""
+        self.learning.distrusted = why
+        self._resize()
+
     def _make_policy(self) -> None:
         batching, queue = self.batching, self.queue
         lengths = self._lengths = self.learning.active_lengths

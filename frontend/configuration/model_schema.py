@@ -340,11 +340,12 @@ class ModelValues:
         (),
         "File of the archive that batches are made of to see what they cost; several are compared.",
     )
-    validation: str = _strict(  # empty: none
+    validation: str = _strict(  # empty: none; auto: if the server chooses the batch size
         "validateBatching",
         CHECK,
-        "",
-        "Whether batches of samples are compared with single ones before the model is served.",
+        AUTOMATIC,
+        "Whether batches of samples are compared with single ones before the model is served; "
+        "auto: where the server chooses the batch size, which stays 1 after a difference.",
         _REGISTERED,
     )
     validation_tolerance: float | None = _strict(  # None: the usual tolerance of the precision

@@ -117,11 +117,11 @@ FLAG = Kind(
 #: Instead of true: a difference is a warning and does not refuse the model.
 WARN = "warn"
 REFUSE = "refuse"
-_SWITCHED = {True: REFUSE, WARN: WARN, False: ""}
+_SWITCHED = {True: REFUSE, WARN: WARN, AUTOMATIC: AUTOMATIC, False: ""}
 CHECK = Kind(
-    f"true, false or {WARN}",
-    lambda value: type(value) is bool or value == WARN,
-    {"anyOf": [{"type": "boolean"}, {"type": "string", "enum": [WARN]}]},
+    f"true, false, {WARN} or {AUTOMATIC}",
+    lambda value: type(value) is bool or value in (WARN, AUTOMATIC),
+    {"anyOf": [{"type": "boolean"}, {"type": "string", "enum": [WARN, AUTOMATIC]}]},
     read=lambda value: _SWITCHED[value],
     write=lambda read: next(value for value, found in _SWITCHED.items() if found == read),
     parse=FLAG.parse,

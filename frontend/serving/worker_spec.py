@@ -11,7 +11,7 @@ from marserve.backend.processes.bootstrap import Runner
 from marserve.backend.protocol import STREAM_WINDOW, Load, Trials
 from marserve.frontend.archives.requirements import ModelEnvironment
 from marserve.frontend.configuration.config import Config
-from marserve.frontend.configuration.setting_kinds import REFUSE
+from marserve.frontend.configuration.setting_kinds import AUTOMATIC, REFUSE
 from marserve.frontend.logs.setup import log_directories
 from marserve.frontend.serving.host import WorkerHost
 from marserve.frontend.serving.torch_options import torch_options
@@ -37,6 +37,10 @@ class ServedModel:
     def parallel_level(self) -> int:
         """Devices of each worker; 0 for a model that is not parallel."""
         return self.settings.parallel.level if self.settings.parallel else 0
+
+
+# The time for a comparison of batches that nobody has asked for.
+_OPTIONAL_SECONDS = 2.0
 
 
 def worker_spec(
@@ -145,12 +149,18 @@ def trials_at_load(settings: ModelSettings) -> Trials:
 
     A stateful model runs no samples for its costs: they would belong to no sequence.
     """
+    batching, is_optional = settings.batching, settings.validation == AUTOMATIC
+    if is_optional:
+        is_compared = batching.is_automatic and not settings.stateful
+    else:
+        is_compared = bool(settings.validation)
     return Trials(
         sizes=[] if settings.stateful else sizes_to_try(settings.batching),
-        validated_sizes=sizes_to_validate(settings.batching) if settings.validation else [],
-        validation_seconds=settings.startup_timeout / 2,
+        validated_sizes=sizes_to_validate(batching) if is_compared else [],
+        validation_seconds=_OPTIONAL_SECONDS if is_optional else settings.startup_timeout / 2,
         tolerance=settings.validation_tolerance or 0.0,
         must_validate=settings.validation == REFUSE,
+        only_differences=is_optional,
     )
 
 

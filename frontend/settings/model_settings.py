@@ -35,6 +35,7 @@ from marserve.frontend.configuration.model_schema import (
 from marserve.frontend.configuration.other_servers import FOREIGN
 from marserve.frontend.configuration.saved_models import SAVED, SavedModel
 from marserve.frontend.configuration.setting import Fields, read_settings
+from marserve.frontend.configuration.setting_kinds import REFUSE, WARN
 from marserve.frontend.errors import ArchiveRefused, BadRequest, ServeError
 from marserve.frontend.settings.batching_settings import (
     SEQUENCES,
@@ -259,7 +260,7 @@ def resolve_settings(
     settings = resolve(layers, start)
     settings = replace(settings, parallel=_parallel(from_yaml, list(model_yaml), warn))
     _check_stages(settings)
-    if settings.validation:
+    if settings.validation in (WARN, REFUSE):
         _check_validation(settings)
         if not sizes_to_validate(settings.batching):
             warn("validateBatching compares nothing: there are no batches with batch_size=1.")

@@ -71,20 +71,25 @@ class LoadResults:
             )
         validation = loaded.validation or self._lost_validation()
         if validation:
-            self._validation.update(validation)
-            if failure := validation["failure"]:
+            failure = validation["failure"]
+            if failure and self._wanted.only_differences:
+                self._batcher.distrust(failure)
+                failure = f"{failure}; so batch_size stays 1 unless a number is set"
+            self._validation.update(validation, failure=failure)
+            if failure:
                 self._log.warning("%s: validateBatching: %s.", self._worker, failure)
 
     def _lost_validation(self) -> Mapping[str, Any]:
-        is_lost = self._is_lost and self._wanted.validated_sizes and not self._validation
-        if not is_lost:
+        wanted = self._wanted
+        is_compared = wanted.validated_sizes and not wanted.only_differences
+        if not (self._is_lost and is_compared) or self._validation:
             return {}
         sizes: list[int] = []
         return {
             "samples": 0,
             "sizes": sizes,
             "largest": 0.0,
-            "tolerance": self._wanted.tolerance,
+            "tolerance": wanted.tolerance,
             "failure": "nothing was compared, since a worker was lost while it tried out batches",
         }
 

@@ -169,6 +169,72 @@ def test_a_warning_instead_of_a_refusal(server, register):
     assert server.worker(name)["status"] == "READY"
 
 
+MIXING = "return [sum(rows) / len(rows) for _ in rows]"
+
+
+@pytest.mark.parametrize(
+    ("config", "query"),
+    [
+        (NAMED, {"performance_hint": "throughput"}),
+        (NAMED, {"batch_size": "auto"}),
+        (NAMED, {"max_latency_ms": 100}),
+        (f"{NAMED}performanceHint: throughput\n", {}),
+    ],
+)
+def test_a_model_that_mixes_its_rows_is_not_batched_by_a_hint(server, register, config, query):
+    how = {"batch_size": None, "validate_batching": None, **query}
+    answer, name = register(
+        source(f"import time; time.sleep(0.002)\n        {MIXING}"), config, **how
+    )
+    assert answer.status_code == 200, answer.text
+    (warning,) = answer.json()["warnings"]
+    assert warning.startswith("validateBatching: batching changes answers: in batches of 2 at ")
+    assert warning.endswith("; so batch_size stays 1 unless a number is set.")
+    batching = server.describe(name)["batching"]
+    assert (batching["size"], batching["isAutomatic"]) == (1, True)
+    assert batching["why"].startswith("batching changes answers: ")
+    assert batching["optimalNumberOfRequests"] in (1, 2)
+    server.wait_logged("model_log.log", "batching changes answers")
+    server.management("PUT", f"/models/{name}", params={"batch_size": 4})
+    assert server.describe(name)["batching"]["size"] > 1
+    server.management("PUT", f"/models/{name}", params={"batch_size": "auto"})
+    assert server.describe(name)["batching"]["size"] == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "samples", "query"),
+    [
+        (MIXING, {"a.json": {"x": 1.5}}, {}),
+        (CULPRITS["leaves it to chance"][0], SAMPLES, {}),
+        (CULPRITS["answers all alike"][0], SAMPLES, {}),
+        (MIXING, SAMPLES, {"validate_batching": "false"}),
+        ("return [2.0 * x + 0.0001 * len(rows) for x in rows]", SAMPLES, {}),
+    ],
+    ids=["one sample", "random", "alike", "off", "rounding"],
+)
+def test_what_shows_no_difference_changes_nothing(server, register, body, samples, query):
+    config = f"sampleInput: [{', '.join(samples)}]\n"
+    body = f"import time; time.sleep(0.002)\n        {body}"
+    how = {"batch_size": "auto", "validate_batching": None, **query}
+    answer, name = register(source(body), config, samples, **how)
+    assert answer.status_code == 200, answer.text
+    assert "warnings" not in answer.json()
+    assert server.describe(name)["batching"]["size"] > 1
+
+
+def test_a_comparison_that_nobody_asked_for_ends_after_two_seconds(server, register, record):
+    body = (
+        f"import time; time.sleep(0.3)\n"
+        f"        open({str(record)!r}, 'a').write(f'{{len(rows)}} {{time.monotonic()}}\\n')\n"
+        f"        {FAITHFUL}"
+    )
+    answer, _ = register(source(body), batch_size="auto", validate_batching=None)
+    assert answer.status_code == 200, answer.text
+    runs = [line.split() for line in record.read_text().splitlines()]
+    singles = [float(at) for size, at in runs if size == "1"]
+    assert float(runs[-1][1]) - singles[0] < 8  # 2 for the costs, 2 for the comparison; all: 30
+
+
 def test_in_model_config_yaml(server, register):
     body, told = CULPRITS["swaps two rows"]
     config = f"{NAMED}validateBatching: true\nvalidateBatchingTolerance: 0.001\n"
@@ -205,8 +271,16 @@ def test_without_different_samples_nothing_can_be_told(
     [
         ("asyncCommunication: true\n", {}, "no meaning beside asyncCommunication"),
         ("continuousBatching: true\n", {}, "no meaning beside continuousBatching"),
-        ("validateBatching: maybe\n", {"validate_batching": None}, "it is true, false or warn"),
-        ("", {"validate_batching": "maybe"}, "validate_batching=maybe: it is true, false or warn"),
+        (
+            "validateBatching: maybe\n",
+            {"validate_batching": None},
+            "it is true, false, warn or auto",
+        ),
+        (
+            "",
+            {"validate_batching": "maybe"},
+            "validate_batching=maybe: it is true, false, warn or auto",
+        ),
         ("", {"validate_batching_tolerance": "0"}, "it is a number above 0"),
         ("", {"validate_batching_tolerance": "x"}, "it is a number above 0"),
         ("sampleInput: []\n", {}, "it is a file's name, or a list of some"),

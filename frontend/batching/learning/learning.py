@@ -53,6 +53,8 @@ class Learning:
         self.size = self.largest = 1
         self.choice: Choice | None = None  # the automatic size, once it is chosen
         self.why = ""  # the reason for the largest size; empty if it is that of the settings
+        #: Why a size that the server chooses stays 1; empty if batches change no answers.
+        self.distrusted = ""
         self._isolation = isolation
         self._is_profiled = False
 
@@ -143,6 +145,8 @@ class Learning:
             limits.append(
                 (cheapest, f"{share:.0%} of the requests fail: smaller batches cost less")
             )
+        if batching.is_automatic and self.distrusted:
+            limits.append((1, self.distrusted))
         self.largest = max(1, int(min(limits, key=itemgetter(0))[0]))
         self.exploration.limit(self.largest)
         if self.choice is not None:
