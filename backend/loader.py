@@ -39,6 +39,7 @@ _OWN_NAME = "ts"
 _OWN_HANDLERS = f"{_OWN_NAME}.torch_handler"
 _ENVELOPES = f"{_OWN_HANDLERS}.request_envelope"
 _DEFAULT_FUNCTION = "handle"
+_COROUTINE = "The handler is a coroutine; model-config.yaml needs asyncCommunication: true"
 
 
 class Handler(NamedTuple):
@@ -60,6 +61,9 @@ def load_service(load: Load, run: Run | None = None) -> Service:
     context = _make_context(load)
     handler = find_handler(load.handler)
     entry_point = handler.entry_point
+    entry = entry_point if handler.instance is None else handler.instance.handle
+    if run is None and inspect.iscoroutinefunction(entry):
+        raise HandlerUnusable(_COROUTINE)
     if load.envelope:
         if load.asynchronous:
             raise HandlerUnusable("A request envelope cannot wrap an asynchronous handler")
@@ -70,9 +74,7 @@ def load_service(load: Load, run: Run | None = None) -> Service:
     if inspect.iscoroutine(started):  # a function handler that is a coroutine
         if run is None:
             started.close()
-            raise HandlerUnusable(
-                "The handler is a coroutine; model-config.yaml needs asyncCommunication"
-            )
+            raise HandlerUnusable(_COROUTINE)
         run(started)
     tensors = _declared_tensors(handler.owner)
     service = Service(

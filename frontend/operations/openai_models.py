@@ -6,6 +6,7 @@ name (the default version), by ``name:version``, or by a name of `backend.openai
 
 from typing import Any
 
+from marserve.frontend.batching.jobs import Priority
 from marserve.frontend.configuration.model_schema import NO_OPENAI
 from marserve.frontend.errors import RouteNotFound
 from marserve.frontend.serving.model_version import ModelVersion
@@ -23,16 +24,29 @@ def find_model(registry: ModelRegistry, name: str, path: str) -> ModelVersion:
         RouteNotFound: It does not offer the path.
     """
     model = find_named(registry, name)
-    offered = model.settings.openai
-    # Of the others each is named after its only path; that of none is no path.
-    if path not in (PATHS if offered == "server" else (offered,)):
+    if not _offers(model, path):
+        offered = model.settings.openai
         raise RouteNotFound(f"Model {name} does not offer /v1/{path}; it has openai: {offered}.")
     return model
 
 
+def full_model(registry: ModelRegistry, path: str, priority: Priority) -> ModelVersion | None:
+    """Return one of the models that offer a path below /v1 if none has room for a request."""
+    models = [model for model in registry.index(_by_name).values() if _offers(model, path)]
+    if not models or any(model.has_room(priority) for model in models):
+        return None
+    return models[0]
+
+
+def _offers(model: ModelVersion, path: str) -> bool:
+    # Of the others each is named after its only path; that of none is no path.
+    offered = model.settings.openai
+    return path in (PATHS if offered == "server" else (offered,))
+
+
 def find_named(registry: ModelRegistry, name: str) -> ModelVersion:
     """Return the model of a name that clients may use; raises ModelNotFound."""
-    return registry.default(name) or _by_name(registry).get(name) or registry.find(name)
+    return registry.default(name) or registry.index(_by_name).get(name) or registry.find(name)
 
 
 def model_document(name: str, model: ModelVersion) -> dict[str, Any]:
@@ -43,7 +57,7 @@ def model_document(name: str, model: ModelVersion) -> dict[str, Any]:
 def list_models(registry: ModelRegistry) -> dict[str, Any]:
     """Return the document of ``/v1/models``, in the shapes of KServe and of OpenAI."""
     names = [model.name for model in registry.defaults() if not model.origin.is_function]
-    data = [model_document(*each) for each in _by_name(registry).items()]
+    data = [model_document(*each) for each in registry.index(_by_name).items()]
     return {"models": names, "object": "list", "data": data}
 
 

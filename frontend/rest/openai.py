@@ -14,13 +14,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from marserve.backend.protocol import Prediction
+from marserve.backend.protocol import Input, Prediction
 from marserve.frontend.aio.json_items import text_of
 from marserve.frontend.batching.jobs import OnAnswer, Stream
 from marserve.frontend.configuration.setting_kinds import Kind
 from marserve.frontend.errors import MethodNotAllowed, ModelNotFound, ServeError
 from marserve.frontend.http.request_bodies import read_input
-from marserve.frontend.http.requests import HttpRequest, PlainRequest
+from marserve.frontend.http.requests import LARGE_BYTES, HttpRequest, PlainRequest
 from marserve.frontend.http.responses import (
     HttpResponse,
     error_response,
@@ -28,12 +28,18 @@ from marserve.frontend.http.responses import (
     prediction_response,
 )
 from marserve.frontend.http.router import Route, Submit
-from marserve.frontend.operations.openai_models import PATHS, find_model, list_models
+from marserve.frontend.operations.openai_models import (
+    PATHS,
+    find_model,
+    full_model,
+    list_models,
+)
 from marserve.frontend.operations.openai_rows import SPLITTERS, read_members
 from marserve.frontend.operations.predictions import predict, predict_rows
 from marserve.frontend.operations.request_options import read_request_options
 from marserve.frontend.rest.inference import Extra, Predictor, accept_plain
 from marserve.frontend.serving.answer_tasks import AnswerTask
+from marserve.frontend.serving.model_version import ModelVersion
 from marserve.frontend.serving.predict_request import PredictRequest, Ticket
 from marserve.frontend.serving.registry import ModelRegistry
 
@@ -69,14 +75,26 @@ class _OpenAI(Predictor):
         if request.method != "POST":
             raise MethodNotAllowed
         options, extra = read_request_options(request.headers), _extra(request)
-        input_ = await read_input(request, self.max_request_bytes, extra, decodes=True)
         predict_request = PredictRequest(
-            input_, request.memory, request.arrived, False, options, trace=request.trace
+            Input(request.id, {}, []),
+            request.memory,
+            request.arrived,
+            False,
+            options,
+            trace=request.trace,
+        )
+        is_large = (request.raw.content_length or 0) > LARGE_BYTES
+        if is_large and (full := self._full_model(request)):
+            full.check(predict_request)  # before the body is read: it can only name a full model
+        predict_request.input = await read_input(
+            request, self.max_request_bytes, extra, decodes=True
         )
         return prediction_response(await self._answer(predict_request))
 
     def accept_request(self, request: PlainRequest) -> Submit | None:
         if request.method != "POST" or "content-encoding" in request.headers:
+            return None
+        if request.length > LARGE_BYTES and self._full_model(request):
             return None
 
         def submit(predict_request: PredictRequest, on_answer: OnAnswer) -> Ticket:
@@ -85,13 +103,17 @@ class _OpenAI(Predictor):
 
         return accept_plain(request, self.max_request_bytes, submit, extra=_extra(request))
 
+    def _full_model(self, request: HttpRequest | PlainRequest) -> ModelVersion | None:
+        priority = read_request_options(request.headers).priority
+        return full_model(self.registry, _path(request.segments), priority)
+
     async def _answer(self, request: PredictRequest) -> Prediction | Stream:
         input_, memory = request.input, request.memory
         input_.parts = [part for part in input_.parts if part.name == "body"][-1:]
         body = text_of(input_.parts[0].body) if input_.parts else b""
         members = await memory.run(read_members(body))
         name = members.read("model", _NAME)
-        path = input_.headers["url_path"].removeprefix("v1/")
+        path = _path(input_.headers["url_path"].split("/"))
         model = find_model(self.registry, name, path)
         request.by_version = name == f"{model.name}:{model.version}"
         model.check(request)
@@ -101,6 +123,11 @@ class _OpenAI(Predictor):
         copies = model.workers.to_saturate(model.batcher.size)
         rows, join = await memory.run(split(input_, members, model.max_rows, copies))
         return await predict_rows(model, request, rows, join)
+
+
+def _path(segments: Sequence[str]) -> str:
+    """Return the path below /v1."""
+    return "/".join(segments[1:])
 
 
 def _extra(request: HttpRequest | PlainRequest) -> Extra:

@@ -9,9 +9,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from marserve.backend.protocol import Input
 from marserve.frontend.errors import MethodNotAllowed, NodeFailed, RouteNotFound, ServeError
 from marserve.frontend.http.request_bodies import read_input
-from marserve.frontend.http.requests import HttpRequest, PlainRequest
+from marserve.frontend.http.requests import LARGE_BYTES, HttpRequest, PlainRequest
 from marserve.frontend.http.responses import (
     HttpResponse,
     error_response,
@@ -67,18 +68,25 @@ class _Inference:
         if request.method == "OPTIONS":
             return json_response(describe_workflow_inference(workflow.name))
         options = read_request_options(request.headers)
-        workflow.check()  # before the body is read and parsed, which may take long
-        input_ = await read_input(request, self.max_request_bytes, {})
         run = PredictRequest(
-            input_, request.memory, request.arrived, False, options, trace=request.trace
+            Input(request.id, {}, []),
+            request.memory,
+            request.arrived,
+            False,
+            options,
+            trace=request.trace,
         )
+        workflow.check(run)  # before the body is read and parsed, which may take long
+        run.input = await read_input(request, self.max_request_bytes, {})
         return prediction_response(await run_workflow(workflow, run))
 
     def accept(self, request: PlainRequest) -> Submit | None:
         if len(request.segments) < 2:
             return None
-        submit = self.registry.find(request.segments[1]).submit
-        return accept_plain(request, self.max_request_bytes, submit)
+        workflow = self.registry.find(request.segments[1])
+        if request.length > LARGE_BYTES and workflow.is_full:
+            return None  # `predict` refuses it before the body is received
+        return accept_plain(request, self.max_request_bytes, workflow.submit)
 
     async def any_other(self, request: HttpRequest) -> HttpResponse:
         """Also run ``/WfPredict/{workflow}``, in any case of letters."""

@@ -4,9 +4,10 @@ Only `registration.manager.ModelManager` changes the registry.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain, islice
+from typing import Any, TypeVar
 
 from marserve.frontend.archives.archive import implied_model_name
 from marserve.frontend.configuration.saved_models import SavedModel
@@ -18,6 +19,8 @@ from marserve.frontend.errors import (
     VersionNotFound,
 )
 from marserve.frontend.serving.model_version import ModelVersion
+
+_Index = TypeVar("_Index")
 
 
 @dataclass(frozen=True)
@@ -103,6 +106,7 @@ class ModelRegistry:
 
     def __init__(self) -> None:
         self._models: dict[str, _Versions] = {}
+        self._indexes: dict[Callable[[ModelRegistry], Any], Any] = {}
         #: Whether the server is about to stop, so that new requests should go to another.
         self.is_leaving = False
         #: Models that could not be loaded, and are therefore not registered.
@@ -116,6 +120,13 @@ class ModelRegistry:
     def defaults(self) -> list[ModelVersion]:
         """Return the default version of every model, sorted by name."""
         return [each.by_version[each.default] for _, each in sorted(self._models.items())]
+
+    def index(self, make: Callable[["ModelRegistry"], _Index]) -> _Index:
+        """Return what a function makes of the models; it is called again when they have changed."""
+        if make not in self._indexes:
+            self._indexes[make] = make(self)
+        index: _Index = self._indexes[make]
+        return index
 
     def has(self, name: str, version: str) -> bool:
         """Return whether a version is registered."""
@@ -143,6 +154,7 @@ class ModelRegistry:
     def add(self, model: ModelVersion) -> None:
         """Register a version; raises VersionConflict if it is registered already."""
         self.check_absent(model)
+        self._indexes.clear()
         versions = self._models.setdefault(model.name, _Versions(model.version))
         versions.by_version[model.version] = model
 
@@ -160,6 +172,7 @@ class ModelRegistry:
             return
         if versions.default == model.version and len(versions.by_version) > 1:
             raise DefaultVersionInUse(f"Cannot remove default version for model {model.name}")
+        self._indexes.clear()
         del versions.by_version[model.version]
         if not versions.by_version:
             del self._models[model.name]
@@ -172,6 +185,7 @@ class ModelRegistry:
         """
         if self.find(model.name, model.version) is not model:
             raise VersionNotFound(f"Version {model.version} of {model.name} has been replaced")
+        self._indexes.clear()
         self._models[model.name].by_version[model.version] = successor
 
     def set_default(self, name: str, version: str) -> None:
@@ -179,6 +193,7 @@ class ModelRegistry:
         versions = self._find(name)
         if version not in versions.by_version:
             raise VersionNotFound(f"Model version {version} does not exist for model {name}")
+        self._indexes.clear()
         versions.default = version
 
     def _find(self, name: str) -> _Versions:

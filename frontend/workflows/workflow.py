@@ -44,16 +44,27 @@ class Workflow:
         self.runs = 0
         self._drained = asyncio.Event()
 
-    def check(self) -> None:
-        """Raise the error with which `run` would refuse a request now."""
+    @property
+    def is_full(self) -> bool:
+        """Whether no further run may start now."""
+        return self.runs >= self.max_runs
+
+    def check(self, request: PredictRequest) -> None:
+        """Raise the error with which `run` would refuse a request now, and record the refusal."""
         if self.refusal is not None:
             raise self.refusal()
-        if self.runs >= self.max_runs:
-            self.graph.metrics.runs["refused"].update(1)
-            raise ServerBusy(
-                f'Workflow "{self.name}" has {self.max_runs} runs in progress, the maximum '
-                "(max_workflow_runs). Try again later."
-            )
+        if self.is_full:
+            raise self._refused(request)
+
+    def _refused(self, request: PredictRequest) -> ServerBusy:
+        self.graph.metrics.runs["refused"].update(1)
+        sentence = (
+            f'Workflow "{self.name}" has {self.max_runs} runs in progress, the maximum '
+            "(max_workflow_runs). Try again later."
+        )
+        arrived, now, trace = request.arrived, time.monotonic(), request.trace
+        self.lines.refused(request.input.id, arrived, now, ServerBusy.status, sentence, trace)
+        return ServerBusy(sentence)
 
     async def run(self, request: PredictRequest) -> Prediction:
         """Run all nodes, and return the answer built from the outputs of the leaves.
@@ -61,7 +72,7 @@ class Workflow:
         The timeout of the request is that of the run. Without one the limit is the time of all
         attempts on the longest path. A cancelled run removes its jobs from their queues.
         """
-        self.check()
+        self.check(request)
         self.runs += 1
         run = Run(self.graph, request)
         answer: Prediction | ServeError | None = None  # None if the client leaves
@@ -76,7 +87,7 @@ class Workflow:
 
     def submit(self, request: PredictRequest, on_answer: OnAnswer) -> Ticket:
         """Run the workflow in a task; ``on_answer`` is called once, after submit has returned."""
-        self.check()
+        self.check(request)
         return AnswerTask(partial(self.run, request), on_answer, f"Workflow {self.name}")
 
     async def drained(self) -> None:

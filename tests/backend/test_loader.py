@@ -380,6 +380,19 @@ def test_a_coroutine_is_run_once_to_initialise_it(
     assert sys.modules["my_model_handler"].seen == [None]
 
 
+def test_a_class_with_coroutines_needs_a_worker_that_can_wait(
+    tmp_path: Path, write: Callable[..., None]
+) -> None:
+    """vllm_handler without asyncCommunication started its engine and failed each request."""
+    write(
+        "class Handler:\n"
+        "    def initialize(self, context): raise AssertionError('the engine is started')\n"
+        "    async def handle(self, data, context): return data\n"
+    )
+    with pytest.raises(HandlerUnusable, match="needs asyncCommunication: true"):
+        load_service(make_load(tmp_path))
+
+
 def test_a_coroutine_needs_a_worker_that_can_wait(
     tmp_path: Path, write: Callable[..., None]
 ) -> None:

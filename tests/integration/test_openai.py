@@ -255,6 +255,25 @@ def test_limits_and_options_apply(models, gate, background):
     models.management("DELETE", f"/models/{name}")
 
 
+def test_a_large_body_for_a_full_model_is_refused_before_it_is_received(
+    start_server, make_gate, background
+):
+    handler = ENGINE.replace("VERSION", "1")
+    config = SERVER.split("handler:")[0] + "outstandingBatches: 1\njobQueueSize: 1\n"
+    gate = make_gate()
+    head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: 5000000\r\n\r\n".encode()
+    with start_server() as server:
+        server.install(handler, "only", config)
+        running = background(post, server, CHAT, json={"model": "only", "hold": gate.path})
+        gate.wait_entered()
+        waiting = background(post, server, CHAT, json={"model": "only"})
+        server.wait_queued("only", 1)
+        answer = server.exchange("inference", head, b"queue is full")
+        assert answer.startswith(b"HTTP/1.1 503 ")
+        gate.open()
+        assert (running.result().status_code, waiting.result().status_code) == (200, 200)
+
+
 def test_a_deadline_applies(models, gate):
     body = {"model": "chat", "hold": gate.path}
     late = post(models, CHAT, json=body, headers={"X-Timeout-Ms": "50"})

@@ -229,11 +229,19 @@ def test_no_more_runs_than_allowed(start_server, make_workflow, functions, backg
         answer = server.inference("POST", "/wfpredict/few", json={})
         assert (answer.status_code, answer.json()["type"]) == (503, "ServiceUnavailableException")
         assert "(max_workflow_runs)" in answer.json()["message"]
+        head = b"POST /wfpredict/few HTTP/1.1\r\nhost: x\r\ncontent-length: 5000000\r\n\r\n"
+        unread = server.exchange("inference", head, b"(max_workflow_runs)")
+        assert unread.startswith(b"HTTP/1.1 503 ")
+        large, small = server.management("GET", "/requests?failed=5&model=few").json()["requests"]
+        assert small["id"] == answer.headers["x-request-id"]
+        for line in (large, small):
+            assert (line["outcome"], line["status"]) == ("refused", 503)
+            assert line["explanation"] == answer.json()["message"]
         for gate in gates:
             gate.open_for_all()
         assert [answer.result(20).status_code for answer in answers] == [200, 200]
         counted = server.metrics("marserve_workflow_runs_total")
-        assert sum(value for series, value in counted.items() if "refused" in series) == 1
+        assert sum(value for series, value in counted.items() if "refused" in series) == 2
 
 
 def test_runs_are_bounded_by_the_shortest_queue_of_the_nodes(

@@ -31,6 +31,28 @@ def test_the_first_version_is_the_default_until_another_is_chosen() -> None:
     assert registry.default("x") is None
 
 
+def test_an_index_is_made_once_until_the_models_change() -> None:
+    """A name of OpenAI's API that no model has was searched in all models for each request."""
+    registry = ModelRegistry()
+    made: list[int] = []
+
+    def count(models: ModelRegistry) -> list[Any]:
+        made.append(len(list(models)))
+        return [model.version for model in models.defaults()]
+
+    first, second = stand_in("m", "1"), stand_in("m", "2")
+    for change, expected in (
+        (lambda: registry.add(first), ["1"]),
+        (lambda: registry.add(second), ["1"]),
+        (lambda: registry.set_default("m", "2"), ["2"]),
+        (lambda: registry.replace(second, stand_in("m", "2")), ["2"]),
+        (lambda: registry.remove(first), ["2"]),
+    ):
+        change()
+        assert [registry.index(count) for _ in range(3)] == [expected] * 3
+    assert made == [1, 2, 2, 2, 1]
+
+
 def test_models_are_listed_by_name_and_versions_by_version() -> None:
     registry = ModelRegistry()
     models = {key: stand_in(*key) for key in [("b", "1"), ("a", "2"), ("a", "1"), ("a", "10")]}
