@@ -78,7 +78,7 @@ class Receiver:
 
 
 @contextmanager
-def run_receiver() -> Iterator[Receiver]:
+def run_receiver(port: int = 0) -> Iterator[Receiver]:
     """Run a receiver for a ``with`` block."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -95,7 +95,7 @@ def run_receiver() -> Iterator[Receiver]:
         def log_message(self, *_: object) -> None:
             """Log nothing."""
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+    with ThreadingHTTPServer(("127.0.0.1", port), Handler) as server:
         receiver = Receiver(server.server_port)
         thread = threading.Thread(target=server.serve_forever, args=(0.05,))
         thread.start()

@@ -33,6 +33,7 @@ from marserve.frontend.version import __version__
 
 logger = logging.getLogger(__name__)
 
+_SDK_LOGGER = logging.getLogger("opentelemetry")
 # Spans of one message.
 _MAX_SENT = 512
 
@@ -65,7 +66,10 @@ class OtlpSpans:
     """Makes spans, and sends them to ``endpoint``."""
 
     def __init__(self, endpoint: str) -> None:
+        self._endpoint = endpoint
         self._exporter = OTLPSpanExporter(endpoint, session=receiver_session())
+        self._is_down = False
+        self._level = logging.NOTSET  # of the SDK, while it is down
         self._ids, self._ended = _GivenIds(), _Ended()
         resource = Resource.create()
         if str(resource.attributes["service.name"]).startswith("unknown_service"):
@@ -151,6 +155,8 @@ class OtlpSpans:
         After the first refusal the others are dropped too: each may take as long.
         """
         spans, self._ended.spans = self._ended.spans, []
+        if not spans:
+            return 0
         left = len(spans)
         for start in range(0, len(spans), _MAX_SENT):
             part = spans[start : start + _MAX_SENT]
@@ -158,14 +164,32 @@ class OtlpSpans:
                 if self._exporter.export(part) is not SpanExportResult.SUCCESS:
                     break
             except requests.RequestException as error:  # of exporters before 1.40
-                logger.error("Spans were not sent: %s", excerpt(error))  # noqa: TRY400 - no traceback
+                if not self._is_down:
+                    logger.error("Spans were not sent: %s", excerpt(error))  # noqa: TRY400 - no traceback
                 break
             left -= len(part)
+        self._set_down(is_down=left > 0)
         self._epoch = time.time() - time.monotonic()  # the clock may have been set
         return left
 
+    def _set_down(self, *, is_down: bool) -> None:
+        """Log the first failure and its end; the SDK would log several lines for each message."""
+        if is_down is self._is_down:
+            return
+        self._is_down = is_down
+        if is_down:
+            self._level = _SDK_LOGGER.level
+            _SDK_LOGGER.setLevel(logging.CRITICAL)
+            text = "Spans are dropped until %s accepts them; the next failures are not logged."
+            logger.warning(text, self._endpoint)
+        else:
+            _SDK_LOGGER.setLevel(self._level)
+            logger.info("%s accepts spans again.", self._endpoint)
+
     def close(self) -> None:
         """Close the connection to the receiver."""
+        if self._is_down:
+            _SDK_LOGGER.setLevel(self._level)
         self._exporter.shutdown()  # type: ignore[no-untyped-call]  # the SDK has no type
 
     def _start(

@@ -11,7 +11,7 @@ import pytest
 import requests
 from grpc_client import connected
 from otel_receiver import run_raw_receiver, run_receiver
-from servers import wait_for
+from servers import free_ports, wait_for
 
 pytestmark = pytest.mark.integration
 
@@ -344,14 +344,32 @@ def test_an_error_without_a_trace_has_torchserves_members(server):
     assert list(body) == ["code", "type", "message", "requestId", "traceId"]
 
 
-def test_a_receiver_that_is_down_does_not_matter(start_server, receiver):
-    settings = {"otel_endpoint": "http://127.0.0.1:9", "stop_grace": "20"}
-    with start_server(**settings) as server:
+def test_a_receiver_that_is_down_does_not_matter_and_is_logged_once(prepare_server):
+    (port,) = free_ports(1)
+    settings = {"otel_endpoint": f"http://127.0.0.1:{port}", "stop_grace": "20"}
+    # The exporter tries again for this time, and logs a line each time.
+    with prepare_server({"OTEL_EXPORTER_OTLP_TIMEOUT": "1"}, **settings) as server:
+        server.start()
         server.install(HANDLER, "spans")
-        for _ in range(5):
+
+        def send(dropped):
             assert server.predict("spans", data=b"x", headers=header(new_trace())).ok
-        name = "marserve_dropped_spans_total"
-        wait_for(lambda: sum(server.metrics(name).values()) >= 5 * len(OWN))
+            wait_for(
+                lambda: sum(server.metrics("marserve_dropped_spans_total").values()) >= dropped
+            )
+
+        send(len(OWN))
+        server.wait_logged("ts_log.log", "Spans are dropped until http://127.0.0.1:")
+        send(2 * len(OWN))
+        send(3 * len(OWN))
+        later = server.log("ts_log.log").partition("; the next failures are not logged.")[2]
+        assert "OpenTelemetry" not in later
+        with run_receiver(port) as receiver:
+            trace_id = new_trace()
+            assert server.predict("spans", data=b"x", headers=header(trace_id)).ok
+            receiver.wait(trace_id, *OWN)
+            server.wait_logged("ts_log.log", f":{port}/v1/traces accepts spans again.")
+            server.stop()
 
 
 def test_the_stop_does_not_wait_for_a_receiver_that_does_not_answer(start_server):
