@@ -113,7 +113,7 @@ def _encode_predict(predict: Predict) -> Encoded:
 
 
 #: The fields of a reply that are sent only if one of them differs from its default.
-_USUAL = (200, "", "", -1, "", (), (), 0.0, "", ())
+_USUAL = (200, "", "", -1, "", (), (), 0.0, "", (), 0.0)
 
 
 def _encode_reply(reply: Reply) -> Encoded:
@@ -131,6 +131,7 @@ def _encode_reply(reply: Reply) -> Encoded:
         reply.length_seconds,
         reply.cause,
         reply.spans,
+        reply.paused_ms,
     )
     if rare != _USUAL:
         meta += rare
@@ -216,12 +217,14 @@ def _decode_reply(meta: Any, bodies: _Bodies) -> Reply:
         int(number),
     )
     if rare:
-        code, message, poisoned, suspect, raised_at, rows, lengths, seconds, cause, spans = rare
+        code, message, poisoned, suspect, raised_at, rows, lengths, seconds, *rare = rare
+        cause, spans, paused_ms = rare
         reply.code, reply.message, reply.poisoned = int(code), str(message), str(poisoned)
         reply.suspect, reply.raised_at = int(suspect), str(raised_at)
         reply.rows = tuple(map(int, rows))
         reply.lengths = tuple((int(place), float(length)) for place, length in lengths)
         reply.length_seconds, reply.cause = float(seconds), str(cause)
+        reply.paused_ms = float(paused_ms)
         reply.spans = tuple(
             SpanRecord(str(a), str(b), str(c), str(d), float(start), float(end), dict(e), str(f))
             for a, b, c, d, start, end, e, f in spans

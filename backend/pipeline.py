@@ -66,10 +66,10 @@ class _Batch:
         self._error: Exception | None = None
         self._run: BatchRun | None = None
         self._steps: Iterator[float] | None = None
-        self._started = time.monotonic()
-        self._seconds = 0.0
+        self._seconds = self._started = 0.0
         try:
             self._run = run = service.begin(self._context, message, send)
+            self._started = time.monotonic()
             if run is not None:
                 self._ids = run.ids
                 self._steps = stages.enter_stages(run.data, self._context)
@@ -109,7 +109,10 @@ class _Batch:
         assert self._run is not None
         try:
             results = self._stages.leave_stages(self._steps)
-            return self._run.finished(results, self._started, self._seconds)
+            took = time.monotonic() - self._started
+            reply = self._run.finished(results, self._started, self._seconds)
+            reply.paused_ms = round(max(0.0, took - self._seconds) * 1000, 3)
+            return reply
         except Exception as error:  # noqa: BLE001 - foreign code
             return self._failed(error)
 

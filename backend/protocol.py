@@ -331,6 +331,8 @@ class Reply:
         length_seconds: How long that took, which is not a cost of the batch.
         cause: The exception of a handler that failed, for operators.
         spans: Those of the handler, of requests that are sampled.
+        paused_ms: How long the handler waited between its stages (`backend.pipeline`), which
+            ``handler_ms`` does not contain.
     """
 
     code: int = 200
@@ -348,6 +350,7 @@ class Reply:
     length_seconds: float = 0.0
     cause: str = ""
     spans: tuple[SpanRecord, ...] = ()
+    paused_ms: float = 0.0
 
 
 @dataclass(slots=True)

@@ -72,6 +72,7 @@ class Batch:
     lengths: "Lengths | None" = field(default=None, init=False)  # if it was formed by them
     handler_started: float = field(default=0.0, init=False)
     handler_seconds: float = field(default=0.0, init=False)
+    handler_paused: float = field(default=0.0, init=False)  # between stages, while others ran
     took: float = field(default=0.0, init=False)  # seconds until the answer; 0 while it runs
     succeeded: bool = field(default=False, init=False)
     handler_spans: Sequence[SpanRecord] = field(default=(), init=False)
@@ -101,8 +102,15 @@ class Batch:
         """Note when the handler ran."""
         self.handler_started = reply.handler_started
         self.handler_seconds = reply.handler_ms / 1000
+        if reply.paused_ms:
+            self.handler_paused = reply.paused_ms / 1000
         if reply.spans and any(job.is_recorded for job in self.jobs):
             self.handler_spans = reply.spans
+
+    @property
+    def handler_ended(self) -> float:
+        """When the handler ended, or its last step until now; 0 if it did not finish."""
+        return self.handler_started + self.handler_seconds + self.handler_paused
 
     def ran_step(self, reply: Reply) -> None:
         """Note one of the steps in which the handler ran: from the first to the last one."""

@@ -127,7 +127,7 @@ def _events(line: TimeLine) -> list[tuple[str, float]]:
         found.append(("batch closed", batch.closed))
         if batch.handler_started:
             found.append(("handler started", batch.handler_started))
-            found.append(("handler ended", batch.handler_started + batch.handler_seconds))
+            found.append(("handler ended", batch.handler_ended))
     if line.first_piece:
         found.append(("first piece", line.first_piece))
     found.append(("answered", line.answered))

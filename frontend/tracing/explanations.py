@@ -30,7 +30,7 @@ class Shares(NamedTuple):
         receiving: Until its body was received.
         waiting: In the queue, while no worker was idle.
         batching: In the queue, held for a larger batch.
-        hand_over: From the batch's closing to the handler's start.
+        hand_over: From the batch's closing to the handler's start, and between overlapped stages.
         handler: In the handler, or in the worker if the handler did not finish.
         answering: From the handler's end to the answer.
     """
@@ -60,7 +60,9 @@ class Shares(NamedTuple):
         if not started:
             return cls(*queue, 0.0, line.answered - batch.closed, 0.0)
         handler = min(batch.handler_seconds, max(0.0, line.answered - started))
-        return cls(*queue, started - batch.closed, handler, line.answered - started - handler)
+        rest = line.answered - started - handler
+        paused = min(batch.handler_paused, max(0.0, rest))
+        return cls(*queue, started - batch.closed + paused, handler, rest - paused)
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,11 @@ def _largest_share(line: TimeLine, facts: Facts) -> str:
             return f"It was held {of} for a larger batch (closed by: {line.batch.reason.value})."
         case "hand_over":
             assert line.batch is not None
+            if line.batch.handler_paused > seconds / 2:
+                return (
+                    f"It waited {of} in worker {line.batch.worker_id} for its next stage, in which "
+                    "other batches were."
+                )
             return (
                 f"Worker {line.batch.worker_id} began with it after {of}: its process was stopped "
                 f"or busy, or reading {size_text(sum(line.batch.request_bytes) or line.size)}."

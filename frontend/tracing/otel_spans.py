@@ -137,7 +137,7 @@ class OtlpSpans:
         if batch.handler_started:  # else it has failed
             attributes = _attributes(batch)
             span = self._start("handler", batch.handler_started, inside, attributes, links=links)
-            self._end(span, batch.handler_started + batch.handler_seconds)
+            self._end(span, batch.handler_ended)
 
     def _add_batch(self, batch: Batch, lines: Sequence[TimeLine]) -> api.Link:
         """Make the span of a batch, and return the link to it."""
@@ -145,8 +145,8 @@ class OtlpSpans:
         inside = [_inside(trace, trace.span_id) for trace in traces]
         links = [_link(api.get_current_span(each)) for each in inside]
         span = self._start("batch", batch.closed, inside[0], _attributes(batch), links=links)
-        ran = batch.handler_started + batch.handler_seconds  # later, while steps of it run
-        self._end(span, max(batch.closed + batch.took, ran))
+        # The handler's end is later while steps of it run.
+        self._end(span, max(batch.closed + batch.took, batch.handler_ended))
         return _link(span)
 
     def send(self) -> int:

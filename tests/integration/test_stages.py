@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from collections import Counter
 
 import pytest
@@ -94,6 +95,25 @@ def test_three_batches_are_in_three_stages(staged, flags, background):
     for stage, id_ in in_stages(*"abc"):
         flags.let_go(stage, id_)
     assert [answer.result().text for answer in answers] == ["a of 1", "b of 1", "c of 1"]
+
+
+def test_waiting_between_stages_is_not_time_of_the_answer(
+    server, staged, flags, background, wait_for
+):
+    model = staged()
+    flags.hold("inference", "a")
+    first = background(model.ask, flags, "a")
+    flags.wait_entered("inference", "a")
+    began = time.monotonic()
+    second = background(model.ask, flags, "b")
+    flags.wait_entered("preprocess", "b")
+    wait_for(lambda: time.monotonic() > began + 0.3)
+    flags.let_go("inference", "a")
+    assert (first.result().text, second.result().text) == ("a of 1", "b of 1")
+    query = {"id": second.result().headers["x-request-id"]}
+    (line,) = server.management("GET", "/requests", params=query).json()["requests"]
+    assert line["shares"]["answeringMs"] < line["shares"]["handOverMs"] > 200
+    assert "for its next stage, in which other batches were." in line["explanation"]
 
 
 def test_requests_wait_where_they_can_be_joined_until_the_worker_has_room(
