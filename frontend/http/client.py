@@ -29,6 +29,8 @@ class ClientConnection(asyncio.Protocol):
     _unread = 0
     #: Bytes of the large body that is being written. The transport keeps all of it until the end.
     _writing = 0
+    #: Whether the client was asked to send the body of the current request.
+    has_continued = False
     _answer_stream: Stream | None = None
 
     def __init__(self, connections: Connections, common_headers: str) -> None:

@@ -8,15 +8,19 @@ from aiohttp.http import HttpProcessingError
 
 from marserve.frontend.aio.long_work import LongWork
 from marserve.frontend.http.limits import ConnectionLimits, Connections
-from marserve.frontend.http.protocol import CLOSING, CONNECTION_INFO, IDLE_SECONDS, Connection
+from marserve.frontend.http.protocol import (
+    CLOSING,
+    CONNECTION_INFO,
+    IDLE_SECONDS,
+    LINGERING_SECONDS,
+    Connection,
+)
 from marserve.frontend.http.requests import MAX_LENGTH_DIGITS, HttpRequest
 from marserve.frontend.http.router import Router
 from marserve.frontend.security.usage import Usage
 
 logger = logging.getLogger(__name__)
 
-# Seconds for which a client whose request was answered early (413) may continue to send.
-_LINGERING_SECONDS = 2.0
 _SHORT_BODY = 1 << 16
 
 
@@ -56,7 +60,7 @@ class HttpServer:
             auto_decompress=False,  # TorchServe passed bodies on as they came
             handler_cancellation=True,
             keepalive_timeout=IDLE_SECONDS,
-            lingering_time=_LINGERING_SECONDS,
+            lingering_time=LINGERING_SECONDS,
             logger=_aiohttp_logger,
         )
 

@@ -54,6 +54,8 @@ logger = logging.getLogger(__name__)
 
 #: Statuses behind which the connection is closed: the body came too slowly, or is too long.
 CLOSING = frozenset({408, 413})
+#: The time for which a client whose request was answered early may continue to send.
+LINGERING_SECONDS = 2.0
 #: Seconds that a connection may be idle after its first request.
 IDLE_SECONDS = 3630.0  # longer than reverse proxies, so that they close the connection first
 #: The key of the connection in the extra information of the transport that aiohttp gets.
@@ -282,7 +284,7 @@ class Connection(ClientConnection):
     def end_request(self) -> None:
         """Note that its answer is written."""
         self.memory.end()
-        self._is_handling = False
+        self._is_handling = self.has_continued = False
         self._answered += 1
         if not self.heads.is_readable:
             self._head_since = self._loop.time()
@@ -303,7 +305,10 @@ class Connection(ClientConnection):
         )
         has_body = method != "HEAD"
         self.write(answer, new_request_id(), keep_alive=False, with_body=has_body)
-        self.close()
+        if self._aiohttp is None:
+            self._linger()
+        else:  # which closes it, too
+            self.close()
 
     def fail(self, error: Exception) -> None:
         """Answer a request after an unexpected exception, and close the connection."""
@@ -373,6 +378,7 @@ class Connection(ClientConnection):
         self._parser = httptools.HttpRequestParser(self._incoming)  # the old one expects a body
         if request.waits_for_continue:
             self.transport.write(CONTINUE)
+            self.has_continued = True
         self._large = large
         self._head_since = None
         self.transport.set_protocol(large)
@@ -388,8 +394,22 @@ class Connection(ClientConnection):
         if left > 0:
             self._collecting_timer = self._loop.call_later(left, self._check_large)
             return
+        request = self._request
         self._stop_large()
-        self._refuse(self._request, late_body())
+        answer = refusal(request, request.refuse, late_body())
+        self._router.log(request, answer)
+        self.write(answer, request.id, keep_alive=False)
+        self._linger()
+
+    def _linger(self) -> None:
+        """Close the connection in some seconds, and until then drop what the client sends.
+
+        If bytes arrive at a closed connection it is reset, and the client may lose the answer.
+        """
+        self._parser = self._request = self._submit = None
+        self._pieces.clear()
+        self.memory.end()
+        self._collecting_timer = self._loop.call_later(LINGERING_SECONDS, self.close)
 
     def _stop_large(self) -> None:
         self._drop_large()
@@ -403,6 +423,7 @@ class Connection(ClientConnection):
     def end_large(self, body: Buffer) -> None:
         """Submit the request: its large body is complete."""
         self._stop_large()
+        self.has_continued = False
         self._piece_bytes += len(body)
         assert self._request is not None
         assert self._submit is not None

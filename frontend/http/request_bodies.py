@@ -100,7 +100,7 @@ async def read_body(request: HttpRequest, max_bytes: int) -> bytes | bytearray:
         raise PayloadTooLarge(max_bytes)
     request.memory.check_alone(raw.content_length or 0)
     expects = request.headers.get("expect", "").lower() == "100-continue"
-    if expects and not transport.is_closing():
+    if expects and not request.connection.has_continued and not transport.is_closing():
         transport.write(CONTINUE)
     chunks: list[bytes] = []
     size = 0

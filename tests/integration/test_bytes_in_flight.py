@@ -101,6 +101,30 @@ def test_who_is_refused_is_told_why_and_when_to_try_again(start, wait_for):
         assert server.predict("m", data=b"x" * 100_000).status_code == 200
 
 
+def test_a_client_is_asked_for_its_body_once_at_the_limit(start, wait_for):
+    limit = str(SIZE * 3 // 2)
+    with start(max_bytes_in_flight=limit, max_client_bytes_in_flight=limit) as server:
+        begin_upload(server, missing=10)
+        wait_for(lambda: in_flight(server) > SIZE - 1000)
+        connection = begin_upload(server, b"Expect: 100-continue\r\n", missing=1)
+        received = b""
+        while piece := connection.recv(65536):
+            received += piece
+        assert received.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 503 "), received[:200]
+
+
+def test_a_client_whose_body_is_late_can_read_the_answer_while_it_sends(start):
+    with start(request_body_timeout="1") as server:
+        connection = begin_upload(server, missing=SIZE // 2)
+        connection.recv(1, socket.MSG_PEEK)  # the answer has come
+        for _ in range(2):
+            connection.sendall(b"x" * 1000)
+        received = b""
+        while piece := connection.recv(65536):
+            received += piece
+        assert received.startswith(b"HTTP/1.1 408 ")
+
+
 def test_a_client_has_so_many_connections_and_no_more(start, wait_for):
     with start(max_client_connections="3") as server:
 
