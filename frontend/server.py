@@ -354,7 +354,7 @@ class Server:
         dropped = self._metrics.added["marserve_dropped_spans_total"].join(self._metrics.hostname)
         dropped.show()
         export = SpanExport(receiver, dropped.update)
-        time_lines.on_traced = export.add
+        time_lines.on_recorded = export.add
         export.start()
         opened.push_async_callback(export.close)
         return sampling_of(config.trace_sample_ratio, os.environ)

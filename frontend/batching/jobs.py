@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from marserve.backend.protocol import Buffer, Input, Prediction
 from marserve.frontend.errors import ServeError
-from marserve.frontend.telemetry.trace_context import TraceContext
+from marserve.frontend.telemetry.trace_context import RequestTrace
 
 if TYPE_CHECKING:
     from marserve.frontend.batching.batches import Batch
@@ -189,7 +189,7 @@ class Job:
     group: Group = Group.PREDICT
     deadline: float = field(default=math.inf, kw_only=True)
     priority: Priority = field(default=Priority.NORMAL, kw_only=True)
-    trace: TraceContext | None = field(default=None, kw_only=True)
+    trace: RequestTrace | None = field(default=None, kw_only=True)
     order: float = field(default=0.0, init=False)  # by which the queue is sorted, smallest first
     dispatched: float | None = field(default=None, init=False)  # None while it is queued
     batch: "Batch | None" = field(default=None, init=False)  # the latest that it was sent in

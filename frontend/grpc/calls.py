@@ -43,7 +43,7 @@ from marserve.frontend.security.usage import UNCOUNTED_BYTES, RequestMemory
 from marserve.frontend.serving.predict_request import RequestOptions
 from marserve.frontend.serving.request_ids import new_request_id
 from marserve.frontend.telemetry.access_log import CLIENT_ID_HEADER, AccessLog
-from marserve.frontend.telemetry.trace_context import NO_SAMPLING, TraceContext
+from marserve.frontend.telemetry.trace_context import NO_SAMPLING, RequestTrace, TraceContext
 
 logger = logging.getLogger(__name__)
 
@@ -106,7 +106,7 @@ class Call:
         self.context: Context | None = None  # while it is answered
         #: For the log: the model and the id of its last request; empty for none.
         self.model = self.request_id = ""
-        self.trace: TraceContext | None = None  # of its last request
+        self.trace: RequestTrace | None = None  # of its last request
         self._sampling = router.sampling
 
     def new_request_id(self) -> str:
@@ -150,7 +150,7 @@ class Call:
                 text = value if isinstance(value, str) else base64.b64encode(value).decode()
                 headers[name] = f"{headers[name]}, {text}" if name in headers else text
         self.trace = trace = self._sampling.context_of(headers)
-        if trace is None:
+        if not isinstance(trace, TraceContext):
             return headers
         of_call = {"rpc.system.name": "grpc", "rpc.method": self.method}
         self.trace = trace._replace(attributes=of_call)
@@ -288,7 +288,7 @@ class CallRouter(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic i
             call.request_id,
             call.metadata(CLIENT_ID_HEADER),
             call.model,
-            "" if call.trace is None else call.trace.trace_id,
+            call.trace,
         )
 
 

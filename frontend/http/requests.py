@@ -19,7 +19,7 @@ from marserve.frontend.http.client import ClientConnection
 from marserve.frontend.http.responses import HttpResponse, error_response
 from marserve.frontend.security.usage import RequestMemory
 from marserve.frontend.serving.request_ids import new_request_id
-from marserve.frontend.telemetry.trace_context import TraceContext
+from marserve.frontend.telemetry.trace_context import RequestTrace
 
 #: A longer body is large. Below this size, to receive it in place gains nothing.
 LARGE_BYTES = 1 << 19
@@ -44,7 +44,7 @@ class HttpRequest:
         self.headers: Mapping[str, str] = raw.headers
         self.segments: Sequence[str] = split_path(self.target)
         self.id = new_request_id()
-        self.trace: TraceContext | None = None
+        self.trace: RequestTrace | None = None
 
     @property
     def memory(self) -> RequestMemory:
@@ -72,7 +72,7 @@ class PlainRequest:
     connection: ClientConnection
     waits_for_continue: bool  # whether the client sends the body after an answer 100
     refuse: Callable[[ServeError], HttpResponse] = error_response  # see `Route`
-    trace: TraceContext | None = None
+    trace: RequestTrace | None = None
 
     @property
     def memory(self) -> RequestMemory:

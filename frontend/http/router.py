@@ -20,7 +20,7 @@ from marserve.frontend.security.guard import Guard
 from marserve.frontend.security.tokens import Kind
 from marserve.frontend.serving.predict_request import Ticket
 from marserve.frontend.telemetry.access_log import CLIENT_ID_HEADER, AccessLog
-from marserve.frontend.telemetry.trace_context import NO_SAMPLING, Sampling
+from marserve.frontend.telemetry.trace_context import NO_SAMPLING, Sampling, TraceContext
 from marserve.frontend.tracing.explanations import server_timing
 from marserve.frontend.tracing.time_lines import TimeLines
 
@@ -141,7 +141,7 @@ class Router:
             time.monotonic() - request.arrived,
             request.id,
             request.headers.get(CLIENT_ID_HEADER),
-            "" if request.trace is None else request.trace.trace_id,
+            request.trace,
         )
         if _TIMING_HEADER in request.headers and (line := self.time_lines.of_answer(request.id)):
             answer.headers = {**(answer.headers or {}), "server-timing": server_timing(line)}
@@ -150,7 +150,7 @@ class Router:
         starts = self.sampling.ratio is not None and route.key == "inference"
         if TRACEPARENT in request.headers or (starts and request.method not in _UNTRACED):
             request.trace = trace = self.sampling.context_of(request.headers)
-            if trace is not None and trace.is_recorded:
+            if isinstance(trace, TraceContext):
                 path = request.target.partition("?")[0]
                 attributes = {"http.request.method": request.method, "url.path": path}
                 request.trace = trace._replace(attributes=attributes)
@@ -187,10 +187,10 @@ def refusal(
     """
     answer = refuse(error)
     error.drop_frames()
-    if request.trace is None:
+    if request.trace is None or not (trace_id := request.trace.trace_id):
         return answer
     document = json.loads(bytes(answer.body))
     if "type" not in document or "error" in document:
         return answer
-    ids = {"requestId": request.id, "traceId": request.trace.trace_id}
+    ids = {"requestId": request.id, "traceId": trace_id}
     return refusal_response({**document, **ids}, answer.status, answer.headers or {})

@@ -115,7 +115,7 @@ class ModelCalls:
         self._last += 1
         headers, trace = call.headers, caller.trace
         if trace is not None:
-            trace = trace.recorded() if trace.is_recorded else trace
+            trace = trace.caused()
             headers = trace.applied_to({**trace.headers, **headers})
         return PredictRequest(
             # A unique id that contains the caller's, for searches in logs.

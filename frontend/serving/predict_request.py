@@ -32,7 +32,7 @@ from marserve.frontend.errors import (
 )
 from marserve.frontend.security.usage import RequestMemory
 from marserve.frontend.telemetry.model_metrics import ModelMetrics, RequestCounters
-from marserve.frontend.telemetry.trace_context import TraceContext
+from marserve.frontend.telemetry.trace_context import RequestTrace
 from marserve.frontend.tracing.time_lines import (
     ANSWERED,
     CANCELLED,
@@ -71,7 +71,7 @@ class PredictRequest:
     continues: bool = False
     #: The nested time lines of the request that waits for this one.
     nested_in: NestedLines | None = None
-    trace: TraceContext | None = None
+    trace: RequestTrace | None = None
 
 
 #: The answer to the rows of a request: their predictions in order, up to the first with a status

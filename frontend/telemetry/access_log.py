@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from marserve.frontend.logs.formats import log_entries, timestamp
 from marserve.frontend.telemetry.metrics import Metrics
 from marserve.frontend.telemetry.pace import Pace
+from marserve.frontend.telemetry.trace_context import RequestTrace
 
 logger = logging.getLogger("ACCESS_LOG")
 
@@ -35,7 +36,7 @@ class _Entry(NamedTuple):
     seconds: float
     request_id: str
     client_id: str | None
-    trace_id: str = ""
+    trace: RequestTrace | None = None
     protocol: str = "HTTP/1.1"
     model: str = ""
 
@@ -65,7 +66,8 @@ class _Entry(NamedTuple):
         more = {"model": self.model[:_MAX_MODEL]} if self.model else {}
         if self.client_id and _CLIENT_ID.fullmatch(self.client_id):
             more |= {"request_id": self.request_id, "client_request_id": self.client_id}
-        return more | {"trace_id": self.trace_id} if self.trace_id else more
+        trace_id = "" if self.trace is None else self.trace.trace_id
+        return more | {"trace_id": trace_id} if trace_id else more
 
 
 class AccessLog:
@@ -89,11 +91,11 @@ class AccessLog:
         seconds: float,
         request_id: str = "",
         client_id: str | None = None,
-        trace_id: str = "",
+        trace: RequestTrace | None = None,
     ) -> None:
         """Count and log a response; ``peer`` is its client, as ``host:port``."""
         self._count_response(status)
-        ids = request_id, client_id, trace_id
+        ids = request_id, client_id, trace
         self._append(_Entry(time.time(), peer, method, target, status, seconds, *ids))
 
     def add_call(
@@ -106,14 +108,14 @@ class AccessLog:
         request_id: str = "",
         client_id: str | None = None,
         model: str = "",
-        trace_id: str = "",
+        trace: RequestTrace | None = None,
     ) -> None:
         """Log a gRPC call by its status code, and count it by the equivalent HTTP status.
 
         ``method`` is its full name, ``package.Service/Method``.
         """
         self._count_response(http_status)
-        ids = request_id, client_id, trace_id
+        ids = request_id, client_id, trace
         self._append(
             _Entry(time.time(), peer, "gRPC", method, code, seconds, *ids, "HTTP/2.0", model)
         )

@@ -17,6 +17,8 @@ from multidict import CIMultiDict
 from marserve.backend.spans import SAMPLED, TRACEPARENT, Trace, parse_traceparent
 
 _TRACESTATE = "tracestate"
+# The usual traceparent of a request that is not sampled.
+_UNSAMPLED = re.compile("00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-0[02]")
 # A longer state is dropped, as W3C Trace Context allows.
 _MAX_STATE = 512
 # Members as W3C Trace Context writes them. The rule is that of OpenTelemetry's `TraceState`, which
@@ -48,6 +50,10 @@ class TraceContext(NamedTuple):
     parent_id: str = ""
     attributes: Mapping[str, Any] = _NO_ATTRIBUTES
 
+    def caused(self) -> "TraceContext":
+        """Return the context of a request that this one causes."""
+        return self.recorded() if self.is_recorded else self
+
     def recorded(self) -> "TraceContext":
         """Return the context of a recorded request in this one."""
         flags, own = self.flags | SAMPLED, os.urandom(8).hex()
@@ -60,12 +66,51 @@ class TraceContext(NamedTuple):
         return {TRACEPARENT: Trace(*self[:3]).traceparent, **state}
 
     def applied_to(self, headers: dict[str, str]) -> dict[str, str]:
-        """Return the headers that a handler gets; those of a client stay if it is not recorded."""
-        if not self.is_recorded:
-            return headers
+        """Return the headers that a handler gets, of those of a client."""
         names = (TRACEPARENT, _TRACESTATE)
         others = {name: text for name, text in headers.items() if name.lower() not in names}
         return {**others, **self.headers}
+
+
+class ClientTrace:
+    """The trace of a client's request that is not recorded: headers that pass through.
+
+    They are parsed only when somebody needs the ids; a traceparent that is wrong has none.
+    """
+
+    __slots__ = ("_parent", "_state")
+    is_recorded = False
+
+    def __init__(self, parent: str, state: str = "") -> None:
+        self._parent = parent
+        self._state = state
+
+    @property
+    def trace_id(self) -> str:
+        """The id of the trace; empty without one."""
+        fields = parse_traceparent(self._parent)
+        return "" if fields is None else fields[0]
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The headers of what the request causes."""
+        fields = parse_traceparent(self._parent)
+        if fields is None:
+            return {}
+        trace_id, span_id, flags = fields
+        state = _checked_state(self._state)
+        return TraceContext(trace_id, span_id, flags & (SAMPLED | _RANDOM), state).headers
+
+    def caused(self) -> "ClientTrace":
+        """Return the trace of a request that this one causes."""
+        return self
+
+    def applied_to(self, headers: dict[str, str]) -> dict[str, str]:
+        """Return the headers that a handler gets: those of the client."""
+        return headers
+
+
+RequestTrace = TraceContext | ClientTrace
 
 
 @dataclass(frozen=True)
@@ -78,24 +123,29 @@ class Sampling:
     ratio: float | None = None
     is_parent_based: bool = True
 
-    def context_of(self, headers: Mapping[str, str]) -> TraceContext | None:
-        """Return the context of a request with these headers, by their names in lower case."""
+    def context_of(self, headers: Mapping[str, str]) -> RequestTrace | None:
+        """Return the trace of a request with these headers, by their names in lower case."""
         ratio = self.ratio
-        found = parse_traceparent(_joined(headers, TRACEPARENT)) if TRACEPARENT in headers else None
+        text = _joined(headers, TRACEPARENT) if TRACEPARENT in headers else ""
+        state = _joined(headers, _TRACESTATE) if text and _TRACESTATE in headers else ""
+        if ratio is None:
+            return ClientTrace(text, state) if text else None
+        if self.is_parent_based and _UNSAMPLED.fullmatch(text):
+            return ClientTrace(text, state)
+        found = parse_traceparent(text) if text else None
         if found is None:
-            if ratio is None or random.random() >= ratio:  # noqa: S311 - no secret
+            if random.random() >= ratio:  # noqa: S311 - no secret
                 return None
             low = int(random.random() * ratio * _LOW)  # noqa: S311 - no secret
             return TraceContext(f"{os.urandom(8).hex()}{low:016x}", "", _RANDOM).recorded()
         trace_id, span_id, flags = found
         is_sampled = flags & SAMPLED
-        if not self.is_parent_based and ratio is not None:
+        if not self.is_parent_based:
             is_sampled = int(trace_id[16:], 16) < round(ratio * _LOW)
-        state = ""
-        if _TRACESTATE in headers:
-            state = _checked_state(_joined(headers, _TRACESTATE))
-        context = TraceContext(trace_id, span_id, flags & (SAMPLED | _RANDOM), state)
-        return context.recorded() if is_sampled and ratio is not None else context
+        if not is_sampled:
+            return ClientTrace(text, state)
+        flags &= SAMPLED | _RANDOM
+        return TraceContext(trace_id, span_id, flags, _checked_state(state)).recorded()
 
 
 NO_SAMPLING = Sampling()

@@ -104,9 +104,7 @@ class SpanExport:
             logger.warning("The last spans were not sent: %s does not accept them.", self._endpoint)
 
     def add(self, line: TimeLine) -> None:
-        """Queue the time line of a request, if that is recorded."""
-        if line.trace is None or not line.trace.is_recorded:
-            return
+        """Queue the time line of a recorded request."""
         if len(self._waiting) < _MAX_WAITING:
             self._waiting.append(line)
         else:

@@ -101,7 +101,7 @@ class OtlpSpans:
 
     def _add_request(self, line: TimeLine, links: Sequence[api.Link]) -> None:
         trace, batch, model = line.trace, line.batch, line.model
-        assert trace is not None
+        assert isinstance(trace, TraceContext)
         attributes = {
             **trace.attributes,
             "marserve.request.id": line.id,
@@ -141,7 +141,7 @@ class OtlpSpans:
 
     def _add_batch(self, batch: Batch, lines: Sequence[TimeLine]) -> api.Link:
         """Make the span of a batch, and return the link to it."""
-        traces = [line.trace for line in lines if line.trace is not None]
+        traces = [line.trace for line in lines if isinstance(line.trace, TraceContext)]
         inside = [_inside(trace, trace.span_id) for trace in traces]
         links = [_link(api.get_current_span(each)) for each in inside]
         span = self._start("batch", batch.closed, inside[0], _attributes(batch), links=links)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from marserve.frontend.aio.long_work import Steps
 from marserve.frontend.batching.batches import Batch
-from marserve.frontend.telemetry.trace_context import TraceContext
+from marserve.frontend.telemetry.trace_context import RequestTrace
 
 #: The most nested time lines that one keeps, in all depths.
 MAX_NESTED = 100
@@ -57,7 +57,7 @@ class TimeLine(NamedTuple):
     size: int = 0
     attempts: int = 1
     nested: "Sequence[TimeLine]" = ()
-    trace: TraceContext | None = None
+    trace: RequestTrace | None = None
     first_piece: float = 0.0
 
     @property
@@ -98,8 +98,8 @@ class TimeLines:
 
     def __init__(self) -> None:
         self.recent: deque[TimeLine] = deque(maxlen=_RECENT)
-        #: Called with each time line that has a trace.
-        self.on_traced: Callable[[TimeLine], object] = lambda _line: None
+        #: Called with each time line of a recorded request.
+        self.on_recorded: Callable[[TimeLine], object] = lambda _line: None
         self._models: dict[ModelLines, None] = {}
 
     def of_model(self, name: str, version: str) -> "ModelLines":
@@ -178,8 +178,8 @@ class ModelLines:
             self._add_slow(line)
         if line.outcome is FAILED:
             self._keep_failed(line)
-        if line.trace is not None:
-            self._server.on_traced(line)
+        if line.trace is not None and line.trace.is_recorded:
+            self._server.on_recorded(line)
 
     def refused(
         self,
@@ -188,13 +188,13 @@ class ModelLines:
         now: float,
         status: int,
         error: str,
-        trace: TraceContext | None = None,
+        trace: RequestTrace | None = None,
     ) -> None:
         """Add a request that was not queued."""
         line = TimeLine(id_, self, arrived, now, None, now, REFUSED, status, error, trace=trace)
         self._refused.append(line)
-        if trace is not None:
-            self._server.on_traced(line)
+        if trace is not None and trace.is_recorded:
+            self._server.on_recorded(line)
 
     def close(self) -> None:
         """Remove them from the server."""

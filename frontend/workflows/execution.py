@@ -240,7 +240,7 @@ class Run:
         id_ = f"{whole.input.id}.{node.name}{again}"
         headers, trace = dict(whole.input.headers), whole.trace
         if trace is not None:
-            trace = trace.recorded() if trace.is_recorded else trace
+            trace = trace.caused()
             headers = trace.applied_to(headers)
         input_ = Input(id_, headers, self._parts(node))
         options = whole.options

@@ -9,6 +9,7 @@ import pytest
 
 from marserve.frontend.telemetry.access_log import AccessLog
 from marserve.frontend.telemetry.metrics import Metrics
+from marserve.frontend.telemetry.trace_context import ClientTrace
 
 
 @pytest.fixture
@@ -20,6 +21,9 @@ def lines(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
         if record.name == "ACCESS_LOG"
         for line in record.getMessage().split("\n")
     ]
+
+
+TRACE = ClientTrace("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-00")
 
 
 def add(log: AccessLog, target: str = "/ping") -> None:
@@ -56,25 +60,25 @@ def test_a_line_can_be_json(loop: Any, lines: Callable[[], list[str]]) -> None:
 
 def test_a_line_names_the_trace_of_the_request(loop: Any, lines: Callable[[], list[str]]) -> None:
     log = AccessLog(loop, Metrics("host"))
-    log.add("127.0.0.1:5000", "GET", "/ping", 200, 0.0126, "id", None, "4bf9")
-    log.add("127.0.0.1:5000", "GET", "/ping", 200, 0.0126, "id", "order-7", "4bf9")
-    log.add_call("127.0.0.1:5000", "a.B/C", 0, 200, 0.0126, "id", None, "m", "4bf9")
+    log.add("127.0.0.1:5000", "GET", "/ping", 200, 0.0126, "id", None, TRACE)
+    log.add("127.0.0.1:5000", "GET", "/ping", 200, 0.0126, "id", "order-7", TRACE)
+    log.add_call("127.0.0.1:5000", "a.B/C", 0, 200, 0.0126, "id", None, "m", TRACE)
     log.flush()
     assert [line.partition(" 13")[2] for line in lines()] == [
-        " trace_id=4bf9",
-        " request_id=id client_request_id=order-7 trace_id=4bf9",
-        " model=m trace_id=4bf9",
+        f" trace_id={TRACE.trace_id}",
+        f" request_id=id client_request_id=order-7 trace_id={TRACE.trace_id}",
+        f" model=m trace_id={TRACE.trace_id}",
     ]
 
 
 def test_json_always_has_the_id_of_the_request(loop: Any, lines: Callable[[], list[str]]) -> None:
     log = AccessLog(loop, Metrics("host"), as_json=True)
     log.add("127.0.0.1:5000", "GET", "/ping", 200, 0.0126, "id")
-    log.add("127.0.0.1:5000", "GET", "/ping", 200, 0.0126, "id", None, "4bf9")
+    log.add("127.0.0.1:5000", "GET", "/ping", 200, 0.0126, "id", None, TRACE)
     log.flush()
     plain, traced = map(json.loads, lines())
     assert (plain["request_id"], "trace_id" in plain) == ("id", False)
-    assert (traced["request_id"], traced["trace_id"]) == ("id", "4bf9")
+    assert (traced["request_id"], traced["trace_id"]) == ("id", TRACE.trace_id)
 
 
 @pytest.mark.parametrize("client_id", ["a", "!~:/\"'", "x" * 128])

@@ -26,7 +26,20 @@ def test_without_sampling_the_headers_pass_through(text: str) -> None:
     assert (trace.trace_id, trace.is_recorded) == (TRACE, False)
     headers = {"X-A": "1", "TraceParent": text}
     assert trace.applied_to(headers) is headers
-    assert trace.headers["traceparent"] == f"00-{TRACE}-{SPAN}-{trace.flags:02x}"
+    assert (
+        trace.headers["traceparent"] == f"00-{TRACE}-{SPAN}-{'00' if text == UNSAMPLED else '01'}"
+    )
+    assert trace.caused() is trace
+
+
+@pytest.mark.parametrize("text", ["nonsense", f"00-{'0' * 32}-{SPAN}-00", f"00-{TRACE}-{SPAN}-0"])
+def test_a_wrong_header_passes_through_and_has_no_id(text: str) -> None:
+    trace = NO_SAMPLING.context_of({"traceparent": text, "tracestate": "a=b"})
+    assert trace is not None
+    assert (trace.trace_id, trace.headers, trace.is_recorded) == ("", {}, False)
+    started = ALWAYS.context_of({"traceparent": text})
+    assert started is not None
+    assert started.is_recorded
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ def test_a_full_queue_drops_and_counts(run: Any) -> None:
         dropped: list[int] = []
         lines = TimeLines()
         model = lines.of_model("m", "1.0")
-        lines.on_traced = SpanExport("http://127.0.0.1:9", dropped.append).add
+        lines.on_recorded = SpanExport("http://127.0.0.1:9", dropped.append).add
         passed_on = TraceContext("1" * 32, "2" * 16, 1)
         for trace in (passed_on, *[passed_on.recorded()] * 10_002):
             model.add(TimeLine("id", model, 0.0, 0.0, None, 1.0, trace=trace))
