@@ -514,11 +514,32 @@ def test_the_adaptive_policy_stays_close_in_hard_cases(
     assert result.regret(start) <= limit
 
 
+def test_long_requests_do_not_starve_and_cost_few_short_ones(sim: SimpleNamespace) -> None:
+    """With the cost of a full batch a third of the longest tenth was in time."""
+    by_length = sim.by_length
+    contender = next(one for one in by_length.CONTENDERS if one.name == "adaptive, by length")
+    model, count = by_length.MODELS[0], 4000
+    runs = [by_length.run(contender, model, 0.9, count, seed) for seed in (500, 501)]
+    assert np.mean([longest for _, _, longest in runs]) >= 0.55
+    assert np.mean([outcome.goodput for outcome, _, _ in runs]) >= 0.87
+
+
+def test_by_length_ends_where_lengths_do_not_matter(sim: SimpleNamespace) -> None:
+    """Batches of similar lengths are smaller, so that with it fewer were in time."""
+    by_length = sim.by_length
+    contenders = {one.name: one for one in by_length.CONTENDERS}
+    in_order, asked = (
+        by_length.run(contenders[name], by_length.MODELS[-1], 1.3, 4000, 500)[0].goodput
+        for name in ("adaptive, in order", "adaptive, by length")
+    )
+    assert asked >= in_order - 0.02
+
+
 def test_batches_by_length_pay_where_inputs_are_padded(sim: SimpleNamespace) -> None:
     """In time, and for long requests too; and they cost nothing where all are of one length."""
     by_length = sim.by_length
     contenders = {one.name: one for one in by_length.CONTENDERS}
-    encoder, _, _, _, even = by_length.MODELS
+    encoder, _, _, _, even, _ = by_length.MODELS
 
     def goodput(name: str, model: Any) -> float:
         return float(by_length.run(contenders[name], model, 0.6, 3000, 500)[0].goodput)

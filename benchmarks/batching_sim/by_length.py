@@ -26,7 +26,7 @@ from marserve.frontend.configuration.model_schema import BY_LENGTH, BY_LENGTH_IF
 
 _MEAN_BYTES = 400
 _BODY = memoryview(bytes(1 << 20))
-LOADS = (0.3, 0.6, 0.9)
+LOADS = (0.3, 0.6, 0.9, 1.3)
 #: Of this group, among the others.
 NAME = "lengths"
 _REPETITIONS, _REQUESTS = 3, 6000
@@ -41,12 +41,14 @@ class Lengths:
         profile: What batches cost whose longest item has the mean length.
         sigma: Of the logarithm of lengths.
         square: The share of an item's cost that grows with the square of the length.
+        matter: Whether lengths change costs at all.
     """
 
     name: str
     profile: Profile
     sigma: float
     square: float = 0.0
+    matter: bool = True
 
     def lengths(self, count: int, seed: int) -> np.ndarray:
         """As shares of the mean."""
@@ -55,6 +57,8 @@ class Lengths:
 
     def seconds(self, size: int, longest: float) -> float:
         """What a batch takes."""
+        if not self.matter:
+            return self.profile.cost(size)
         relative = (1 - self.square) * longest + self.square * longest * longest
         return self.profile.beta + self.profile.alpha * size * relative
 
@@ -67,7 +71,10 @@ MODELS = (
     Lengths("attention, sigma 0.8", _ENCODER, 0.8, square=0.3),
     Lengths("small encoder, sigma 0.5", _SMALL, 0.5),
     Lengths("all of one length", _ENCODER, 0.0),
+    Lengths("lengths do not matter", _ENCODER, 0.8, matter=False),
 )
+# The share of the requests that are the longest.
+_LONGEST = 0.1
 
 
 class LengthSimulation(Simulation):
@@ -127,13 +134,15 @@ CONTENDERS = (
 
 def run(
     contender: Contender, model: Lengths, load: float, requests: int, seed: int
-) -> tuple[Outcome, float]:
-    """What became of the requests, and the share of padding."""
+) -> tuple[Outcome, float, float]:
+    """What became of the requests, the share of padding, and how many long ones are in time."""
     lengths = model.lengths(requests, seed)
     simulation = LengthSimulation(contender, model, lengths, seed)
     moments = poisson(load * model.profile.capacity(), requests, seed)
     outcome = simulation.run(OpenLoop(simulation.loop, model.profile.goal, moments))
-    return outcome, 1 - simulation.needed / simulation.padded
+    longest = np.argsort(lengths, kind="stable")[-round(_LONGEST * requests) :]
+    padding = 1 - simulation.needed / simulation.padded
+    return outcome, padding, float(outcome.good[longest].mean())
 
 
 def print_model(
@@ -144,21 +153,23 @@ def print_model(
         rows = []
         for contender in CONTENDERS:
             runs = [run(contender, model, load, requests, seed) for seed in seeds]
-            outcomes = [outcome for outcome, _ in runs]
+            outcomes = [outcome for outcome, _, _ in runs]
             rows.append(
                 (
                     contender.name,
                     f"{100 * np.mean([one.goodput for one in outcomes]):.1f}",
+                    f"{100 * np.mean([longest for _, _, longest in runs]):.1f}",
                     f"{100 * np.mean([one.late for one in outcomes]):.1f}",
                     f"{100 * np.mean([one.turned_away for one in outcomes]):.1f}",
                     f"{1000 * np.mean([one.mean_latency for one in outcomes]):.0f}",
                     f"{1000 * np.mean([one.latency_p99 for one in outcomes]):.0f}",
                     f"{np.mean([one.batch_size for one in outcomes]):.1f}",
-                    f"{100 * np.mean([padding for _, padding in runs]):.0f}",
+                    f"{100 * np.mean([padding for _, padding, _ in runs]):.0f}",
                 )
             )
-        headings = ("policy", "goodput %", "late %", "refused %", "mean ms", "p99 ms", "batch")
-        print_table(f"{model.name}, load {load}", (*headings, "padding %"), rows)
+        headings = ("policy", "goodput %", "of the longest tenth", "late %", "refused %")
+        more = ("mean ms", "p99 ms", "batch", "padding %")
+        print_table(f"{model.name}, load {load}", (*headings, *more), rows)
 
 
 def print_all(seeds: str, repetitions: int | None, requests: int | None) -> None:

@@ -4,7 +4,8 @@ The policy decides when a batch leaves and how large it may be. The most urgent 
 into batches of similar lengths that cost the least together, and the batch with the most urgent job
 leaves. So no job starves.
 
-With ``length`` that is always done; with ``auto`` while costs show that lengths matter.
+With ``length`` that is done until costs show that lengths do not matter; with ``auto`` while costs
+show that they do.
 """
 
 import math
@@ -30,7 +31,8 @@ from marserve.frontend.configuration.model_schema import BY_LENGTH
 _BATCHES_LOOKED_AHEAD = 4
 _MIN_LOOKED_AHEAD = 32
 # With ``auto``, lengths matter from this share of the variance on that they explain, and until they
-# explain the second one; and only if the costs of one size vary by the third.
+# explain the second one, which ``length`` always needs; and only if the costs of one size vary by
+# the third.
 _EXPLAINS = 0.5
 _EXPLAINS_STILL = 0.25
 _MIN_SPREAD = 0.1
@@ -65,17 +67,16 @@ class LengthGrouping:
     def reconfigure(self, batching: Batching) -> None:
         """Apply new settings."""
         self._batching = batching
-        self._activate(batching.bucket_by == BY_LENGTH or self._pays())
+        self._activate(self._pays())
         self._rows = []
 
     @property
     def why(self) -> str:
         """Why batches are formed by length now, or not, in a sentence."""
         learnt = self.learnt
-        if self._batching.bucket_by == BY_LENGTH:
-            return f"batchBucketBy is {BY_LENGTH}"
         if not learnt.is_known:
-            return "learning"
+            is_required = self._batching.bucket_by == BY_LENGTH
+            return f"batchBucketBy is {BY_LENGTH}" if is_required else "learning"
         if learnt.spread < _MIN_SPREAD:
             return f"batches of one size differ in cost by {learnt.spread:.0%} only"
         return f"lengths explain {learnt.explained:.0%} of what batches of one size differ in cost"
@@ -100,8 +101,7 @@ class LengthGrouping:
         was_known = learnt.is_known
         if learnt.observe(batch.run_as, longest, seconds):
             self._rows = []
-            if self._batching.bucket_by != BY_LENGTH:
-                self._activate(self._pays())
+            self._activate(self._pays())
             if self.is_active and (is_first or learnt.is_known is not was_known):
                 costs.relearn()
         return costs.as_reference(batch.run_as, longest, seconds)
@@ -137,8 +137,10 @@ class LengthGrouping:
             self.costs.forget()
 
     def _pays(self) -> bool:
-        enough = _EXPLAINS_STILL if self.is_active else _EXPLAINS
-        learnt = self.learnt
+        learnt, is_required = self.learnt, self._batching.bucket_by == BY_LENGTH
+        if is_required and not learnt.is_known:
+            return True
+        enough = _EXPLAINS_STILL if self.is_active or is_required else _EXPLAINS
         return learnt.explained >= enough and learnt.spread >= _MIN_SPREAD
 
     # -- choosing ----------------------------------------------------------------------------------

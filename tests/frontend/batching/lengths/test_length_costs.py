@@ -67,6 +67,8 @@ def test_the_costs_of_policies_are_those_of_the_batch_in_question() -> None:
     short = costs.mean(8)
     assert short == pytest.approx(padded(8, 50.0), rel=0.2)
     assert costs.bound(32) == costs.bound(8)  # the largest one
+    # A job is in time if a tenth of the missing items may join it.
+    assert short < costs.until_answered(28) < 1.3 * short
     costs.use_batch(8, 400.0)
     assert costs.mean(8) == pytest.approx(padded(8, 400.0), rel=0.2)
     costs.use_job(400.0)

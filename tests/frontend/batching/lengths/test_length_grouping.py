@@ -214,8 +214,9 @@ def test_auto_leaves_the_order_alone_where_lengths_do_not_matter(make: Make) -> 
     assert setup.finish_all() == [[500], [10, 1000, 11, 1001]]
 
 
-def test_auto_ends_when_lengths_do_not_matter_any_more(make: Make) -> None:
-    setup = make(bucket_by="auto")
+@pytest.mark.parametrize("bucket_by", ["auto", "length"])
+def test_it_ends_when_lengths_do_not_matter_any_more(make: Make, bucket_by: str) -> None:
+    setup = make(bucket_by=bucket_by)
     learn(setup)
     assert setup.batcher.learning.lengths is not None
     assert setup.batcher.learning.lengths.is_active
@@ -228,6 +229,22 @@ def test_auto_ends_when_lengths_do_not_matter_any_more(make: Make) -> None:
     setup.put(500)
     setup.put(10, 1000)
     assert setup.finish_all() == [[500], [10, 1000]]
+
+
+def test_length_begins_again_when_lengths_matter_after_all(make: Make) -> None:
+    setup = make(of_size)
+    learn(setup)
+    lengths = setup.batcher.learning.lengths
+    assert lengths is not None
+    assert not lengths.is_active
+    assert "differ in cost" in lengths.why
+    setup.cost = padded
+    rounds = iter(range(400))
+    while not lengths.is_active:
+        learn(setup, seed=next(rounds), batches=1)
+    setup.put(500)
+    setup.put(10, 1000, 11, 1001)
+    assert setup.finish_all() == [[500], [10, 11], [1000, 1001]]
 
 
 def test_what_auto_has_learnt_is_used_when_somebody_asks_for_it(make: Make) -> None:
@@ -376,7 +393,9 @@ def test_what_the_handler_says_is_learnt_and_used(make: Make) -> None:
     setup = make(lambda size, longest: padded(size, min(longest, 300)))
     setup.hire()
     assert setup.batcher.learning.lengths is not None
-    for length in range(10, 900, 10):
+    lengths = list(range(10, 900, 10))
+    random.Random(0).shuffle(lengths)
+    for length in lengths:
         setup.put(length)
         assert setup.batch is not None
         assert setup.batcher.learn_lengths(setup.batch, [[0, min(length, 300) / 10]]) == 0
