@@ -514,6 +514,25 @@ def test_the_adaptive_policy_stays_close_in_hard_cases(
     assert result.regret(start) <= limit
 
 
+@pytest.mark.parametrize(
+    ("profile", "load", "slower", "limit"),
+    [("flat", 0.3, 2, 0.05), ("gpu", 0.3, 2, 0.02), ("gpu", 0.2, 3, 0.15)],
+)
+def test_a_cold_start_on_a_machine_that_becomes_slower_keeps_its_batches_large(
+    sim: SimpleNamespace, profile: str, load: float, slower: float, limit: float
+) -> None:
+    """Sizes that were first seen on the slow machine seem to have less throughput than others."""
+    case = sim.grid.Case(
+        profile, sim.grid.POISSON, load, slower=slower, slow_from=0.02, requests=3000
+    )
+    for seed in (0, 500):
+        warm, cold = (
+            case.outcome(contender, seed).goodput
+            for contender in (sim.contenders.ADAPTIVE, sim.contenders.COLD)
+        )
+        assert cold >= warm - limit
+
+
 def test_long_requests_do_not_starve_and_cost_few_short_ones(sim: SimpleNamespace) -> None:
     """With the cost of a full batch a third of the longest tenth was in time."""
     by_length = sim.by_length

@@ -51,6 +51,7 @@ class Case:
         bimodal: See `Service`.
         slower: The factor of slowdowns.
         slowdowns: How many there are, each in the second half of an equal part of the run.
+        slow_from: The share of the run after which it stays slower; 0: see `slowdowns`.
         outage: How long one of the workers is missing, in goals; up to three times a run.
         uncounted: How many come before those that count; then a goal that is set late is set.
     """
@@ -68,6 +69,7 @@ class Case:
     bimodal: float = 1.0
     slower: float = 1.0
     slowdowns: int = 1
+    slow_from: float = 0.0
     outage: float = 0.0
     uncounted: int = 0
 
@@ -81,6 +83,7 @@ class Case:
         parts += [f"pauses of {self.pause:g} goals"] * (self.pause > 0)
         parts += [f"a tenth takes {self.bimodal:g} times as long"] * (self.bimodal > 1)
         parts += [f"{self.slower:g} times slower, {self.slowdowns} times"] * (self.slower > 1)
+        parts += [f"from {self.slow_from:g} of the run on"] * (self.slow_from > 0)
         parts += [f"outages of {self.outage:g} goals"] * (self.outage > 0)
         return ", ".join(parts)
 
@@ -131,6 +134,8 @@ class Case:
         return [Pause(at * part + float(place), seconds) for at, place in enumerate(places)]
 
     def _slowdowns(self, length: float) -> list[Slowdown]:
+        if self.slow_from:
+            return [Slowdown(length * self.slow_from, self.slower)]
         part = length / self.slowdowns / 2
         starts = [(2 * number + 1) * part for number in range(self.slowdowns)]
         return [Slowdown(start, self.slower, part) for start in starts if self.slower > 1]

@@ -162,6 +162,16 @@ def _drifts(slowdowns: int) -> Callable[[], list[Case]]:
     return make
 
 
+def _early_drifts() -> list[Case]:
+    """When the machine becomes slower, a cold start has seen small batches only."""
+    return [
+        Case(model.name, arrivals, load, slower=slower, slow_from=0.02, requests=3000)
+        for model, slower in product((GPU, TIGHT, FLAT, CLIFFS[0]), (2, 3))
+        for arrivals in (POISSON, TRACE)
+        for load in (0.2, 0.3, 0.4)
+    ]
+
+
 def _outages() -> list[Case]:
     return [
         Case(model.name, arrivals, load, workers=workers, outage=outage, requests=2500 * workers)
@@ -190,6 +200,7 @@ GROUPS = {
     "bimodal": Group("bimodal costs", _bimodal),
     "noisy": Group("strongly noisy costs", _noisy),
     "drift": Group("slower from the middle on", _drifts(1)),
+    "early": Group("slower almost from the start on", _early_drifts),
     "throttling": Group("throttled four times", _drifts(4)),
     "outages": Group("a worker dies", _outages),
     "late": Group("a goal set after 1000 requests", _late_goals, late_goal=True),

@@ -28,7 +28,10 @@ class Point(NamedTuple):
 
 
 class _Sample(NamedTuple):
-    """A cost: size, seconds, and how many samples of any size there were before."""
+    """A cost: size, seconds, and the number of the sample among those of all sizes.
+
+    -1 is that of a measurement without traffic.
+    """
 
     size: float
     seconds: float
@@ -56,7 +59,7 @@ class Bucket:
         """The number of samples in the mean; a median of five is as good as a mean of three."""
         return max(1, self.count - FIRST_SAMPLES + 3)
 
-    def learn_first(self, size: float, seconds: float, number: int = 0) -> None:
+    def learn_first(self, size: float, seconds: float, number: int = -1) -> None:
         """Learn from one of the first samples."""
         self.count += 1
         self._first.append(_Sample(size, seconds, number))
@@ -68,8 +71,8 @@ class Bucket:
         self.median = self.seconds
 
     def rescale_first(self, factor: float, number: int) -> None:
-        """Multiply the first samples from this number on by a factor, unless there are more."""
-        if self.count < FIRST_SAMPLES:
+        """Multiply the first samples from this number on by a factor, unless there are others."""
+        if self.count <= FIRST_SAMPLES:
             self._first = [
                 each._replace(seconds=factor * each.seconds) if each.number >= number else each
                 for each in self._first

@@ -25,8 +25,10 @@ from marserve.frontend.configuration.model_schema import FIXED, FIXED_OR_SINGLE,
 _LEARNING_SECONDS = 0.002
 # Sizes are determined again after the first batch, and then after this many.
 _BATCHES_LOOKED_AT = 100
-# Sizes are determined again when the share of failing requests has changed by this factor.
-_SHARE_CHANGED = 1.2
+# Sizes are determined again when the share of failing requests, or the cost of the largest batch,
+# has changed by this factor. Sizes first seen on a machine that has become slower seem to have less
+# throughput, until the others are known to be slower, too.
+_CHANGED = 1.2
 # Larger batches are worse, and not only noisy, if their throughput is below the best by more than
 # this share of it, or by this many mean deviations of the costs (they are averaged over about ten
 # batches).
@@ -62,6 +64,7 @@ class Learning:
         """Apply new settings; the cap is reset, too."""
         self._batching = batching
         self.choice = None
+        self._seconds = 0.0  # the cost of the largest batch when it was determined
         self.cap = SizeCap()
         self._share_failing = 0.0
         if batching.bucket_by == UNSORTED:
@@ -105,14 +108,14 @@ class Learning:
         self.costs.observe(batch.run_as, seconds)
         is_settled = self.exploration.learn(batch, seconds, self.size, self.largest)
         samples = self.costs.samples
+        is_changed |= _differs(self.costs.mean(self.size), self._seconds)
         return is_changed or is_settled or samples == 1 or not samples % _BATCHES_LOOKED_AT
 
     def failures_changed(self) -> bool:
         """Use the present share of failing requests; return whether it differs from that in use."""
         rate = self._isolation.rate
         share = 0.0 if rate.fails_for_all or not self.costs.is_known else rate.share
-        low, high = sorted((share, self._share_failing))
-        is_changed = high > _SHARE_CHANGED * low
+        is_changed = _differs(share, self._share_failing)
         if is_changed:
             self._share_failing = share
         return is_changed
@@ -157,6 +160,7 @@ class Learning:
         self.size = max(1, int(size))
         if compiled:
             self.size = min(self.size, up_to(compiled, self.size)[-1])
+        self._seconds = self.costs.mean(self.size)
         return self.size
 
     @property
@@ -214,3 +218,8 @@ class Learning:
             for size in batching.compiled_sizes or [point.size for point in costs.points]
             if size <= batching.max_size and costs.knows(round(size))
         ]
+
+
+def _differs(value: float, before: float) -> bool:
+    low, high = sorted((value, before))
+    return high > _CHANGED * low

@@ -262,6 +262,23 @@ def test_a_size_first_seen_on_a_slow_machine_is_not_slow_twice() -> None:
         assert model.mean(size) == pytest.approx(3 * cost(size), rel=0.1)
 
 
+def test_five_first_samples_of_a_slow_machine_are_not_slow_twice() -> None:
+    model = seeded(sizes=(1, 2, 4, 8))
+    model.observe(4, cost(4))
+    for size in (16, 16, 16, 16, 16, 4, 8, 4, 8):
+        model.observe(size, 3 * cost(size))
+    for size in (4, 8, 16):
+        assert model.mean(size) == pytest.approx(3 * cost(size), rel=0.1)
+
+
+def test_a_machine_that_is_slower_than_when_it_was_profiled_is_slow_for_all_sizes() -> None:
+    model = seeded(sizes=(1, 2, 4, 8))
+    for size in (4, 8, 4):
+        model.observe(size, 3 * cost(size))
+    for size in (1, 2, 4, 8):
+        assert model.mean(size) == pytest.approx(3 * cost(size), rel=0.1)
+
+
 def test_a_size_first_seen_before_the_machine_is_slow_becomes_slow_too() -> None:
     model = seeded(sizes=(1, 2, 4, 8))
     for size in (16, 16, 16, 4, 8):
