@@ -514,6 +514,27 @@ def test_the_adaptive_policy_stays_close_in_hard_cases(
     assert result.regret(start) <= limit
 
 
+@pytest.mark.parametrize("is_busy_at_load", [True, False])
+def test_an_automatic_size_on_a_busy_machine_is_as_good_as_a_given_one(
+    sim: SimpleNamespace, is_busy_at_load: bool
+) -> None:
+    """Small batches wait for a processor as long as large ones do."""
+
+    def answered(contender: Any, size: int, seed: int) -> float:
+        profile = sim.profiles.Profile("digits", 0.00024, 0.0016, size, 0.100)
+        service = sim.profiles.Service(profile, seed=seed, waits=0.012 if is_busy_at_load else 0.0)
+        simulation = sim.engine.Simulation(contender, service)
+        service.waits = 0.012
+        clients = sim.clients.ClosedLoop(simulation.loop, profile.goal, 64, 3000)
+        outcome = simulation.run(clients)
+        return float(outcome.good.sum() / outcome.arrived[-1])
+
+    for seed in range(4):
+        given = answered(sim.contenders.COLD, 32, seed)
+        automatic = answered(sim.contenders.AUTOMATIC, 128, seed)
+        assert automatic >= 0.65 * given
+
+
 @pytest.mark.parametrize(
     ("profile", "load", "slower", "limit"),
     [("flat", 0.3, 2, 0.05), ("gpu", 0.3, 2, 0.02), ("gpu", 0.2, 3, 0.15)],

@@ -7,7 +7,7 @@ from baselines import Aimd, Cork, RefuseByMean, TakeLiving, WindowFromPoll
 from engine import Contender, Foreign, Start
 from profiles import Profile
 
-from marserve.frontend.batching.options import Batching
+from marserve.frontend.batching.options import MAX_AUTOMATIC_SIZE, Batching
 from marserve.frontend.batching.policies import BatchPolicy
 from marserve.frontend.configuration.model_schema import ADAPTIVE as ADAPTIVE_POLICY
 from marserve.frontend.configuration.model_schema import FIXED, GREEDY
@@ -26,6 +26,10 @@ def _adaptive(profile: Profile, num_requests: int = 0) -> Batching:
         num_requests=num_requests,
         is_queue_bounded=False,
     ).check()
+
+
+def _automatic(profile: Profile) -> Batching:
+    return replace(_adaptive(profile), size=MAX_AUTOMATIC_SIZE, is_automatic=True)
 
 
 def _foreign(profile: Profile, policy: BatchPolicy, capacity: int = _ENDLESS) -> Batching:
@@ -63,6 +67,7 @@ def with_known_clients(clients: int) -> Contender:
 
 ADAPTIVE = Contender("adaptive", _adaptive, sees_deadlines=True)
 COLD = replace(ADAPTIVE, name="adaptive, cold", start=Start.COLD)
+AUTOMATIC = Contender("adaptive, automatic size", _automatic, sees_deadlines=True)
 LATE_GOAL = replace(ADAPTIVE, name="adaptive, goal set late", start=Start.LATE_GOAL)
 REFUSE_BY_MEAN = Contender("refusal by the mean", _mean_refusal, sees_deadlines=True)
 SHORT_WINDOW = fixed_window(_WINDOW)

@@ -77,6 +77,8 @@ ALL_PROFILES = (*PROFILES, SLOW, *CLIFFS, *CONVEX)
 
 # Of batches whose costs are bimodal.
 _SLOW_SHARE = 0.1
+# How long a worker may run on a machine with other work before it waits again, seconds.
+_TIME_SLICE = 0.010
 
 
 @dataclass(frozen=True)
@@ -120,6 +122,8 @@ class Service:
         pauses: Ascending; they do not overlap.
         bimodal: A random tenth of the batches takes this many times as long as the others; the
             mean is that of the profile. 1: all take the same.
+        waits: Mean seconds for which a worker waits for a processor, at first and after each time
+            slice; there are other processes.
     """
 
     profile: Profile
@@ -129,6 +133,7 @@ class Service:
     pauses: Sequence[Pause] = ()
     slowdowns: Sequence[Slowdown] = ()
     bimodal: float = 1.0
+    waits: float = 0.0
     _random: random.Random = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -155,4 +160,7 @@ class Service:
         if self.bimodal > 1:
             seconds /= 1 + _SLOW_SHARE * (self.bimodal - 1)
             seconds *= self.bimodal if self._random.random() < _SLOW_SHARE else 1.0
+        if self.waits:
+            slices = 1 + int(seconds / _TIME_SLICE)
+            seconds += sum(self._random.expovariate(1 / self.waits) for _ in range(slices))
         return seconds

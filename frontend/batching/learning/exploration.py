@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from marserve.frontend.batching.batches import Batch, Reason
 from marserve.frontend.batching.job_queue import JobQueue
-from marserve.frontend.batching.learning.buckets import Point, bucket_of
+from marserve.frontend.batching.learning.buckets import FIRST_SAMPLES, Point, bucket_of
 from marserve.frontend.batching.learning.latency_model import LatencyModel
 from marserve.frontend.batching.options import Batching
 from marserve.frontend.batching.policies import Plan
@@ -177,7 +177,8 @@ class Exploration:
         sizes = [each for each in sizes if each < self._seen or each > size]
         if not sizes:
             return 0
-        if self._batching.is_automatic and not self._costs.knows(sizes[0]):
+        smallest = self._costs.batches_of(sizes[0])
+        if self._batching.is_automatic and smallest < FIRST_SAMPLES:
             return sizes[0]  # the gain of batching is relative to it
         candidates = self._candidates(sizes)
         if not candidates:

@@ -90,13 +90,23 @@ class LatencyModel:
         """Whether any cost was learnt."""
         return bool(self._buckets.rising)
 
+    @property
+    def is_even(self) -> bool:
+        """Whether batches of one size take about the same time.
+
+        If not, the machine has other work, and costs measured without traffic do not hold in it.
+        """
+        return self.deviation <= _NOISY
+
     def knows(self, size: int) -> bool:
         """Return whether the mean of this size was profiled, or seen often enough for its noise."""
         bucket = self._buckets.find(size)
-        if bucket is None:
-            return False
+        return bucket is not None and (bucket.is_profiled or self.knows_by_traffic(size))
+
+    def knows_by_traffic(self, size: int) -> bool:
+        """Return whether the mean of this size was seen often enough for its noise."""
         needed = max(BELIEVED_SAMPLES, (self.deviation / _KNOWN_WITHIN) ** 2)
-        return bucket.is_profiled or bucket.count >= needed
+        return self.batches_of(size) >= needed
 
     def batches_of(self, size: int) -> int:
         """Return how many batches of about this size were seen; profiling counts as five."""

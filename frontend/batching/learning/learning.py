@@ -195,7 +195,8 @@ class Learning:
         if len(sizes) == 1 < batching.max_size:
             choice = choice._replace(why="no larger batch was measured")
         is_enough = sizes[-1] >= min(_MIN_SIZE_SEEN, batching.max_size) and choice.size < sizes[-1]
-        if not self._is_profiled and not is_enough:
+        is_profiled = self._is_profiled and self.costs.is_even
+        if not is_profiled and not is_enough:
             return None
         return choice._replace(size=self._largest_like(choice.size))
 
@@ -211,12 +212,19 @@ class Learning:
         return min(bucket_of(round(size)), self._batching.max_size)
 
     def _known_sizes(self) -> Sequence[float]:
-        """Return the sizes whose cost is known, rising; of buckets their mean size."""
+        """Return the sizes whose cost is known, rising; of buckets their mean size.
+
+        An automatic size is not chosen by costs that were measured without traffic, unless these
+        hold in it: on a machine with other work they do not, and the sizes that look best are
+        those that happened to be measured in its pauses.
+        """
         batching, costs = self._batching, self.costs
+        is_measured = costs.is_even or not batching.is_automatic
+        knows = costs.knows if is_measured else costs.knows_by_traffic
         return [
             size
             for size in batching.compiled_sizes or [point.size for point in costs.points]
-            if size <= batching.max_size and costs.knows(round(size))
+            if size <= batching.max_size and knows(round(size))
         ]
 
 

@@ -29,11 +29,12 @@ def knee(sizes: Sequence[float], costs: Costs, goal: float = math.inf) -> Choice
     """Choose the smallest size with 95 % of the best throughput; ``sizes`` rise, with known costs.
 
     Only sizes count of which two batches fit into the goal (seconds from arrival to answer), or one
-    if no two do. If batching gains less than 10 %, it is the smallest of all. If no batch fits into
-    the goal, all sizes count: small batches would only make more requests late.
+    if no two do; their mean counts, because slow batches of small sizes say little of large ones.
+    If batching gains less than 10 %, it is the smallest of all. If no batch fits into the goal, all
+    sizes count: small batches would only make more requests late.
     """
     fitting = (
-        [size for size in sizes if batches * costs.bound(size) <= goal]
+        [size for size in sizes if batches * costs.mean(size) <= goal]
         for batches in _BATCHES_PER_ANSWER
     )
     allowed = next(filter(None, fitting), sizes)
