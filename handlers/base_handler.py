@@ -50,6 +50,7 @@ from marserve.handlers.performance.optimized_model import (
     optimize,
     refuse_optimization,
 )
+from marserve.handlers.performance.program_rows import ProgramForRows
 from marserve.handlers.performance.stage_run import (
     EXPLAIN,
     BatchContext,
@@ -371,9 +372,13 @@ class BaseHandler:
                 return optimized.model
         else:
             refuse_optimization(self.model_yaml_config)
-            exported = {"by": "export", "file": Path(self.model_pt_path or "").name}
-            self.context.describe_compiled = exported.copy
             found = load_warnings_of(self.context)
+            exported = {"by": "export", "file": Path(self.model_pt_path or "").name}
+            if isinstance(model, ProgramForRows):
+                exported["rows"] = str(model.rows)
+                size = self.context.system_properties.get("batch_size") or 1
+                found += model.warnings(exported["file"], size)
+            self.context.describe_compiled = exported.copy
             compiled = compile_model(model, self.model_yaml_config.get("pt2"), found)
             if compiled is not None:
                 return compiled

@@ -18,6 +18,13 @@ from typing import Any
 
 import torch
 
+from marserve.handlers.performance.program_rows import (
+    ProgramForRows,
+    Rows,
+    rows_of_package,
+    rows_of_program,
+)
+
 logger = logging.getLogger(__name__)
 
 NOT_LOADED = "No model weights could be loaded"
@@ -50,17 +57,22 @@ def load_exported(path: str, device: Any) -> Any:
         if any("data/aotinductor/" in member.filename for member in _members(path)):
             index = torch.device(device).index
             placed = {} if index is None else {"device_index": index}
-            return importlib.import_module("torch._inductor").aoti_load_package(path, **placed)
+            package = importlib.import_module("torch._inductor").aoti_load_package(path, **placed)
+            return _for_any_rows(package, rows_of_package(path))
         program = torch.export.load(path)
         if torch.device(device).type != "cpu":
             passes = importlib.import_module("torch.export.passes")
             program = passes.move_to_device_pass(program, device)
-        return program.module()
+        return _for_any_rows(program.module(), rows_of_program(program))
     except Exception as error:  # hostile bytes raise anything
         name = Path(path).name
         raise RuntimeError(
             f"{NOT_LOADED}: {name} is not a usable exported program: {error}"
         ) from error
+
+
+def _for_any_rows(program: Any, rows: Rows | None) -> Any:
+    return program if rows is None else ProgramForRows(program, rows)
 
 
 def load_state_dict(path: str, *, mapped: bool = True) -> Any:

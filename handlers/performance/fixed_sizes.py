@@ -67,8 +67,13 @@ class FixedSizes:
         size = next((size for size in self._sizes if rows is not None and size >= rows), rows)
         if rows is None or size is None or size == rows:
             return self._forward(*args, **kwargs)
-        args, kwargs = map_tensors(lambda tensor: _filled(tensor, size), (args, kwargs))
+        args, kwargs = map_tensors(lambda tensor: filled(tensor, size), (args, kwargs))
         return map_tensors(lambda tensor: _cut(tensor, size, rows), self._forward(*args, **kwargs))
+
+
+def filled(tensor: torch.Tensor, size: int) -> torch.Tensor:
+    """Fill a tensor up to ``size`` rows with copies of its last row."""
+    return torch.cat([tensor, tensor[-1:].expand(size - len(tensor), *tensor.shape[1:])])
 
 
 def _rows(tensors: Sequence[torch.Tensor]) -> int | None:
@@ -77,10 +82,6 @@ def _rows(tensors: Sequence[torch.Tensor]) -> int | None:
         return None
     firsts = {len(tensor) for tensor in tensors}
     return firsts.pop() if len(firsts) == 1 else None
-
-
-def _filled(tensor: torch.Tensor, size: int) -> torch.Tensor:
-    return torch.cat([tensor, tensor[-1:].expand(size - len(tensor), *tensor.shape[1:])])
 
 
 def _cut(tensor: torch.Tensor, size: int, rows: int) -> torch.Tensor:

@@ -66,12 +66,20 @@ def save_program(path) -> None:
     torch.export.save(exported(), path)
 
 
-def save_package(path) -> None:
+def save_package(path, program=None) -> None:
     if shutil.which("g++") is None:
         pytest.skip("needs a compiler")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        torch._inductor.aoti_compile_and_package(exported(), package_path=str(path))
+        torch._inductor.aoti_compile_and_package(program or exported(), package_path=str(path))
+
+
+def save_fixed_program(path) -> None:
+    torch.export.save(torch.export.export(Net(), (torch.ones(4, 2),)), path)
+
+
+def save_fixed_package(path) -> None:
+    save_package(path, torch.export.export(Net(), (torch.ones(4, 2),)))
 
 
 def save_library(path) -> None:
@@ -156,6 +164,28 @@ def test_a_model_in_this_form_answers(server, make_archive, tmp_path, together, 
         compiled = described["workers"][0]["compiled"]
         assert compiled == {"by": "export", "file": file_name}
     assert server.management("DELETE", f"/models/{form}").status_code == 200
+
+
+@pytest.mark.parametrize("save", [save_fixed_program, save_fixed_package])
+def test_a_program_of_a_fixed_batch_answers(server, make_archive, tmp_path, together, save) -> None:
+    save(tmp_path / "net.pt2")
+    files = {"serialized_file": str(tmp_path / "net.pt2")}
+    archive = make_archive(server.store, "base_handler", "fixed", **files)
+    query = {"initial_workers": 1, "batch_size": 2, "max_batch_delay": 60_000}
+    [warning] = server.register(archive, **query).json()["warnings"]
+    assert warning.startswith("net.pt2 was exported for batches of 4, but batchSize is 2")
+
+    def ask(*numbers):
+        return server.predict("fixed", json=numbers).json()
+
+    assert together([lambda: ask(1.0, 2.0), lambda: ask(0.0, -1.0)]) == [[12.5], [-0.5]]
+    described = server.describe("fixed")
+    assert described["warnings"] == [warning]
+    assert described["workers"][0]["compiled"]["rows"] == "4"
+    changed = server.management("PUT", "/models/fixed?batch_size=1&max_batch_delay=0")
+    assert changed.status_code == 200
+    assert ask(1.0, 0.0) == [10.5]
+    assert server.management("DELETE", "/models/fixed").status_code == 200
 
 
 def test_what_a_worker_cannot_serve_as_configured_is_listed(server, make_archive, tmp_path) -> None:
