@@ -2,7 +2,7 @@
 
     optimization:
       precision: bf16               # fp32 | bf16 | fp16
-      cast: all                     # all: weights and activations; matmul: multiplications only
+      cast: all                     # all: weights and activations; matmul: those of products only
       channels_last: true
       fold_batch_norm: true
       cuda_graphs: true

@@ -1,3 +1,4 @@
+import copy
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -63,7 +64,7 @@ class Net(torch.nn.Module):
 
 @pytest.mark.parametrize(
     ("matmul_only", "norm", "inside"),
-    [(False, BF16, [BF16, BF16]), (True, torch.float32, [BF16, torch.float32])],
+    [(False, BF16, [BF16, BF16]), (True, torch.float32, [torch.float32, torch.float32])],
 )
 def test_cast_layers(matmul_only: bool, norm: torch.dtype, inside: list[torch.dtype]) -> None:
     torch.manual_seed(0)
@@ -79,6 +80,82 @@ def test_cast_layers(matmul_only: bool, norm: torch.dtype, inside: list[torch.dt
 
 
 def test_casts_work_in_other_threads() -> None:
-    multiply = autocast(lambda: torch.ones(2, 2) @ torch.ones(2, 2), torch.device("cpu"), BF16)
+    third = torch.full((1, 1), 1 / 3)
+    multiply = autocast(lambda: third @ third, torch.device("cpu"), BF16)
     with ThreadPoolExecutor(1) as thread:
-        assert thread.submit(multiply).result().dtype == BF16
+        product = thread.submit(multiply).result()
+    assert product.dtype == torch.float32
+    assert product == (third.to(BF16) @ third.to(BF16)).float()
+
+
+class Encoder(torch.nn.Sequential):
+    def __init__(self) -> None:
+        layer = torch.nn.TransformerEncoderLayer(64, 4, 256, activation="gelu", batch_first=True)
+        super().__init__(torch.nn.TransformerEncoder(layer, 6))
+
+
+class Products(torch.nn.Module):
+    """Products of several kinds, whose results are fp32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.image = torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3), torch.nn.Flatten())
+        self.lstm = torch.nn.LSTM(144, 4, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        values = [self.image(x)]
+        values.append(torch.einsum("ij,kj->ik", values[0], values[0]))
+        values.append(self.lstm(values[0][None])[0])
+        values.append(values[0] @ values[0].T)
+        assert {value.dtype for value in values} == {torch.float32}
+        return values[-1].softmax(-1)
+
+
+def relative_error(value: torch.Tensor, expected: torch.Tensor) -> float:
+    return ((value - expected).norm() / expected.norm()).item()
+
+
+@pytest.fixture
+def lowered():
+    """Return a function that lowers the precision of a model, or of its products."""
+
+    def lowered(net: torch.nn.Module, *, matmul_only: bool):
+        lower_weights(net, BF16, matmul_only=matmul_only)
+        if matmul_only:
+            return raise_outputs(autocast(net, torch.device("cpu"), BF16))
+        return raise_outputs(cast_inputs(net, BF16))
+
+    was_enabled = torch.backends.mha.get_fastpath_enabled()
+    yield lowered
+    torch.backends.mha.set_fastpath_enabled(was_enabled)
+
+
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor")
+@pytest.mark.parametrize("seed", range(3))
+def test_what_follows_products_is_fp32_and_halves_the_error_of_an_encoder(lowered, seed) -> None:
+    torch.manual_seed(seed)
+    net, x = Encoder().eval(), torch.randn(4, 16, 64)
+    with torch.inference_mode():
+        expected = net(x)
+        products = lowered(copy.deepcopy(net), matmul_only=True)(x)
+        everything = lowered(net, matmul_only=False)(x)
+    error = relative_error(products, expected)
+    assert 0 < error < relative_error(everything, expected) / 2
+
+
+def test_results_of_all_kinds_of_products_are_fp32(lowered) -> None:
+    torch.manual_seed(0)
+    net, x = Products().eval(), torch.randn(3, 1, 8, 8)
+    with torch.inference_mode():
+        expected = net(x)
+        assert 0 < relative_error(lowered(net, matmul_only=True)(x), expected) < 0.02
+
+
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor")
+def test_a_compiled_model_has_the_same_precision(lowered) -> None:
+    torch.manual_seed(0)
+    net, x = Encoder().eval(), torch.randn(4, 16, 64)
+    with torch.inference_mode():
+        plain = lowered(copy.deepcopy(net), matmul_only=True)(x)
+        compiled = lowered(torch.compile(net, backend="aot_eager"), matmul_only=True)(x)
+    assert relative_error(compiled, plain) < 1e-3
