@@ -387,7 +387,10 @@ class Context:
         """Limit the context to some requests of the batch during a ``with`` block."""
         ids, processors = self.request_ids, self.request_processor
         if ids is not None:
-            self.request_ids = {new: ids[old] for new, old in enumerate(indices)}
+            # A context of tests creates missing ids.
+            self.request_ids = {
+                new: self.get_request_id(old) or "" for new, old in enumerate(indices)
+            }
         if processors is not None:
             self.request_processor = [processors[old] for old in indices]
         try:

@@ -157,6 +157,36 @@ def test_an_envelope_runs_with_a_mock(mocked, envelope) -> None:
     assert answer.get("predictions") == [2] or answer["outputs"][0]["data"] == [2]
 
 
+@pytest.mark.parametrize("kind", ["context", "mocked", "copied"])
+@pytest.mark.parametrize("lists", [[[1, 2], [3]], [[1], []], [[1], [2]]])
+def test_an_envelope_runs_two_requests_with_a_mock(request, kind, lists) -> None:
+    context = request.getfixturevalue(kind)
+
+    def handle(data, context):
+        assert len({context.get_request_header(place, "x") for place in range(len(data))}) == 1
+        return data
+
+    data = [{"body": {"instances": each}} for each in lists]
+    answers = KServeEnvelope(handle).handle(data, context)
+    assert [answer["predictions"] for answer in answers] == lists
+    assert JSONEnvelope(handle).handle(data, context) == [
+        f'{{"predictions": {each}}}' for each in lists
+    ]
+
+
+def test_the_ids_of_instances_are_those_of_their_requests(context) -> None:
+    seen = []
+
+    def handle(data, context):
+        seen.extend(context.get_request_id(place) for place in range(len(data)))
+        return data
+
+    data = [{"body": {"instances": [1, 2]}}, {"body": {"instances": [3]}}]
+    KServeEnvelope(handle).handle(data, context)
+    ids = [context.get_request_id(place) for place in range(2)]
+    assert seen == [ids[0], ids[0], ids[1]]
+
+
 def test_an_envelope_runs_without_a_context() -> None:
     envelope = KServeEnvelope(lambda data, context: data)
     assert envelope.handle([{"body": {"instances": [1]}}], None) == [{"predictions": [1]}]
