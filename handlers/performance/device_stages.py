@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from marserve.backend.errors import OptionRefused
+from marserve.handlers.performance.model_cuts import NotCuttable, balanced_bounds, cut_model
 from marserve.handlers.performance.optimization import SECTION
 from marserve.handlers.performance.pipeline import Pipeline, PipelineStage
 from marserve.handlers.performance.precision import Forward
@@ -30,39 +31,22 @@ _KEY = f"{SECTION}.device_stages"
 _PIECES_PER_STAGE = 2
 
 
-def stages_of(model: nn.Module) -> list[nn.Module]:
-    """List the stages of a model: its modules, or its attribute ``stages``; else OptionRefused."""
-    stages = getattr(model, "stages", None)
-    if stages is None and isinstance(model, nn.Sequential):
-        stages = list(model)
-    if stages is None:
-        raise OptionRefused(
-            f"{_KEY}: {type(model).__name__} is not an nn.Sequential and has no stages."
-        )
-    return list(stages)
+def stages_of(model: nn.Module, parts: int) -> list[nn.Module]:
+    """Return a model in ``parts``, with parameters spread evenly; raises OptionRefused.
 
-
-def partition_stages(stages: Sequence[nn.Module], parts: int) -> list[nn.Sequential]:
-    """Split stages in order into ``parts``, so that the largest number of parameters is minimal."""
+    They are of its modules in order, if it is an nn.Sequential or has an attribute ``stages``, or
+    of the traced model.
+    """
+    is_sequence = type(model).forward is nn.Sequential.forward
+    stages: Any = getattr(model, "stages", model if is_sequence else ())
     if len(stages) < parts:
-        raise OptionRefused(f"{_KEY}: {len(stages)} stages cannot be on {parts} devices.")
-    weights = [sum(weight.numel() for weight in stage.parameters()) for stage in stages]
-    bounds = (0, *_bounds(tuple(weights), parts), len(stages))
-    return [nn.Sequential(*stages[begin:end]) for begin, end in itertools.pairwise(bounds)]
-
-
-@functools.cache
-def _bounds(weights: tuple[int, ...], parts: int) -> tuple[int, ...]:
-    """Return the indices at which the second and later parts begin."""
-    if parts == 1:
-        return ()
-
-    def heaviest(bounds: tuple[int, ...]) -> int:
-        edges = (0, *bounds, len(weights))
-        return max(sum(weights[begin:end]) for begin, end in itertools.pairwise(edges))
-
-    lasts = range(parts - 1, len(weights))
-    return min(((*_bounds(weights[:last], parts - 1), last) for last in lasts), key=heaviest)
+        try:
+            return cut_model(model, parts)
+        except NotCuttable as error:
+            raise OptionRefused(f"{_KEY}: {error}.") from error
+    sizes = tuple(sum(weight.numel() for weight in stage.parameters()) for stage in stages)
+    bounds = (0, *balanced_bounds(sizes, parts), len(stages))
+    return [nn.Sequential(*list(stages)[begin:end]) for begin, end in itertools.pairwise(bounds)]
 
 
 class _Piece(NamedTuple):

@@ -27,7 +27,7 @@ from marserve.backend.profiling.samples import WarmUpFailed
 from marserve.handlers.performance.accuracy import Accuracy
 from marserve.handlers.performance.batch_norm import fold_batch_norms
 from marserve.handlers.performance.cuda_graphs import CudaGraphs
-from marserve.handlers.performance.device_stages import DeviceStages, partition_stages, stages_of
+from marserve.handlers.performance.device_stages import DeviceStages, stages_of
 from marserve.handlers.performance.fixed_sizes import BatchSizes, FixedSizes
 from marserve.handlers.performance.optimization import (
     SECTION,
@@ -259,7 +259,7 @@ def _change_forward(optimized: OptimizedModel, device: torch.device) -> None:
         return autocast(forward, device, options.dtype) if options.matmul_only else forward
 
     if options.device_stages:
-        parts = partition_stages(stages_of(model), len(options.device_stages))
+        parts = stages_of(model, len(options.device_stages))
         stages = zip(parts, options.device_stages, strict=True)
         forward: Forward = DeviceStages([(autocasted(part.to(d)), d) for part, d in stages], device)
     else:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from marserve.backend.errors import OptionRefused
-from marserve.handlers.performance.device_stages import DeviceStages, partition_stages, stages_of
+from marserve.handlers.performance.device_stages import DeviceStages, stages_of
 
 CPU = torch.device("cpu")
 
@@ -28,7 +28,7 @@ def test_the_result_is_that_of_the_plain_model(rows: int) -> None:
     model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2)).eval()
     x = torch.randn(rows, 3)
     with torch.inference_mode():
-        result = staged(*partition_stages(list(model), 2))(x)
+        result = staged(*stages_of(model, 2))(x)
         assert result.is_inference()
         torch.testing.assert_close(result, model(x))
 
@@ -156,14 +156,9 @@ def test_gradients_pass_through_the_stages() -> None:
 )
 def test_stages_are_partitioned_evenly(widths: list[int], parts: int, lengths: list[int]) -> None:
     stages = [nn.Linear(1, width) for width in widths]
-    groups = partition_stages(stages, parts)
+    groups = stages_of(nn.Sequential(*stages), parts)
     assert [len(item) for item in groups] == lengths
     assert [layer for group in groups for layer in group] == stages
-
-
-def test_there_cannot_be_more_devices_than_stages() -> None:
-    with pytest.raises(OptionRefused, match="1 stages cannot be on 2 devices"):
-        partition_stages([nn.ReLU()], 2)
 
 
 class Named(nn.Module):
@@ -172,9 +167,134 @@ class Named(nn.Module):
         self.stages = nn.ModuleList([nn.ReLU(), nn.Tanh()])
 
 
-def test_the_stages_of_a_model_are_its_modules_or_its_attribute() -> None:
+def test_the_stages_of_a_model_are_its_attribute() -> None:
     named = Named()
-    assert stages_of(named) == list(named.stages)
-    assert len(stages_of(nn.Sequential(nn.ReLU(), nn.Tanh()))) == 2
-    with pytest.raises(OptionRefused, match=r"Linear is not an nn\.Sequential and has no stages"):
-        stages_of(nn.Linear(1, 1))
+    assert [list(part) for part in stages_of(named, 2)] == [[each] for each in named.stages]
+
+
+class Residual(nn.Module):
+    """A block whose inner values are two."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(width, width), nn.BatchNorm1d(width), nn.ReLU())
+        self.scale = nn.Parameter(torch.full((1,), 0.5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.scale * self.inner(x)
+
+
+class Blocks(nn.Module):
+    def __init__(self, blocks: int = 6) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Residual(8) for _ in range(blocks)])
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+        for block in self.blocks:
+            x = block(x)
+        if mask is not None:
+            x = x * mask
+        return {"scores": self.head(x), "norm": x.norm(dim=1)}
+
+
+class Masked(Blocks):
+    """The argument is read by each block."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        values = x
+        for block in self.blocks:
+            values = block(values) * x
+        return self.head(values)
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.middle, self.last = nn.ReLU(), nn.Linear(4, 4)
+        self.tied = nn.Linear(4, 4)
+        self.tied.weight = self.first.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.tied(self.middle(self.first(x))))
+
+
+class Twice(nn.Sequential):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(super().forward(x))
+
+
+class Branching(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x if x.sum() > 0 else -x
+
+
+class Pair(nn.Module):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x + y
+
+
+@pytest.mark.parametrize("parts", [2, 3, 5])
+@pytest.mark.parametrize("kind", [Blocks, Masked])
+def test_a_model_that_is_not_sequential_is_cut(kind: type[nn.Module], parts: int) -> None:
+    torch.manual_seed(0)
+    model, x = kind().eval(), torch.randn(7, 8)
+    with torch.inference_mode():
+        found = staged(*stages_of(model, parts))(x)
+        torch.testing.assert_close(found, model(x))
+
+
+def test_it_is_cut_where_the_fewest_values_are_transferred() -> None:
+    first, second = stages_of(Blocks().eval(), 2)
+    values = first(torch.randn(2, 8))
+    assert [value.shape for value in values] == [(2, 8)]
+    sizes = [sum(each.numel() for each in part.parameters()) for part in (first, second)]
+    assert abs(sizes[0] - sizes[1]) <= 150  # at most a block
+
+
+def test_resnet_50_is_cut() -> None:
+    torchvision = pytest.importorskip("torchvision")
+    torch.manual_seed(0)
+    model, x = torchvision.models.resnet50(weights=None).eval(), torch.randn(3, 3, 64, 64)
+    with torch.inference_mode():
+        parts = stages_of(model, 3)
+        torch.testing.assert_close(staged(*parts)(x), model(x), rtol=1e-4, atol=1e-4)
+        assert [len(part(x)) for part in parts[:1]] == [1]
+    weights = [{id(each) for each in part.parameters()} for part in parts]
+    assert sum(map(len, weights)) == len(list(model.parameters()))
+
+
+def test_weights_that_are_read_twice_stay_in_one_part() -> None:
+    first, second = stages_of(Tied(), 2)
+    assert len(list(first.parameters())) == 3  # two biases
+    assert [tuple(each.shape) for each in second.parameters()] == [(4, 4), (4,)]
+
+
+def test_an_nn_sequential_with_its_own_forward_is_traced() -> None:
+    model = Twice(nn.Linear(4, 4), nn.ReLU()).eval()
+    x = torch.randn(2, 4)
+    torch.testing.assert_close(staged(*stages_of(model, 2))(x), model(x))
+
+
+def test_a_module_that_cannot_be_traced_stays_whole() -> None:
+    model = Blocks()
+    model.blocks.insert(3, Branching())
+    x = torch.randn(1, 8)
+    with torch.inference_mode():
+        torch.testing.assert_close(staged(*stages_of(model.eval(), 2))(x), model(x))
+
+
+@pytest.mark.parametrize(
+    ("model", "sentence"),
+    [
+        (nn.Linear(1, 1), "Linear has 1 parts for 2 devices"),
+        (nn.Sequential(nn.ReLU()), "Sequential has 1 parts for 2 devices"),
+        (nn.Sequential(Branching()), r"Sequential has 1 .*; not traced: 0 \(Branching\): .* flow"),
+        (Branching(), "Branching cannot be traced: .* control flow"),
+        (Pair(), "Pair takes more than one input"),
+    ],
+)
+def test_a_model_that_cannot_be_cut_is_refused(model: nn.Module, sentence: str) -> None:
+    with pytest.raises(OptionRefused, match=f"device_stages: {sentence}"):
+        stages_of(model, 2)
