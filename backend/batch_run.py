@@ -102,7 +102,7 @@ class BatchRun:
             data = [conversion.row(request) for request in inputs]
         self.data: Any = data if stack is None else stack.arrays(run_as)
         self.rows = tuple(data)
-        self._formats = _formats_of(inputs, data)
+        self._formats = _formats_of(inputs, data, conversion.declared)
         for form in self._formats.values():
             form.json_nan = conversion.json_nan
         # Copies, because the handler may change those in the context. Processors that it replaces
@@ -349,7 +349,9 @@ def _row_inputs(inputs: Sequence[Input], rows: Sequence[int]) -> list[Input]:
     return found
 
 
-def _formats_of(inputs: Sequence[Input], data: Sequence[dict[str, Any]]) -> dict[int, AnswerFormat]:
+def _formats_of(
+    inputs: Sequence[Input], data: Sequence[dict[str, Any]], declared: Mapping[str, Any]
+) -> dict[int, AnswerFormat]:
     formats: dict[int, AnswerFormat] = {}
     refused: dict[int, Prediction] = {}
     for place, request in enumerate(inputs):
@@ -358,7 +360,7 @@ def _formats_of(inputs: Sequence[Input], data: Sequence[dict[str, Any]]) -> dict
                 form = formats.get(place - 1)
             else:
                 try:
-                    form = AnswerFormat.of(request, data[place] if data else {})
+                    form = AnswerFormat.of(request, data[place] if data else {}, declared)
                 except UnusableTensor as error:
                     refused[place] = tensor_error(400, str(error), "BadRequestException")
                     continue

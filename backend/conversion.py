@@ -5,7 +5,7 @@ import io
 import json
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -37,6 +37,7 @@ class Conversion:
         max_response_bytes: Of a prediction, for each row.
         dims: The dimensions that count rows, of inputs and of outputs.
         json_nan: How NaN and infinities are written in JSON (`json_text`).
+        declared: The tensors that the model declares (`tensors.checks.is_declaration`).
     """
 
     def __init__(
@@ -45,7 +46,9 @@ class Conversion:
         max_response_bytes: int,
         dims: Sequence[int] = (0, 0),
         json_nan: str = KEEP,
+        declared: Mapping[str, Any] | None = None,
     ) -> None:
+        self.declared = declared or {}
         self.json_nan = json_nan
         self._encode: Callable[[Any], Buffer] = encode_result
         if json_nan != KEEP:

@@ -76,7 +76,8 @@ def load_service(load: Load, run: Run | None = None) -> Service:
             started.close()
             raise HandlerUnusable(_COROUTINE)
         run(started)
-    tensors = _declared_tensors(handler.owner)
+    by_handler = _declared_tensors(handler.owner)
+    tensors = _declared_in(context) or by_handler
     service = Service(
         entry_point,
         context,
@@ -87,7 +88,7 @@ def load_service(load: Load, run: Run | None = None) -> Service:
         tensors=tensors,
         batch_dims=load.batch_dims,
         json_nan=load.json_nan,
-        stacking=_stacking(load, _declared_in(context) or tensors),
+        stacking=_stacking(load, tensors),
     )
     warm_up(load, service)
     may_overlap = hasattr(handler.instance, "overlap_obstacle")

@@ -64,7 +64,7 @@ class Service:
         owner: The object or module with the handler's optional methods: ``sample_input``,
             ``input_length`` and ``end_sequence``. They may be set at any time.
         stacking: Makes arrays of all rows of a batch; None for a list with a dict for each.
-        tensors: The handler's declaration of its tensors.
+        tensors: The model's declaration of its tensors.
         stages: Runs the handler's stages separately; None if those of batches do not overlap.
 
     Attributes:
@@ -93,7 +93,9 @@ class Service:
         self._entry_point = entry_point
         self._owner = owner
         self._input_lengths = InputLengths(partial(self._hook, "input_length"))
-        self._conversion = Conversion(decode_input, max_response_bytes, batch_dims, json_nan)
+        self._conversion = Conversion(
+            decode_input, max_response_bytes, batch_dims, json_nan, self.tensors
+        )
         self._stacking = stacking
 
     def predict(self, batch: Predict, send: Send = _discard) -> Reply:

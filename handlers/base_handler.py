@@ -398,6 +398,11 @@ def __getattr__(name: str) -> bool:
 
 
 def _check_numbers(value: Any) -> None:
+    if isinstance(value, dict):
+        raise UnusableInput(
+            "The input has tensors by name, which the handler takes only with stackInputs: true in "
+            "model-config.yaml."
+        )
     try:
         torch.as_tensor(value)
     except _NOT_NUMBERS as error:

@@ -2,7 +2,8 @@
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from marserve.backend.json_text import KEEP, REFUSE, NotJson, to_json, with_nulls
@@ -22,6 +23,7 @@ from marserve.backend.tensors.wire import FORMAT_HEADER, IN_BODY, SIZE, Json, Wa
 _BODY = "body"
 _OWN_MEMBERS = ("id", "model_name", "model_version")
 _MEMBERS = (*_OWN_MEMBERS, "parameters")
+_NONE: Mapping[str, Any] = MappingProxyType({})
 
 
 def json_numbers(output: Output, json_nan: str) -> list[Any]:
@@ -39,22 +41,32 @@ class UnknownOutput(ValueError):
 
 
 class AnswerFormat:
-    """The format of an answer; ``members`` are its id and model."""
+    """The format of an answer.
 
-    def __init__(self, members: Json, wanted: WantedOutputs) -> None:
+    Args:
+        members: Its id and model.
+        declared: The tensors that the model declares (`checks.is_declaration`).
+    """
+
+    def __init__(
+        self, members: Json, wanted: WantedOutputs, declared: Mapping[str, Any] = _NONE
+    ) -> None:
         self._members = members
         self._wanted = wanted
+        self._outputs = declared.get("outputs", ())
         self.json_nan = KEEP
 
     @classmethod
-    def of(cls, request: Input, row: dict[str, Any]) -> "AnswerFormat | None":
+    def of(
+        cls, request: Input, row: dict[str, Any], declared: Mapping[str, Any] = _NONE
+    ) -> "AnswerFormat | None":
         """Return the format that the frontend asks for; None for requests without tensors.
 
         It is in a header, because with continuous batching the parts of a request are sent only
         once. If the frontend has not read the document, a part of it is in the ``row``.
 
         Raises:
-            UnusableTensor: An input in JSON contradicts its datatype or shape.
+            UnusableTensor: An input in JSON contradicts its datatype or shape, or the declaration.
         """
         try:
             form: Json = json.loads(request.headers[FORMAT_HEADER])
@@ -65,17 +77,19 @@ class AnswerFormat:
         if form.get(IN_BODY):
             head = row.get(_BODY)
             if isinstance(head, dict) and isinstance(head.get("inputs"), list):
-                check_values(head)
+                check_values(head, declared.get("inputs", ()))
         try:
             wanted = WantedOutputs.of(head)
             members["id"] = str(head.get("id") or members["id"])
         except (TypeError, KeyError, AttributeError):
             wanted = WantedOutputs()
-        return cls(members, wanted)
+        return cls(members, wanted, declared)
 
     @property
     def output_name(self) -> str:
         """The name of an output to which the handler gives none; may be empty."""
+        if len(self._outputs) == 1:
+            return str(self._outputs[0]["name"])
         return next(iter(self._wanted.names), "")
 
     def encode(self, result: Any) -> tuple[bytes, int]:

@@ -5,7 +5,7 @@ datatype, a -1 in a shape for the length that follows from the data, numbers of 
 `check_values` is for models that declare tensors, and allows only the -1.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -30,6 +30,7 @@ _MAX_LENGTH = 2**31 - 1
 _MAX_EMPTY_LISTS = 10_000
 _MAX_DIMENSION = 1 << 62
 _MAX_NAME = 80  # characters in a message
+_MAX_DIMENSIONS = 16  # in a message
 
 
 def is_declaration(value: Any) -> bool:
@@ -73,17 +74,59 @@ def check_request(document: Any) -> None:
         _check_named(tensor, f"outputs[{place}]")
 
 
-def check_values(document: Any) -> None:
-    """Raise UnusableTensor if an input of a request in JSON contradicts its datatype or shape."""
+def check_values(document: Any, declared: Sequence[Mapping[str, Any]]) -> None:
+    """Raise UnusableTensor if an input in JSON contradicts its datatype or shape, or `declared`."""
     check_request(document)
+    shapes = []
     for tensor in document["inputs"]:
         try:
-            _check_data(tensor)
+            shapes.append(_check_data(tensor))
         except UnusableTensor as error:
             raise UnusableTensor(f"Input {tensor['name'][:_MAX_NAME]!r} {error}.") from error
+    check_declared(document["inputs"], shapes, declared)
 
 
-def _check_data(tensor: Mapping[str, Any]) -> None:
+def check_declared(
+    inputs: Iterable[Mapping[str, Any]],
+    shapes: Iterable[list[int]],
+    declared: Iterable[Mapping[str, Any]],
+    rows_dim: int | None = None,
+) -> None:
+    """Raise UnusableTensor if an input that a model declares is missing or is another tensor.
+
+    The dimension ``rows_dim`` counts rows and may have any length. Other inputs may be there, too.
+    """
+    found = {
+        tensor["name"]: (tensor["datatype"], shape)
+        for tensor, shape in zip(inputs, shapes, strict=True)
+    }
+    for wanted in declared:
+        name = wanted["name"]
+        if name not in found:
+            raise UnusableTensor(f"Input {name!r} is missing.")
+        datatype, shape = found[name]
+        if datatype != wanted["datatype"]:
+            raise UnusableTensor(
+                f"Input {name!r} has the datatype {datatype[:_MAX_NAME]!r}; the model takes "
+                f"{wanted['datatype']}."
+            )
+        if not fits(shape, wanted["shape"], rows_dim):
+            raise UnusableTensor(
+                f"Input {name!r} has the shape {shape[:_MAX_DIMENSIONS]}; the model takes "
+                f"{wanted['shape']}."
+            )
+
+
+def fits(shape: Sequence[int], wanted: Sequence[int], rows_dim: int | None = None) -> bool:
+    """Whether a shape has the wanted lengths, where -1 is any and ``rows_dim`` may have any."""
+    return len(shape) == len(wanted) and all(
+        length in (-1, own) or dim == rows_dim
+        for dim, (own, length) in enumerate(zip(shape, wanted, strict=True))
+    )
+
+
+def _check_data(tensor: Mapping[str, Any]) -> list[int]:
+    """Check the data of an input, and return its shape."""
     datatype, shape = tensor["datatype"], tensor["shape"]
     if datatype != BYTES:
         item_bytes(datatype)
@@ -92,9 +135,11 @@ def _check_data(tensor: Mapping[str, Any]) -> None:
     values = flattened(tensor["data"], nested_shape(tensor["data"]))
     if datatype != BYTES:
         write_numbers(datatype, values)
-    count = element_count(resolved_shape(shape, len(values)))
+    resolved = resolved_shape(shape, len(values))
+    count = element_count(resolved)
     if len(values) != count:
         raise UnusableTensor(f"has {len(values)} elements; its shape {shape} wants {count}")
+    return resolved
 
 
 def item_bytes(datatype: str) -> int:

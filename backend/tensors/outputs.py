@@ -4,8 +4,9 @@
   ``data`` (nested lists, an array or a tensor); with ``datatype`` and ``shape`` if they differ from
   those of the data
 * an object whose values are all arrays or tensors: an output for each, named by its key
-* an array, a tensor, a number, a text, or a list of numbers or texts: one output, named as the
-  client asks for, else ``output-0``
+* an array, a tensor, a number, a text, or a list of numbers or texts: one output, with the name
+  that the model declares for its only output, else the one that the client asks for, else
+  ``output-0``
 * anything else: one output with one element of BYTES, the result as JSON
 """
 
@@ -38,8 +39,11 @@ def outputs_of(result: Any, name: str) -> tuple[Json, list[Output]]:
     """
     document = _document_in(result)
     if document is not None:
+        outputs = document["outputs"]
+        default = name if len(outputs) == 1 else ""
         return document, [
-            _described_output(output, place) for place, output in enumerate(document["outputs"])
+            _described_output(output, default or f"output-{place}")
+            for place, output in enumerate(outputs)
         ]
     if isinstance(result, dict) and result and all(map(is_array, result.values())):
         return {}, [_output(str(key), value) for key, value in result.items()]
@@ -62,8 +66,8 @@ def _document_in(result: Any) -> Json | None:
     return None
 
 
-def _described_output(described: Json, place: int) -> Output:
-    name = str(described.get("name", f"output-{place}"))
+def _described_output(described: Json, default: str) -> Output:
+    name = str(described.get("name", default))
     output = _output(name, described["data"], described.get("datatype"))
     if (shape := described.get("shape")) is not None:
         try:

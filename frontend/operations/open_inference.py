@@ -21,7 +21,12 @@ from typing import Any
 
 from marserve.backend.json_text import KEEP
 from marserve.backend.protocol import TENSORS_TYPE, Buffer, Input, Part
-from marserve.backend.tensors.checks import check_request, item_bytes, resolved_shape
+from marserve.backend.tensors.checks import (
+    check_declared,
+    check_request,
+    item_bytes,
+    resolved_shape,
+)
 from marserve.backend.tensors.datatypes import (
     BYTES,
     UnusableTensor,
@@ -79,6 +84,7 @@ class AskedModel:
     version: str
     envelope: str = ""
     is_declared: bool = False  # whether it declares its tensors
+    inputs: Sequence[Json] = ()  # those that it declares
     wants_arrays: bool = False  # whether its handler gets tensors of bytes as arrays
     takes_bytes: bool = False  # whether tensors in JSON are converted to bytes, too
     dims: tuple[int, int] | None = None  # that count the rows; None if requests are not cut
@@ -90,7 +96,8 @@ def asked_model(model: ModelVersion) -> AskedModel:
     """Return the properties of a model."""
     tensors = model.tensors
     envelope, arrays = model.manifest.envelope, bool(tensors.get("arrays"))
-    asked = AskedModel(model.name, model.version, envelope, bool(tensors), arrays)
+    inputs = tensors.get("inputs", ())
+    asked = AskedModel(model.name, model.version, envelope, bool(tensors), inputs, arrays)
     settings = model.settings
     if envelope or not (settings.batching.splits_lists or settings.stack_inputs):
         return asked
@@ -109,19 +116,7 @@ def input_of(
     """
     head, buffers = request.head, list(request.buffers)
     _refuse_extensions(head)
-    for place, (tensor, buffer) in enumerate(zip(head["inputs"], buffers, strict=True)):
-        _refuse_extensions(tensor)
-        if buffer is None and model.takes_bytes:
-            buffers[place] = buffer = yield from as_bytes(tensor)
-        if buffer is None:
-            continue
-        shape = yield from _check(tensor, buffer)
-        if model.takes_bytes:
-            tensor["shape"] = shape
-        parameters = {**tensor.pop("parameters", {}), SIZE: len(buffer)}
-        if request.is_typed and tensor["datatype"] == BYTES:
-            parameters[ENCODING] = "base64"  # as TorchServe's handlers expect it
-        tensor["parameters"] = parameters
+    yield from _prepare_inputs(head["inputs"], buffers, request, model)
     for output in head.get("outputs") or ():
         _refuse_extensions(output)
     parameters = head.get("parameters") or {}
@@ -138,6 +133,33 @@ def input_of(
     headers = {**headers, FORMAT_HEADER: _format(model, form)}
     pieces = pack_request({**head, ARRAYS: model.wants_arrays}, buffers)
     return Input(id_, headers, [(yield from _body(pieces, TENSORS_TYPE))])
+
+
+def _prepare_inputs(
+    inputs: Sequence[Json],
+    buffers: list[Buffer | None],
+    request: InferRequest,
+    model: AskedModel,
+) -> Steps[None]:
+    shapes = []
+    for place, (tensor, buffer) in enumerate(zip(inputs, buffers, strict=True)):
+        _refuse_extensions(tensor)
+        if buffer is None and model.takes_bytes:
+            buffers[place] = buffer = yield from as_bytes(tensor)
+        shapes.append(tensor["shape"])
+        if buffer is None:
+            continue
+        shapes[-1] = shape = yield from _check(tensor, buffer)
+        if model.takes_bytes:
+            tensor["shape"] = shape
+        parameters = {**tensor.pop("parameters", {}), SIZE: len(buffer)}
+        if request.is_typed and tensor["datatype"] == BYTES:
+            parameters[ENCODING] = "base64"  # as TorchServe's handlers expect it
+        tensor["parameters"] = parameters
+    try:
+        check_declared(inputs, shapes, model.inputs, model.dims and model.dims[0])
+    except UnusableTensor as error:
+        raise BadRequest(str(error)) from error
 
 
 def _body(pieces: Sequence[Buffer], media_type: str) -> Steps[Part]:

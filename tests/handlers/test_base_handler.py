@@ -357,7 +357,7 @@ def test_an_invalid_target_is_answered_with_400(eager, begin_batch, target) -> N
     assert (answer["code"], answer["message"]) == (400, "target must be a whole number.")
 
 
-@pytest.mark.parametrize("value", [None, "text", {"a": 1}, [[1], [2, 3]], ["a"], [10**400]])
+@pytest.mark.parametrize("value", [None, "text", [[1], [2, 3]], ["a"], [10**400]])
 def test_a_request_without_numbers_is_refused_alone(handler, eager, begin_batch, value) -> None:
     context = eager()
     handler.initialize(context)
@@ -367,6 +367,18 @@ def test_a_request_without_numbers_is_refused_alone(handler, eager, begin_batch,
     assert (first, last) == ([3.0], [6.0])
     assert bad["code"] == 400
     assert bad["message"].startswith("The input is not a number or nested lists of numbers: ")
+
+
+@pytest.mark.parametrize("value", [{"a": 1}, {"inputs": [{"name": "x", "data": [1.0]}]}])
+def test_the_refusal_of_tensors_by_name_names_the_option(
+    handler, eager, begin_batch, value
+) -> None:
+    context = eager()
+    handler.initialize(context)
+    begin_batch(context, {}, {})
+    good, bad = handler.handle([{"body": [1.0]}, {"body": value}], context)
+    assert (good, bad["code"]) == ([3.0], 400)
+    assert "only with stackInputs: true in model-config.yaml" in bad["message"]
 
 
 def test_numbers_of_different_shapes_fail_the_batch(handler, eager, begin_batch) -> None:

@@ -21,6 +21,8 @@ openInference:
   outputs:
     - {name: y, datatype: BYTES, shape: [1]}
 """
+# Requests in JSON are documents of the protocol, too.
+ANY_INPUTS = "openInference: {arrays: false}\n"
 
 
 def checks_of(script: str) -> list[str]:
@@ -32,8 +34,9 @@ def server(share_server):
     with share_server(ts_open_inference_protocol="true") as shared:
         for name in MODELS:
             shared.install(CLIENTS / "tensors_handler.py", name)
-        for name in ("echo-declared", "plain-declared"):
-            shared.install(CLIENTS / "tensors_handler.py", name, config=DECLARED)
+        shared.install(CLIENTS / "tensors_handler.py", "plain-declared", config=DECLARED)
+        for name in ("echo-any", "plain-any"):
+            shared.install(CLIENTS / "tensors_handler.py", name, config=ANY_INPUTS)
         shared.install(CLIENTS / "declaring_handler.py", "declaring")
         make_archive(shared.store, CLIENTS / "tensors_handler.py", "later")
         yield shared

@@ -314,9 +314,9 @@ def declared(request, server):
     return name
 
 
-def infer(server, name, **tensor):
+def infer(server, model, **tensor):
     tensor = {"name": "x", "datatype": "FP32", "shape": [2], "data": [1.5, 2], **tensor}
-    return server.inference("POST", f"/v2/models/{name}/infer", json={"inputs": [tensor]})
+    return server.inference("POST", f"/v2/models/{model}/infer", json={"inputs": [tensor]})
 
 
 def test_values_in_json_that_contradict_their_tensor_are_refused(server, declared, together):
@@ -328,16 +328,30 @@ def test_values_in_json_that_contradict_their_tensor_are_refused(server, declare
         ({"data": ["1.5", "2"]}, "has a value that is no FP32: "),
         ({"datatype": "INT8"}, "has a value that is no INT8: "),
         ({"data": [[1, 2], [3]]}, "has lists of different lengths."),
+        ({"shape": [1, -1]}, "has the shape [1, 2]; the model takes [-1]."),
+        ({"datatype": "FP64"}, "has the datatype 'FP64'; the model takes FP32."),
     ]
-    good = [{}, {"shape": [-1]}, {"shape": [1, 2]}, {"shape": [2, -1]}]
+    good = [{}, {"shape": [-1]}]
     tensors = [*good, *(tensor for tensor, _ in cases)]
     answers = together([lambda each=each: infer(server, declared, **each) for each in tensors])
     for answer in answers[: len(good)]:
-        assert answer.json()["outputs"][0]["data"] == [3.5]
+        (output,) = answer.json()["outputs"]
+        assert (output["name"], output["data"]) == ("y", [3.5])
     for answer, (_, why) in zip(answers[len(good) :], cases, strict=True):
         assert answer.status_code == 400
         assert answer.json()["error"].startswith(f"Input 'x' {why}")
         assert answer.json()["type"] == "BadRequestException"
+
+
+def test_an_input_that_the_model_declares_may_not_be_missing(server, declared, client):
+    """The handler failed, with 503."""
+    answer = infer(server, declared, name="other")
+    assert (answer.status_code, answer.json()["error"]) == (400, "Input 'x' is missing.")
+    request = MESSAGES.ModelInferRequest(model_name=declared)
+    request.inputs.add(name="other", datatype="FP32", shape=[1])
+    request.raw_input_contents.append(struct.pack("<f", 1))
+    code, message = failure(lambda: unary(client, request).result())
+    assert (code, "Input 'x' is missing." in message) == ("INVALID_ARGUMENT", True)
 
 
 def test_a_model_that_declares_no_tensors_gets_any_json(server):

@@ -135,8 +135,6 @@ def test_json_stacks_where_it_is_numbers(server, install):
         (b'{"x": null}', JSON, "is no number"),
         (b"{}", JSON, "no numbers in the request"),
         (b'{"x": 1e999999999999999999}', JSON, "is no number"),
-        (b'{"i": 1.5}', JSON, "has numbers that are no INT8"),
-        (b'{"i": 300}', JSON, "has numbers that are no INT8"),
         (b"1" * 400, JSON, "is no number"),
         (b"[" * 70 + b"1" + b"]" * 70, "text/x", "is no number"),
         (b'{"x": ' + b"[" * 70 + b"1" + b"]" * 70 + b"}", JSON, "Input 'x'"),
@@ -153,10 +151,7 @@ def test_only_those_rows_are_refused_that_are_no_numbers(
         "    (x,) = data.values()",
         f"    (x,) = data.values()\n    x.shape == (1, 9) and open({gate.path!r}).read()",
     )
-    declared = "openInference: {inputs: [{name: i, datatype: INT8, shape: [1]}, " + (
-        "{name: x, datatype: FP32, shape: [1]}]}\n"
-    )
-    name = install(STACK + declared, handler=handler, batch_size=16, max_batch_delay=0)
+    name = install(STACK, handler=handler, batch_size=16, max_batch_delay=0)
     ahead = background(infer, server, name, numbered(1, 9))
     gate.wait_entered()
     good = [background(server.predict, name, json={"x": [1, 2]})]
@@ -175,6 +170,43 @@ def test_only_those_rows_are_refused_that_are_no_numbers(
         assert sentence in bad.result().json()["message"]
     assert good[0].result().json()["y"] == [2, 4]
     assert arrays_in(good[1].result())["y"].tolist() == [[0, 2], [4, 6], [8, 10]]
+
+
+FACTOR = """
+def handle(data, context):
+    return data and {"y": data["x0"].sum(1) * data["x1"]}
+"""
+DECLARED = """
+openInference:
+  inputs:
+    - {name: x0, datatype: FP32, shape: [-1, 2]}
+    - {name: x1, datatype: INT64, shape: [1]}
+  outputs: [{name: y, datatype: FP32, shape: [-1]}]
+"""
+
+
+@pytest.mark.parametrize("config", [STACK, "stackInputs: true\n"], ids=["rows", "whole"])
+def test_inputs_that_the_model_declares_are_needed_as_declared(server, install, config):
+    name = install(config + DECLARED, handler=FACTOR, batch_size=4, max_batch_delay=0)
+
+    def refusal(answer) -> str:
+        assert answer.status_code == 400, answer.text
+        return answer.json()["message"]
+
+    x, factor = np.array([[1, 2]], "float32"), np.array([3])
+    assert arrays_in(infer(server, name, x, factor))["y"] == [9]
+    assert "Input 'x1' is missing." in refusal(infer(server, name, x))
+    wrong = refusal(infer(server, name, x[:, :1], factor))
+    assert wrong == "Input 'x0' has the shape [1, 1]; the model takes [-1, 2]."
+    wrong = refusal(infer(server, name, x, factor.astype("float32")))
+    assert wrong == "Input 'x1' has the datatype 'FP32'; the model takes INT64."
+    rows = {"x0": [1, 2], "x1": 3}
+    assert server.predict(name, json=rows).json()["y"] == 9
+    assert "Input 'x1' is missing." in refusal(server.predict(name, json={"x0": [1, 2]}))
+    wrong = refusal(server.predict(name, json={**rows, "x0": [1]}))
+    assert wrong == "Input 'x0' has the shape [1], not [2]."
+    wrong = refusal(server.predict(name, json={**rows, "x1": 1.5}))
+    assert "Input 'x1' has numbers that are no INT64" in wrong
 
 
 # -- answers ---------------------------------------------------------------------------------------

@@ -70,6 +70,20 @@ def test_outputs_that_are_none_ask_for_all(head: Any) -> None:
     assert len(json.loads(form.encode({"a": np.ones(1), "b": np.ones(1)})[0])["outputs"]) == 2
 
 
+@pytest.mark.parametrize("result", [1.0, {"outputs": [{"data": [1.0]}]}, np.ones(1)])
+def test_a_single_declared_output_has_its_name(result: Any) -> None:
+    declared = {"outputs": [{"name": "y", "datatype": "FP32", "shape": [1]}]}
+    request = Input("1", {FORMAT_HEADER: json.dumps(FORM)}, [])
+    form = AnswerFormat.of(request, {}, declared)
+    assert form is not None
+    assert [output["name"] for output in json.loads(form.encode(result)[0])["outputs"]] == ["y"]
+    request = Input("1", {FORMAT_HEADER: json.dumps({**FORM, "outputs": [{"name": "z"}]})}, [])
+    form = AnswerFormat.of(request, {}, declared)
+    assert form is not None
+    with pytest.raises(UnknownOutput, match="no output 'z'; the handler gave y"):
+        form.encode(result)
+
+
 def test_the_format_may_be_in_the_body() -> None:
     request = Input("1", {FORMAT_HEADER: json.dumps({**FORM, IN_BODY: True})}, [])
     form = AnswerFormat.of(request, {"body": {"id": "9"}})

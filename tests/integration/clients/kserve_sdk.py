@@ -26,12 +26,12 @@ TEXTS = np.array([b"tabby", b"tiger"], object)
 async def infer_all(infer):
     """Ask with raw and typed tensors, or with binary data and JSON."""
     for binary in (True, False):
-        answer = await infer(request_of("echo-declared", NUMBERS, binary=binary))
+        answer = await infer(request_of("echo-any", NUMBERS, binary=binary))
         assert answer.outputs[0].as_numpy().tolist() == NUMBERS.tolist()
         assert answer.outputs[0].name == "x"
-        answer = await infer(request_of("plain-declared", np.float32([1, 2]), binary=binary))
+        answer = await infer(request_of("plain-any", np.float32([1, 2]), binary=binary))
         assert answer.outputs[0].as_numpy().tolist() == [2.0, 4.0]
-    answer = await infer(request_of("echo-declared", TEXTS, "BYTES"))
+    answer = await infer(request_of("echo-any", TEXTS, "BYTES"))
     found = answer.outputs[0].as_numpy().tolist()  # texts, where they came as JSON
     assert [each.encode() if isinstance(each, str) else each for each in found] == TEXTS.tolist()
     return answer
@@ -61,7 +61,7 @@ def check_grpc(grpc_inference):
             assert await client.is_server_ready()
             assert await client.is_model_ready("echo")
             answer = await infer_all(client.infer)
-            assert (answer.id, answer.model_name) == ("7", "echo-declared")
+            assert (answer.id, answer.model_name) == ("7", "echo-any")
 
     asyncio.run(ask())
 

@@ -48,7 +48,7 @@ def check_the_index(client):
 def check_compressed_requests(client):
     values = np.arange(300_000, dtype="float32")
     for algorithm in ("gzip", "deflate"):
-        for name, is_binary in (("echo", True), ("echo-declared", True), ("echo-declared", False)):
+        for name, is_binary in (("echo", True), ("echo-any", True), ("echo-any", False)):
             given = InferInput("x", list(values.shape), "FP32")
             given.set_data_from_numpy(values, binary_data=is_binary)
             answer = client.infer(name, [given], request_compression_algorithm=algorithm)
@@ -153,7 +153,7 @@ def check_json(client):
     given = InferInput("x", [2], "INT32")
     given.set_data_from_numpy(np.array([1, 2], "int32"), binary_data=False)
     asked = [InferRequestedOutput("y", binary_data=False)]
-    answer = client.infer("plain-declared", [given], request_id="7", outputs=asked)
+    answer = client.infer("plain-any", [given], request_id="7", outputs=asked)
     assert answer.as_numpy("y").tolist() == [2, 4]
     assert answer.get_response()["id"] == "7"
     assert answer.get_output("y")["datatype"] == "INT64"
