@@ -4,6 +4,7 @@ import functools
 import importlib
 import importlib.util
 import inspect
+import json
 import logging
 import os
 import pickle
@@ -55,6 +56,7 @@ def load_exported(path: str, device: Any) -> Any:
     """Load a ``.pt2`` file, a program of torch.export or a package of AOTInductor."""
     try:
         if any("data/aotinductor/" in member.filename for member in _members(path)):
+            _check_package_device(path, torch.device(device))
             index = torch.device(device).index
             placed = {} if index is None else {"device_index": index}
             package = importlib.import_module("torch._inductor").aoti_load_package(path, **placed)
@@ -69,6 +71,24 @@ def load_exported(path: str, device: Any) -> Any:
         raise RuntimeError(
             f"{NOT_LOADED}: {name} is not a usable exported program: {error}"
         ) from error
+
+
+def _check_package_device(path: str, device: torch.device) -> None:
+    """Raise RuntimeError for a package of another kind of device.
+
+    Torch checks neither the package's device nor that of inputs: code for the CPU that reads the
+    memory of a GPU ends the process.
+    """
+    with zipfile.ZipFile(path) as package:
+        names = [name for name in package.namelist() if name.endswith("_metadata.json")]
+        found = {json.loads(package.read(name)).get("AOTI_DEVICE_KEY") for name in names}
+    if kinds := found - {None, device.type}:
+        kind = ", ".join(sorted(kinds))
+        raise RuntimeError(
+            f"it was compiled for {kind}, but the worker is on {device}: compile it for "
+            f"{device.type}, or set deviceType: {'cpu' if kind == 'cpu' else 'gpu'} in "
+            "model-config.yaml"
+        )
 
 
 def _for_any_rows(program: Any, rows: Rows | None) -> Any:

@@ -117,6 +117,8 @@ def test_a_package_of_aotinductor(tmp_path, program) -> None:
     torch._inductor.aoti_compile_and_package(program, package_path=path)
     model = load_exported(path, torch.device("cpu"))
     assert model(torch.ones(5, 1)).tolist() == [[3.0]] * 5
+    with pytest.raises(RuntimeError, match=r"compiled for cpu, .* on cuda:0: .* deviceType: cpu"):
+        load_exported(path, torch.device("cuda:0"))  # it ended the process with a GPU
 
 
 @pytest.mark.parametrize("content", [b"", b"kitten", b"PK\x05\x06" + bytes(18)])

@@ -111,7 +111,8 @@ def save_onnx(path) -> None:
     onnx.save(model, path)
 
 
-AHEAD = "pt2: {export: {aot_compile: true}}"
+ON_CPU = "deviceType: cpu"  # code that is compiled for the CPU needs it on a machine with a GPU
+AHEAD = f"{ON_CPU}\npt2: {{export: {{aot_compile: true}}}}"
 COMPILED = "pt2: {compile: {enable: true, backend: eager}}"
 FORMS = {
     "eager": (save_state_dict, "net.pth", {"model_file": MODEL_FILE}, ""),
@@ -120,7 +121,7 @@ FORMS = {
     "torchscript-pt": (save_torchscript, "net.pt", {}, ""),
     "torchscript-pth": (save_torchscript, "net.pth", {}, ""),
     "exported-program": (save_program, "net.pt2", {}, ""),
-    "aotinductor-package": (save_package, "net.pt2", {}, ""),
+    "aotinductor-package": (save_package, "net.pt2", {}, ON_CPU),
     "aotinductor-library": (save_library, "net.so", {}, AHEAD),
     "onnx": (save_onnx, "net.onnx", {}, ""),
 }
@@ -170,7 +171,7 @@ def test_a_model_in_this_form_answers(server, make_archive, tmp_path, together, 
 def test_a_program_of_a_fixed_batch_answers(server, make_archive, tmp_path, together, save) -> None:
     save(tmp_path / "net.pt2")
     files = {"serialized_file": str(tmp_path / "net.pt2")}
-    archive = make_archive(server.store, "base_handler", "fixed", **files)
+    archive = make_archive(server.store, "base_handler", "fixed", ON_CPU, **files)
     query = {"initial_workers": 1, "batch_size": 2, "max_batch_delay": 60_000}
     [warning] = server.register(archive, **query).json()["warnings"]
     assert warning.startswith("net.pt2 was exported for batches of 4, but batchSize is 2")
