@@ -514,6 +514,15 @@ def test_the_adaptive_policy_stays_close_in_hard_cases(
     assert result.regret(start) <= limit
 
 
+@pytest.mark.parametrize(("arrivals", "load"), [("gamma CV 0.5", 0.9), ("Poisson", 0.85)])
+def test_several_workers_near_their_capacity_run_full_batches(
+    sim: SimpleNamespace, arrivals: str, load: float
+) -> None:
+    case = sim.grid.Case("tight", arrivals, load, workers=4, requests=4000)
+    found = [case.outcome(sim.contenders.ADAPTIVE, seed).goodput for seed in (0, 500)]
+    assert np.mean(found) >= 0.97
+
+
 @pytest.mark.parametrize("is_busy_at_load", [True, False])
 def test_an_automatic_size_on_a_busy_machine_is_as_good_as_a_given_one(
     sim: SimpleNamespace, is_busy_at_load: bool

@@ -32,10 +32,9 @@ _AGING_GOALS = 1 / 3
 _MARGIN_DEVIATIONS = 1.5
 # From this deviation on, costs vary widely. A lognormal factor of sigma 0.31 has it.
 _WIDE = 0.25
-# Above this share of the workers' capacity no batch is held; above the second one, under a goal,
-# batches are held until they are full, since only full batches carry the load.
-_MAX_HELD_LOAD = 0.8
-_FULL_LOAD = 0.9
+# Above this share of the workers' capacity, under a goal, batches are held until they are full,
+# since only full batches carry the load; without a goal none is held.
+_FULL_LOAD = 0.8
 # The share of the time left before the deadline that holding may use; the second one where only
 # full batches carry the load.
 _HOLD_SHARE = 0.3
@@ -213,8 +212,8 @@ class Adaptive(BatchPolicy):
         """
         mean, size = self.costs.mean, self.size
         load = rate * mean(size) / (workers * size)
-        if load > _MAX_HELD_LOAD:
-            return size if load > _FULL_LOAD and self.goal < math.inf else 1
+        if load > _FULL_LOAD:
+            return size if self.goal < math.inf else 1
         low, high = 0, size
         while high - low > 1:
             middle = (low + high) // 2
