@@ -25,7 +25,7 @@ from marserve.backend.protocol import (
     Trials,
 )
 
-LIMITS = Limits(calls=3_000, calls_per_byte=300)
+LIMITS = Limits(calls=3_200, calls_per_byte=300)
 
 
 def target(data: bytes) -> None:
