@@ -52,7 +52,8 @@ class Trials:
         validated_sizes: Batch sizes whose answers are compared with those of single requests.
         tolerance: Accepted difference of two numbers; 0 for the default of the model's precision.
         must_validate: Whether loading fails if answers differ or cannot be compared.
-        only_differences: Whether answers that cannot be compared are no failure.
+        only_differences: Whether only different answers are a failure; those that cannot be
+            compared are not.
     """
 
     threads: list[int] = field(default_factory=list)

@@ -5,7 +5,7 @@ different others; then alone again. An answer that differs from the one to the s
 shows a handler that mixes up rows, keeps state of one row for the next, or whose results depend on
 the batch (a BatchNorm left in training mode).
 
-With `Trials.only_differences` nobody has asked for it, so that only a certain difference counts.
+With `Trials.only_differences` the comparison is the default, and only a clear difference counts.
 """
 
 import itertools
@@ -72,20 +72,20 @@ def validate(
 
     largest = costs[-1].size if costs else trials.validated_sizes[-1]
     sizes = sorted({min(size, largest) for size in trials.validated_sizes} - {1})
+    is_difference = False
     try:
         samples = find_samples(load.model_dir, load.samples, service.sample_input)[:_MAX_SAMPLES]
         with service.without_traces():
             validator = _Validator(service, samples, load.compiled_sizes, found, clock)
             validator.run(sizes, has_time)
-    except _Differs as error:
-        found.failure = str(error)
     except (NoSample, _Failed) as error:
-        found.failure = "" if trials.only_differences else str(error)
-        logger.info("Batching is not validated: %s", error)
+        found.failure, is_difference = str(error), isinstance(error, _Differs)
     except (Exception, SystemExit) as error:  # foreign code
         logger.warning("Validating batches failed.", exc_info=True)
-        found.failure = "" if trials.only_differences else f"the handler failed: {error!r}"
+        found.failure = f"the handler failed: {error!r}"
     logger.info("Batching validated: %s", found)
+    if trials.only_differences and not is_difference:
+        found.failure = ""
     return found
 
 

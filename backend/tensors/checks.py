@@ -89,13 +89,15 @@ def check_values(document: Any, declared: Sequence[Mapping[str, Any]]) -> None:
 def check_declared(
     inputs: Iterable[Mapping[str, Any]],
     shapes: Iterable[list[int]],
-    declared: Iterable[Mapping[str, Any]],
+    declared: Sequence[Mapping[str, Any]],
     rows_dim: int | None = None,
 ) -> None:
     """Raise UnusableTensor if an input that a model declares is missing or is another tensor.
 
     The dimension ``rows_dim`` counts rows and may have any length. Other inputs may be there, too.
     """
+    if not declared:
+        return
     found = {
         tensor["name"]: (tensor["datatype"], shape)
         for tensor, shape in zip(inputs, shapes, strict=True)

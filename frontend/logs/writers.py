@@ -78,9 +78,13 @@ class LogWriter(logging.Handler):
         return type(self.target).__name__ if path is None else str(path)
 
     @property
-    def logged(self) -> int:
-        """Bytes that were to be written so far."""
+    def position(self) -> int:
+        """The bytes that were logged so far."""
         return self._put
+
+    def has_written(self, position: int) -> bool:
+        """Return whether all is written that was logged up to a position."""
+        return self._taken >= position
 
     @property
     def waiting(self) -> int:
@@ -225,8 +229,9 @@ def wait_written(seconds: float = _CLOSE_SECONDS, *, target: logging.Handler | N
         Whether that is so; False after a time.
     """
     deadline = time.monotonic() + seconds
-    writers = [(each, each.logged) for each in [*_writers] if target in (None, each.target)]
-    while any(each.logged - each.waiting < logged for each, logged in writers):
+    writers = [each for each in [*_writers] if target in (None, each.target)]
+    logged = [each.position for each in writers]
+    while not all(map(LogWriter.has_written, writers, logged)):
         if time.monotonic() > deadline:
             return False
         time.sleep(_POLL_SECONDS)

@@ -5,7 +5,8 @@ own parameters count as absent if they are text instead of a number, or the numb
 send for "as configured". Changes of a served model are not in TorchServe's API and are strict.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 from marserve.frontend.configuration.model_schema import (
@@ -157,17 +158,24 @@ def unread_parameters(parameters: Parameters, *, is_registration: bool) -> Seque
     rows, others = (REGISTERED, _OF_REGISTRATIONS) if is_registration else (LIVE, _OF_CHANGES)
     known = [*others, *(name for row in rows for name in row.parameters)]
     read = {*known, *(name for row in rows for name in _names(row))}
-    unread = sorted(parameters.names - read)[:_MAX_TOLD]
+
+    def sentence_of(name: str) -> str:
+        if not is_registration and snake_case(name) in _ONLY_REGISTERED:
+            return f"{snake_case(name)} counts when a model is registered, and not later."
+        return unread_parameter(name, known)
+
+    return unread_sentences(parameters, read, sentence_of)
+
+
+def unread_sentences(
+    parameters: Parameters, read: AbstractSet[str], sentence_of: Callable[[str], str]
+) -> Sequence[str]:
+    """Return sentences about parameters that are not read: of the query, and unknown ones."""
     in_query = [
         f"{name[:_MAX_NAME]!r} in the query does not count beside a body of JSON."
         for name in parameters.passed_over[:_MAX_TOLD]
     ]
-    return in_query + [
-        f"{snake_case(name)} counts when a model is registered, and not later."
-        if not is_registration and snake_case(name) in _ONLY_REGISTERED
-        else unread_parameter(name, known)
-        for name in unread
-    ]
+    return in_query + [sentence_of(each) for each in sorted(parameters.names - read)[:_MAX_TOLD]]
 
 
 def _names(row: Setting) -> Sequence[str]:

@@ -1,12 +1,14 @@
 """The management of workflows: list, describe, register, unregister and run."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from marserve.backend.protocol import Prediction
 from marserve.frontend.configuration.unread_keys import unread_parameter
 from marserve.frontend.errors import BadRequest, MethodNotAllowed
 from marserve.frontend.operations.management import Outcome, logged, page_of
+from marserve.frontend.operations.model_parameters import unread_sentences
 from marserve.frontend.operations.parameters import Parameters
 from marserve.frontend.operations.predictions import last_of_each_name
 from marserve.frontend.serving.predict_request import PredictRequest
@@ -22,7 +24,6 @@ _PARAMETERS = (
     "s3_sse_kms",
     "synchronous",
 )
-_MAX_TOLD = 20  # unknown parameters
 
 
 @dataclass(frozen=True)
@@ -90,8 +91,8 @@ class WorkflowManagement:
         self.check_model_api()
         if not parameters.has("url"):
             raise BadRequest("Parameter url is required.")
-        unknown = sorted(parameters.names - {*_PARAMETERS})[:_MAX_TOLD]
-        unread = [unread_parameter(name, _PARAMETERS) for name in unknown]
+        sentence_of = partial(unread_parameter, known=_PARAMETERS)
+        unread = unread_sentences(parameters, {*_PARAMETERS}, sentence_of)
         workflow = await self.registrar.register(
             WorkflowRegistration(
                 url=parameters.text("url"),

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from marserve.frontend.aio.background import in_abandonable_thread
+from marserve.frontend.aio.background import DaemonThreads
 from marserve.frontend.errors import MethodNotAllowed, RouteNotFound
 from marserve.frontend.http.request_bodies import query_value, read_input
 from marserve.frontend.http.requests import HttpRequest, PlainRequest
@@ -39,6 +39,7 @@ _PAGE = "index.html"
 _DATA = ("events", "predictions", "log")
 _LOG_BYTES = 64 * 1024
 _LOG_SECONDS = 1.0
+_READERS = DaemonThreads("reading of logs", 4)
 _TYPES = {
     ".css": "text/css; charset=utf-8",
     ".html": "text/html; charset=utf-8",
@@ -118,7 +119,7 @@ class _Dashboard(Predictor):
         files = {file.path.name: file for file in log_files()}
         name = name or next(iter(files), "")
         try:
-            lines = await in_abandonable_thread(_last_lines, files[name]) if name else []
+            lines = await _READERS.run(_last_lines, files[name]) if name else []
         except (KeyError, OSError) as error:  # another program may have moved it
             raise RouteNotFound(f"Log file not found: {name}") from error
         return json_response({"files": list(files), "file": name, "lines": lines})

@@ -81,11 +81,7 @@ class Predictor:
         model = self.registry.find(name, version)
         if request.method == "OPTIONS":
             return json_response(describe_model_inference(name))
-        options, unread = read_request_options(request.headers), Input(request.id, {}, [])
-        by_version, trace = version is not None, request.trace
-        predict_request = PredictRequest(
-            unread, request.memory, request.arrived, by_version, options, trace=trace
-        )
+        predict_request = unread_request(request, by_version=version is not None)
         if input_ is None:
             model.check(predict_request)  # before the body is read and parsed, which may take long
             limit = self.max_request_bytes
@@ -138,6 +134,13 @@ async def _predict(
             return await predict_rows(model, request, converted.rows, converted.join)
         request.input = converted
     return await predict(model, request)
+
+
+def unread_request(request: HttpRequest, *, by_version: bool = False) -> PredictRequest:
+    """Return a request to admit or refuse before its body is read; its input has no parts."""
+    options, input_ = read_request_options(request.headers), Input(request.id, {}, [])
+    memory, trace = request.memory, request.trace
+    return PredictRequest(input_, memory, request.arrived, by_version, options, trace=trace)
 
 
 def accept_plain(

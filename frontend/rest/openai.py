@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from marserve.backend.protocol import Input, Prediction
+from marserve.backend.protocol import Prediction
 from marserve.frontend.aio.json_items import text_of
 from marserve.frontend.batching.jobs import OnAnswer, Stream
 from marserve.frontend.configuration.setting_kinds import Kind
@@ -37,7 +37,7 @@ from marserve.frontend.operations.openai_models import (
 from marserve.frontend.operations.openai_rows import SPLITTERS, read_members
 from marserve.frontend.operations.predictions import predict, predict_rows
 from marserve.frontend.operations.request_options import read_request_options
-from marserve.frontend.rest.inference import Extra, Predictor, accept_plain
+from marserve.frontend.rest.inference import Extra, Predictor, accept_plain, unread_request
 from marserve.frontend.serving.answer_tasks import AnswerTask
 from marserve.frontend.serving.model_version import ModelVersion
 from marserve.frontend.serving.predict_request import PredictRequest, Ticket
@@ -74,20 +74,12 @@ class _OpenAI(Predictor):
             return HttpResponse(200)
         if request.method != "POST":
             raise MethodNotAllowed
-        options, extra = read_request_options(request.headers), _extra(request)
-        predict_request = PredictRequest(
-            Input(request.id, {}, []),
-            request.memory,
-            request.arrived,
-            False,
-            options,
-            trace=request.trace,
-        )
+        predict_request = unread_request(request)
         is_large = (request.raw.content_length or 0) > LARGE_BYTES
         if is_large and (full := self._full_model(request)):
             full.check(predict_request)  # before the body is read: it can only name a full model
         predict_request.input = await read_input(
-            request, self.max_request_bytes, extra, decodes=True
+            request, self.max_request_bytes, _extra(request), decodes=True
         )
         return prediction_response(await self._answer(predict_request))
 

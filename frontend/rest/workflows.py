@@ -9,7 +9,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from marserve.backend.protocol import Input
 from marserve.frontend.errors import MethodNotAllowed, NodeFailed, RouteNotFound, ServeError
 from marserve.frontend.http.request_bodies import read_input
 from marserve.frontend.http.requests import LARGE_BYTES, HttpRequest, PlainRequest
@@ -21,17 +20,15 @@ from marserve.frontend.http.responses import (
 )
 from marserve.frontend.http.router import ANY_OTHER, Route, Submit
 from marserve.frontend.operations.management import MAX_LISTED
-from marserve.frontend.operations.request_options import read_request_options
 from marserve.frontend.operations.workflows import WorkflowManagement, run_workflow
 from marserve.frontend.rest.api_description import (
     describe_listener,
     describe_workflow_inference,
     describe_workflow_management,
 )
-from marserve.frontend.rest.inference import accept_plain
+from marserve.frontend.rest.inference import accept_plain, unread_request
 from marserve.frontend.rest.management import outcome_response
 from marserve.frontend.rest.parameters import query_parameters, read_parameters
-from marserve.frontend.serving.predict_request import PredictRequest
 from marserve.frontend.workflows.workflow import WorkflowRegistry
 
 _PREDICT = "wfpredict"
@@ -67,15 +64,7 @@ class _Inference:
         workflow = self.registry.find(request.segments[1])
         if request.method == "OPTIONS":
             return json_response(describe_workflow_inference(workflow.name))
-        options = read_request_options(request.headers)
-        run = PredictRequest(
-            Input(request.id, {}, []),
-            request.memory,
-            request.arrived,
-            False,
-            options,
-            trace=request.trace,
-        )
+        run = unread_request(request)
         workflow.check(run)  # before the body is read and parsed, which may take long
         run.input = await read_input(request, self.max_request_bytes, {})
         return prediction_response(await run_workflow(workflow, run))

@@ -21,6 +21,9 @@ from marserve.frontend.version import __version__
 from marserve.frontend.workers.launchers.command import CPU_LAUNCHER
 from marserve.frontend.workers.launchers.local_process import WorkerSpec
 
+# The time for `validateBatching` where its value is the default.
+_OPTIONAL_SECONDS = 2.0
+
 
 @dataclass(frozen=True)
 class ServedModel:
@@ -37,10 +40,6 @@ class ServedModel:
     def parallel_level(self) -> int:
         """Devices of each worker; 0 for a model that is not parallel."""
         return self.settings.parallel.level if self.settings.parallel else 0
-
-
-# The time for a comparison of batches that nobody has asked for.
-_OPTIONAL_SECONDS = 2.0
 
 
 def worker_spec(

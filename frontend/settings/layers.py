@@ -24,7 +24,7 @@ NAMES = {
     "is_automatic": "batch_size",
     "is_queue_bounded": "job_queue_size",
 }
-#: The sources of which a `PUT` replaces the batching: it adds to what they set.
+#: The sources in which a registration or change has set something.
 CHOSEN = (REQUEST, CATALOG, SNAPSHOT)
 _BATCHING = frozenset(each.name for each in fields(BatchingValues))
 

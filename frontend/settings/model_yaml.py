@@ -89,7 +89,7 @@ def check_yaml(parsed: Mapping[str, Any], settings: Fields, warn: Warn = log_war
 
 
 def _check_section(parsed: Mapping[str, Any], path: str, warn: Warn) -> None:
-    """Warn of unknown keys in one of our sections, and of what is no section."""
+    """Warn of unknown keys in one of our sections, and of a section that is not a map."""
     found: Any = parsed
     for key in path.split("."):
         found = found.get(key) if isinstance(found, dict) else None

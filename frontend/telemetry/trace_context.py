@@ -52,7 +52,7 @@ class TraceContext(NamedTuple):
 
     def caused(self) -> "TraceContext":
         """Return the context of a request that this one causes."""
-        return self.recorded() if self.is_recorded else self
+        return self.recorded()
 
     def recorded(self) -> "TraceContext":
         """Return the context of a recorded request in this one."""
@@ -75,7 +75,7 @@ class TraceContext(NamedTuple):
 class ClientTrace:
     """The trace of a client's request that is not recorded: headers that pass through.
 
-    They are parsed only when somebody needs the ids; a traceparent that is wrong has none.
+    They are parsed when the ids are needed; a wrong traceparent has none.
     """
 
     __slots__ = ("_parent", "_state")

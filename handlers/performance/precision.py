@@ -86,9 +86,11 @@ def _contiguous(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 def autocast(forward: Forward, device: torch.device, dtype: torch.dtype) -> Forward:
     """Wrap a function so that products have ``dtype``; torch has such modes per thread."""
-    raised = _RaisedProducts if device.type == "cpu" else nullcontext
-    # Torch's own encoder layer, which compiled code calls, runs in one precision as a whole.
-    torch.backends.mha.set_fastpath_enabled(False)
+    is_cpu = device.type == "cpu"
+    raised = _RaisedProducts if is_cpu else nullcontext
+    if is_cpu:
+        # Torch's own encoder layer, which compiled code calls, runs in one precision as a whole.
+        torch.backends.mha.set_fastpath_enabled(False)
 
     def run(*args: Any, **kwargs: Any) -> Any:
         with torch.autocast(device.type, dtype=dtype), raised():

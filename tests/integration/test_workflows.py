@@ -275,6 +275,15 @@ def test_what_nobody_reads_in_a_registration_was_passed_over_in_silence(
     server.management("DELETE", "/workflows/unread")
 
 
+def test_a_query_beside_json_does_not_count_in_a_registration(server, functions, make_workflow):
+    make_workflow(server.store, "beside", "models: {}\ndag: {text: []}", functions)
+    path = "/workflows?workflow_name=other&synchronous=true"
+    answer = server.management("POST", path, json={"url": "beside.war"})
+    found = "'workflow_name' in the query does not count beside a body of JSON."
+    assert found in answer.json()["warnings"]
+    assert server.management("DELETE", "/workflows/beside").status_code == 200
+
+
 def test_the_name_may_be_chosen_and_json_is_taken(server, functions, make_workflow):
     make_workflow(server.store, "named", "models: {}\ndag: {text: []}", functions)
     body = {"url": "named.war", "workflow_name": "chosen", "response_timeout": 7}

@@ -14,6 +14,7 @@ from prometheus_client.samples import Sample
 
 from marserve.frontend.configuration.model_schema import REGISTERED
 from marserve.frontend.configuration.setting_kinds import AUTOMATIC
+from marserve.frontend.settings.layers import CHOSEN
 from marserve.tools.bench.client import Answer, Client
 from marserve.tools.bench.errors import BenchError, ServerUnreachable
 
@@ -28,8 +29,6 @@ _MEMBERS = {
     "runtime": "runtime",
     "s3_sse_kms": "s3SseKms",
 }
-#: The sources of what a registration or change has set.
-_REQUESTS = ("request", "catalog", "snapshot")
 _UNAUTHORIZED = (401, 403)
 
 
@@ -114,16 +113,14 @@ def _chosen(described: Mapping[str, Any], settings: Mapping[str, str]) -> Mappin
     if _ORIGINS not in described:  # TorchServe; its runtime is the archive's
         return {name: text for name, text in settings.items() if name != "runtime"}
     origins = described[_ORIGINS]
-    return {
-        name: text for name, text in settings.items() if origins.get(_MEMBERS[name]) in _REQUESTS
-    }
+    return {name: text for name, text in settings.items() if origins.get(_MEMBERS[name]) in CHOSEN}
 
 
 def _obstacle(described: Mapping[str, Any]) -> str:
     if workflow := described.get("workflow"):
         return f"is a node of the workflow {workflow}"
     for key, origin in described.get(_ORIGINS, {}).items():
-        if origin in _REQUESTS and key not in _MEMBERS.values():
+        if origin in CHOSEN and key not in _MEMBERS.values():
             return f"has {key} from its {origin}"
     return ""
 
