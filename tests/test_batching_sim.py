@@ -33,6 +33,7 @@ _MODULES = (
     "scenarios",
     "report",
     "group_report",
+    "length_bound",
     "by_length",
     "replicas",
     "closed_loops",
@@ -571,6 +572,23 @@ def test_long_requests_do_not_starve_and_cost_few_short_ones(sim: SimpleNamespac
     runs = [by_length.run(contender, model, 0.9, count, seed) for seed in (500, 501)]
     assert np.mean([longest for _, _, longest in runs]) >= 0.55
     assert np.mean([outcome.goodput for outcome, _, _ in runs]) >= 0.87
+
+
+def test_what_a_schedule_by_length_can_reach(sim: SimpleNamespace) -> None:
+    """At a load of 1.3 four fifths of all and half of the longest tenth are out of reach."""
+    by_length, curve = sim.by_length, sim.length_bound.curve
+    encoder, _, _, _, even, _ = by_length.MODELS
+    ((all_, _),) = curve(even, 1.3, [0.0])
+    assert all_ == pytest.approx(1 / 1.3, abs=0.005)  # full batches, without any padding
+    ((all_, longest),) = curve(encoder, 1.3, [0.475])
+    assert longest == pytest.approx(0.475, abs=0.001)
+    assert all_ < 0.75
+    ((without, _),) = curve(encoder, 1.3, [0.475], is_fair=False)
+    assert without > 0.8  # by refusing requests that are a little shorter
+    contender = next(one for one in by_length.CONTENDERS if one.name == "adaptive, by length")
+    outcome, _, share = by_length.run(contender, encoder, 1.3, 4000, 500)
+    ((all_, _),) = curve(encoder, 1.3, [share])
+    assert all_ - 0.08 < outcome.goodput < all_
 
 
 def test_by_length_ends_where_lengths_do_not_matter(sim: SimpleNamespace) -> None:

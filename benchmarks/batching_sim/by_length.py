@@ -15,6 +15,7 @@ from clients import OpenLoop, Request
 from contenders import ADAPTIVE, COLD, TAKE_ALL, TAKE_LIVING, TORCHSERVE
 from engine import Contender, Simulation
 from groups import FIRST_SEED
+from length_bound import curve
 from outcome import Outcome
 from profiles import Profile, Service
 from report import print_table
@@ -75,6 +76,8 @@ MODELS = (
 )
 # The share of the requests that are the longest.
 _LONGEST = 0.1
+# Of these, the shares for which a table shows what a schedule can reach.
+_LEAST = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
 
 
 class LengthSimulation(Simulation):
@@ -172,9 +175,22 @@ def print_model(
         print_table(f"{model.name}, load {load}", (*headings, *more), rows)
 
 
+def print_curve(model: Lengths, loads: Sequence[float]) -> None:
+    """What the best schedule has in time, if it has a share of the longest tenth in time."""
+    rows = []
+    for load in loads:
+        points = [f"{100 * goodput:.1f}" for goodput, _ in curve(model, load, _LEAST)]
+        rows.append((str(load), *points, *("-" for _ in _LEAST[len(points) :])))
+    headings = (f">= {100 * least:.0f} %" for least in _LEAST)
+    title = f"{model.name}: goodput %, by the share of the longest tenth that is in time"
+    print_table(title, ("load", *headings), rows)
+
+
 def print_all(seeds: str, repetitions: int | None, requests: int | None) -> None:
     """Tables of all models, with seeds for tuning or for reporting."""
     first = FIRST_SEED[seeds]
     for model in MODELS:
         some = range(first, first + (repetitions or _REPETITIONS))
         print_model(model, LOADS, requests or _REQUESTS, some)
+        if model.sigma and model.matter:
+            print_curve(model, LOADS)
