@@ -179,7 +179,8 @@ def test_what_the_request_mends_is_no_contradiction() -> None:
     ("asked", "words"),
     [
         ({"policy": "greedy"}, "batch_policy=greedy"),
-        ({"max_latency": 0.05}, "batch_policy=adaptive"),
+        ({"max_latency": 0.05}, "max_latency_ms=50"),
+        ({"performance_hint": "latency"}, r"batch_policy=adaptive \(by performance_hint\)"),
         (AUTO, "batch_size=auto"),
         ({"compiled_sizes": (1, 4)}, "compiled_batch_sizes=1,4"),
         ({"splits_lists": True}, "dynamicBatchSize=true"),
