@@ -21,7 +21,7 @@ from marserve.frontend.version import __version__
 from marserve.frontend.workers.launchers.command import CPU_LAUNCHER
 from marserve.frontend.workers.launchers.local_process import WorkerSpec
 
-# The time for trials that nobody has asked for: costs, and `validateBatching` by default.
+# The time for `validateBatching` where its value is the default.
 _OPTIONAL_SECONDS = 2.0
 
 
