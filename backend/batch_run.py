@@ -11,6 +11,7 @@ Successive rows of one request with tensors are a *block*: one `Input`, answered
 To copy, describe and answer each row by itself would cost far more than to run it.
 """
 
+import inspect
 import logging
 import os
 import time
@@ -166,6 +167,9 @@ class BatchRun:
     def _failure(self, results: Any) -> Reply | None:
         if not isinstance(results, list | StackedResults):
             wanted = "a list" if self._stack is None else "a list or arrays of all rows"
+            if inspect.iscoroutine(results):  # of a function in a decorator, else it is not loaded
+                results.close()
+                wanted += ": model-config.yaml needs asyncCommunication: true"
             logger.warning("The handler returned %s, not %s.", type(results).__name__, wanted)
             return Reply(503, "Invalid model predict output")
         expected = len(self._processors)

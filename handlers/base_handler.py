@@ -379,9 +379,10 @@ class BaseHandler:
                 size = self.context.system_properties.get("batch_size") or 1
                 found += model.warnings(exported["file"], size)
             self.context.describe_compiled = exported.copy
-            compiled = compile_model(model, self.model_yaml_config.get("pt2"), found)
+            is_for_rows, pt2 = isinstance(model, ProgramForRows), self.model_yaml_config.get("pt2")
+            compiled = compile_model(model.program if is_for_rows else model, pt2, found)
             if compiled is not None:
-                return compiled
+                return ProgramForRows(compiled, model.rows) if is_for_rows else compiled
         return optimize_with_ipex(model)
 
 

@@ -75,9 +75,9 @@ class AnswerFormat:
             return None  # a client's own header of that name
         head: Any = form
         if form.get(IN_BODY):
-            head = row.get(_BODY)
-            if isinstance(head, dict) and isinstance(head.get("inputs"), list):
-                check_values(head, declared.get("inputs", ()))
+            head, wanted_inputs = row.get(_BODY), declared.get("inputs", ())
+            if isinstance(head, dict) and (wanted_inputs or isinstance(head.get("inputs"), list)):
+                check_values(head, wanted_inputs)
         try:
             wanted = WantedOutputs.of(head)
             members["id"] = str(head.get("id") or members["id"])

@@ -92,20 +92,24 @@ def check_declared(
     declared: Sequence[Mapping[str, Any]],
     rows_dim: int | None = None,
 ) -> None:
-    """Raise UnusableTensor if an input that a model declares is missing or is another tensor.
+    """Raise UnusableTensor if an input that a model declares is not there once, or is another.
 
     The dimension ``rows_dim`` counts rows and may have any length. Other inputs may be there, too.
     """
     if not declared:
         return
-    found = {
-        tensor["name"]: (tensor["datatype"], shape)
-        for tensor, shape in zip(inputs, shapes, strict=True)
-    }
+    found: dict[str, tuple[str, list[int]]] = {}
+    repeated = set()
+    for tensor, shape in zip(inputs, shapes, strict=True):
+        if tensor["name"] in found:
+            repeated.add(tensor["name"])
+        found[tensor["name"]] = tensor["datatype"], shape
     for wanted in declared:
         name = wanted["name"]
         if name not in found:
             raise UnusableTensor(f"Input {name!r} is missing.")
+        if name in repeated:  # the handler may read another one than is checked here
+            raise UnusableTensor(f"Input {name!r} is there more than once.")
         datatype, shape = found[name]
         if datatype != wanted["datatype"]:
             raise UnusableTensor(

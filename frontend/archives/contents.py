@@ -27,6 +27,8 @@ _MAX_OTHER_KEYS = 500  # unknown keys that are returned
 _MAX_KEY = 200  # characters
 _UNUSABLE = "unusable value"  # the key of such a value in JSON
 _MAX_SAMPLES = 100  # more are refused in any case
+#: The end of a sentence about a model-config.yaml such as ``batchSize:4``.
+NO_MAP = "is no map of keys, so that none of its settings count"
 _GPU = re.compile(r"cuda(?::(\d{1,4}))?", re.ASCII)
 
 
@@ -106,7 +108,11 @@ def read_model_yaml(path: Path) -> Mapping[str, Any]:
     except Exception as error:  # noqa: BLE001 - the parser may raise anything for untrusted text
         logger.error("Cannot read %s: %s", path.name, one_line(error))  # noqa: TRY400 - said in full
         return {}
-    return parsed if isinstance(parsed, dict) else {}
+    if isinstance(parsed, dict):
+        return parsed
+    if parsed is not None:
+        logger.error("%s %s: %s", path.name, NO_MAP, short_repr(parsed))
+    return {}
 
 
 def path_inside(directory: Path, name: str) -> Path:

@@ -140,7 +140,7 @@ def _yaml_advice(name: str, section: str) -> str:
 def unread_parameter(name: str, known: Collection[str]) -> str:
     """Return a sentence about a parameter of a request that is not among the known ones."""
     advice = advice_for_model(name, known)
-    if advice == "." and "worker" in name.lower():
+    if "worker" in name.lower() and (advice == "." or advice.endswith("model-config.yaml?")):
         advice = "; the workers are initial_workers, or later min_worker and max_worker."
     return f"{_shown(name)} {NOT_A_PARAMETER}{advice}"
 

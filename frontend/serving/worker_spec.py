@@ -153,10 +153,12 @@ def trials_at_load(settings: ModelSettings) -> Trials:
         is_compared = batching.is_automatic and not settings.stateful
     else:
         is_compared = bool(settings.validation)
+    seconds = min(_OPTIONAL_SECONDS, settings.startup_timeout / 4)
     return Trials(
+        seconds=seconds,
         sizes=[] if settings.stateful else sizes_to_try(settings.batching),
         validated_sizes=sizes_to_validate(batching) if is_compared else [],
-        validation_seconds=_OPTIONAL_SECONDS if is_optional else settings.startup_timeout / 2,
+        validation_seconds=seconds if is_optional else settings.startup_timeout / 2,
         tolerance=settings.validation_tolerance or 0.0,
         must_validate=settings.validation == REFUSE,
         only_differences=is_optional,

@@ -18,6 +18,7 @@ from marserve.frontend.configuration.model_schema import (
     FIXED,
     UNSORTED,
 )
+from marserve.frontend.configuration.other_servers import FOREIGN
 
 #: The source of each setting that a source sets, by the name of the setting.
 Origins = Mapping[str, str]
@@ -56,6 +57,9 @@ def complete_batching(batching: Batching, origins: Origins, mode: str) -> Batchi
             )
     elif mode:
         for asked in _beyond_fixed(batching):
+            source = origins.get(asked.partition("=")[0])
+            if source in FOREIGN:  # the only setting that somebody has named, perhaps
+                asked = f"{asked} (by {source})"
             raise ValueError(
                 f"{asked} has no meaning beside {mode}: its requests do not wait for each other, "
                 f"so it has only batch_policy={FIXED} with a number as batch_size."
@@ -65,6 +69,8 @@ def complete_batching(batching: Batching, origins: Origins, mode: str) -> Batchi
 
 def _beyond_fixed(batching: Batching) -> Iterator[str]:
     """Yield the settings that need batches."""
+    if batching.max_latency:  # it implies a policy
+        yield f"max_latency_ms={batching.max_latency * 1000:g}"
     if batching.policy != FIXED:
         yield f"batch_policy={batching.policy}"
     if batching.is_automatic:

@@ -32,7 +32,6 @@ from marserve.frontend.configuration.model_schema import (
     TorchRun,
     read_consistent,
 )
-from marserve.frontend.configuration.other_servers import FOREIGN
 from marserve.frontend.configuration.saved_models import SAVED, SavedModel
 from marserve.frontend.configuration.setting import Fields, read_settings
 from marserve.frontend.configuration.setting_kinds import REFUSE, WARN
@@ -167,9 +166,7 @@ class ModelSettings(ModelValues):
             ArchiveRefused: They contradict the archive, which may have changed.
         """
         values = _saved_settings(saved)
-        kept = FOREIGN.union(
-            attributes_of(row for row in SETTINGS if row.key in saved.set_by_requests)
-        )
+        kept = attributes_of(row for row in SETTINGS if row.key in saved.set_by_requests)
         differing = {name: value for name, value in values.items() if name in kept}
         for is_size in (False, True):
             settings = self.with_layers([*self.layers, (SNAPSHOT, differing)])

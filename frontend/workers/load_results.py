@@ -6,13 +6,15 @@ requests.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from marserve.backend.protocol import Loaded, Profiled, Trials
 from marserve.frontend.batching.batcher import Batcher
 from marserve.frontend.workers.failures import ConnectionLost
+
+_SMALL = 3  # a batch of this size is always compared
 
 
 class LoadResults:
@@ -49,7 +51,14 @@ class LoadResults:
             trials = replace(trials, threads=[])
         if self._validation or (is_lost and not trials.must_validate):
             trials = replace(trials, validated_sizes=[])
+        if self._batcher.batching.is_automatic and self._batcher.costs.is_known:
+            trials = replace(trials, validated_sizes=self._measured(trials.validated_sizes))
         return trials
+
+    def _measured(self, sizes: Sequence[int]) -> list[int]:
+        """Replace sizes beyond the largest measured one by it: they may need any time or memory."""
+        largest = max(_SMALL, *(int(point.size) for point in self._batcher.costs.points))
+        return sorted({min(size, largest) for size in sizes})
 
     def lost(self, loss: ConnectionLost, trials: Trials) -> None:
         """Note that a worker was lost during a load with these trials, perhaps because of them."""

@@ -34,11 +34,10 @@ _PIECES_PER_STAGE = 2
 def stages_of(model: nn.Module, parts: int) -> list[nn.Module]:
     """Return a model in ``parts``, with parameters spread evenly; raises OptionRefused.
 
-    They are of its modules in order, if it is an nn.Sequential or has an attribute ``stages``, or
-    of the traced model.
+    They are of its modules in order, if it is an nn.Sequential or has all weights in an attribute
+    ``stages``, or of the traced model.
     """
-    is_sequence = type(model).forward is nn.Sequential.forward
-    stages: Any = getattr(model, "stages", model if is_sequence else ())
+    stages = _own_stages(model)
     if len(stages) < parts:
         try:
             return cut_model(model, parts)
@@ -46,7 +45,21 @@ def stages_of(model: nn.Module, parts: int) -> list[nn.Module]:
             raise OptionRefused(f"{_KEY}: {error}.") from error
     sizes = tuple(sum(weight.numel() for weight in stage.parameters()) for stage in stages)
     bounds = (0, *balanced_bounds(sizes, parts), len(stages))
-    return [nn.Sequential(*list(stages)[begin:end]) for begin, end in itertools.pairwise(bounds)]
+    return [nn.Sequential(*stages[begin:end]) for begin, end in itertools.pairwise(bounds)]
+
+
+def _own_stages(model: nn.Module) -> Sequence[nn.Module]:
+    """Return the modules that a model calls in order, as far as that is known; else nothing."""
+    if type(model).forward is nn.Sequential.forward:
+        return [*model.children()]
+    stages: Any = getattr(model, "stages", ())
+    if isinstance(stages, nn.ModuleList | nn.Sequential | Sequence):
+        modules = [each for each in stages if isinstance(each, nn.Module)]
+        weights = {id(each) for module in modules for each in module.parameters()}
+        # Backbones of timm have other modules before and behind their stages.
+        if len(modules) == len(stages) and weights.issuperset(map(id, model.parameters())):
+            return modules
+    return ()
 
 
 class _Piece(NamedTuple):

@@ -21,6 +21,8 @@ from torch.fx import Graph, GraphModule, Node, Tracer
 
 from marserve.backend.errors import sentence_of
 
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
 
 class NotCuttable(Exception):
     """A model cannot be cut; the message is the reason."""
@@ -28,6 +30,18 @@ class NotCuttable(Exception):
 
 class _NotTraceable(Exception):
     """The module and its error, for a message."""
+
+
+class _OneInput(nn.Module):
+    """A model whose other arguments have their defaults."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, argument: Any) -> Any:
+        """Run the model without its hooks: they run around the stages."""
+        return self.model.forward(argument)
 
 
 class _Tracer(Tracer):
@@ -48,7 +62,7 @@ class _Tracer(Tracer):
         except _NotTraceable:
             raise
         except Exception as error:  # a forward may do anything with a proxy
-            path, kind = self.path_of_module(m), type(m).__name__
+            path, kind = self.path_of_module(m).partition(".")[2], type(m).__name__
             self.whole[m] = _NotTraceable(f"{path} ({kind}): {sentence_of(error)}")
             raise self.whole[m] from error
 
@@ -58,11 +72,11 @@ def cut_model(model: nn.Module, parts: int) -> list[nn.Module]:
 
     The first part takes the argument of the model, others what the part before it returns.
     """
-    tracer = _Tracer()
-    graph = _traced(model, tracer)
+    root, tracer = _OneInput(model), _Tracer()
+    graph = _traced(root, tracer)
     source, *nodes, output = graph.nodes
     live = _live_values(source, nodes, output)
-    weights = [_weights_of(model, node) for node in nodes]
+    weights = [_weights_of(root, node) for node in nodes]
     cuts = _possible_cuts(weights)
     if len(cuts) < parts - 1:
         why = "".join(f"; not traced: {reason}" for reason in tracer.whole.values())
@@ -78,7 +92,7 @@ def cut_model(model: nn.Module, parts: int) -> list[nn.Module]:
     chosen = [0, *(bounds[place] for place in balanced_bounds(tuple(sizes), parts)), len(nodes)]
     return [
         _part(
-            model,
+            root,
             nodes[begin:end],
             live[begin] if begin else source,
             live[end] if end < len(nodes) else output,
@@ -103,24 +117,19 @@ def balanced_bounds(weights: tuple[int, ...], parts: int) -> tuple[int, ...]:
     )
 
 
-def _traced(model: nn.Module, tracer: _Tracer) -> Graph:
-    parameters = inspect.signature(model.forward).parameters.values()
-    defaults = {each.name: each.default for each in parameters if each.default is not each.empty}
-    if len(parameters) - len(defaults) != 1:
-        raise NotCuttable(f"{type(model).__name__} takes more than one input")
+def _traced(root: _OneInput, tracer: _Tracer) -> Graph:
+    name = type(root.model).__name__
+    parameters = inspect.signature(root.model.forward).parameters.values()
+    taken = [each.kind for each in parameters if each.default is each.empty]
+    if len(taken) != 1 or taken[0] not in _POSITIONAL:
+        raise NotCuttable(f"{name} does not take exactly one input")
     while True:
         try:
-            graph = tracer.trace(model, concrete_args=defaults)
-            for unused in [node for node in graph.nodes if node.op == "placeholder"][1:]:
-                for check in [*unused.users]:  # that the argument has its default
-                    graph.erase_node(check)
-                graph.erase_node(unused)
+            return tracer.trace(root)
         except _NotTraceable:
             continue  # without entering the module
         except Exception as error:  # a forward may do anything with a proxy
-            reason = f"{type(model).__name__} cannot be traced: {sentence_of(error)}"
-            raise NotCuttable(reason) from error
-        return graph
+            raise NotCuttable(f"{name} cannot be traced: {sentence_of(error)}") from error
 
 
 def _live_values(source: Node, nodes: Sequence[Node], output: Node) -> list[list[Node]]:
@@ -134,16 +143,16 @@ def _live_values(source: Node, nodes: Sequence[Node], output: Node) -> list[list
     return live
 
 
-def _weights_of(model: nn.Module, node: Node) -> dict[int, int]:
+def _weights_of(root: nn.Module, node: Node) -> dict[int, int]:
     """Return the elements of each tensor of the model that a node reads, by its identity."""
     tensors: list[Any] = []
     if node.op == "call_module":
-        module = model.get_submodule(str(node.target))
+        module = root.get_submodule(str(node.target))
         tensors += itertools.chain(module.parameters(), module.buffers())
     for each in (node, *node.all_input_nodes):
         if each.op == "get_attr":
             owner, _, name = str(each.target).rpartition(".")
-            tensors.append(getattr(model.get_submodule(owner), name))
+            tensors.append(getattr(root.get_submodule(owner), name))
     return {id(tensor): tensor.numel() for tensor in tensors}
 
 
@@ -159,7 +168,7 @@ def _possible_cuts(weights: Sequence[dict[int, int]]) -> list[int]:
 
 
 def _part(
-    model: nn.Module,
+    root: nn.Module,
     nodes: Sequence[Node],
     taken: Sequence[Node] | Node,
     given: Sequence[Node] | Node,
@@ -179,4 +188,4 @@ def _part(
         graph.node_copy(given, copies.__getitem__)
     else:
         graph.output(tuple(copies[node] for node in given))
-    return GraphModule(model, graph)
+    return GraphModule(root, graph)

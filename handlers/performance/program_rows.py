@@ -70,10 +70,11 @@ class ProgramForRows(nn.Module):
         """Yield what costs time when the program runs batches of up to ``batch_size``."""
         least, most = self.rows
         if not least <= batch_size <= most:
-            effect = "is filled up with copies" if batch_size < least else "is run in pieces"
+            is_small = batch_size < least
+            effect = "each batch is filled up" if is_small else "larger ones are run in pieces"
             yield (
                 f"{file} was exported for batches of {self.rows}, but batchSize is {batch_size}: "
-                f"each batch {effect}. Set batchSize to {most}, or export it for any size."
+                f"{effect}. Set batchSize to {most}, or export it for any size."
             )
 
     def _run_piece(self, rows: int, args: Any, kwargs: Any) -> Any:

@@ -152,6 +152,24 @@ def test_unsupported_files_have_a_reason(tmp_path, make_context, name, reason) -
         BaseHandler().initialize(make_context(serializedFile=name))
 
 
+def test_an_exported_program_of_a_fixed_batch_is_compiled_for_this_batch_only(
+    tmp_path, make_context, begin_batch, compiler
+) -> None:
+    """Its pieces were compiled with it, up to torch's limit of recompilations."""
+    program = torch.export.export(torch.nn.Tanh(), (torch.zeros(4, 1),))
+    torch.export.save(program, tmp_path / "model.pt2")
+    yaml = {"pt2": {"compile": {"backend": "eager"}}}
+    handler, context = BaseHandler(), make_context(serializedFile="model.pt2", yaml=yaml)
+    handler.initialize(context)
+    for rows in (4, 1, 2, 3, 4, 5, 9):
+        numbers = [[float(row)] for row in range(rows)]
+        answers = handler.handle(
+            [{"body": each} for each in numbers], begin_batch(context, *[{}] * rows)
+        )
+        torch.testing.assert_close(torch.tensor(answers), torch.tensor(numbers).tanh())
+    assert compiler["stats"]["unique_graphs"] <= 2  # of inputs in and outside of inference mode
+
+
 def test_an_exported_program(tmp_path, make_context, begin_batch) -> None:
     any_length = ({0: torch.export.Dim.DYNAMIC},)
     program = torch.export.export(Doubler(), (torch.ones(2, 1),), dynamic_shapes=any_length)

@@ -149,3 +149,24 @@ async def handle(data, context):
     gate.touch()
     answers = sorted(answer.result().status_code for answer in asked)
     assert answers == [200] * 5 + [503] * 15
+
+
+def test_a_coroutine_in_a_decorator_that_is_called_as_a_function(server):
+    source = """
+import functools
+def decorated(function):
+    @functools.wraps(function)
+    def call(*args):
+        return function(*args)
+    return call
+class Handler:
+    def initialize(self, context):
+        pass
+    @decorated
+    async def handle(self, data, context):
+        return [b"fine"] * len(data)
+"""
+    server.install(source, "decorated")
+    assert server.predict("decorated").status_code == 503
+    told = "The handler returned coroutine, not a list: model-config.yaml needs asyncCommunication"
+    server.wait_logged("model_log.log", told)

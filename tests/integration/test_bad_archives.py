@@ -12,6 +12,8 @@ from functools import partial
 import psutil
 import pytest
 
+from marserve.tools.doctor.main import main as doctor
+
 pytestmark = pytest.mark.integration
 
 GOOD = "def handle(data, context):\n    return data and ['fine'] * len(data)\n"
@@ -217,6 +219,16 @@ def test_a_manifest_that_points_outside(server):
 def test_a_model_yaml_that_is_broken_fails_the_load(server, make_archive):
     archive = make_archive(server.store, GOOD, "yaml", "{broken: [")
     assert error(server.register(archive, initial_workers=1))[0] == 500
+
+
+def test_a_model_yaml_without_keys_is_an_error_in_the_log(server, make_archive, capsys):
+    archive = make_archive(server.store, GOOD, "keyless", "batchSize:4\nmaxBatchDelay:5\n")
+    assert server.register(archive).status_code == 200
+    told = "is no map of keys, so that none of its settings count"
+    server.wait_logged("ts_log.log", f"{told}: 'batchSize:4 maxBatchDelay:5'")
+    assert doctor([str(archive)]) == 0
+    assert told in capsys.readouterr().out
+    server.management("DELETE", "/models/keyless")
 
 
 def test_a_yaml_bomb_is_refused_and_holds_nothing_up(start_server, make_archive):

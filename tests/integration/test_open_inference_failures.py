@@ -354,6 +354,29 @@ def test_an_input_that_the_model_declares_may_not_be_missing(server, declared, c
     assert (code, "Input 'x' is missing." in message) == ("INVALID_ARGUMENT", True)
 
 
+def test_an_input_that_the_model_declares_must_be_there_once(server, declared, client):
+    """The last one was checked, and the handler took the first one: 503."""
+    good = {"name": "x", "datatype": "FP32", "shape": [1], "data": [1.0]}
+    wrong = {**good, "shape": [1, 1]}
+    sentence = "Input 'x' is there more than once."
+    path = f"/v2/models/{declared}/infer"
+    answer = server.inference("POST", path, json={"inputs": [wrong, good]})
+    assert (answer.status_code, answer.json()["error"]) == (400, sentence)
+    request = MESSAGES.ModelInferRequest(model_name=declared)
+    for shape in ([1, 1], [1]):
+        request.inputs.add(name="x", datatype="FP32", shape=shape)
+        request.raw_input_contents.append(struct.pack("<f", 1))
+    code, message = failure(lambda: unary(client, request).result())
+    assert (code, sentence in message) == ("INVALID_ARGUMENT", True)
+
+
+@pytest.mark.parametrize("document", [{}, {"inputs": None}, {"instances": [[1.0]]}])
+def test_a_document_without_inputs_for_a_model_that_declares_some(server, declared, document):
+    answer = server.inference("POST", f"/v2/models/{declared}/infer", json=document)
+    sentence = "inputs must be a list of at least one tensor."
+    assert (answer.status_code, answer.json()["error"]) == (400, sentence)
+
+
 def test_a_model_that_declares_no_tensors_gets_any_json(server):
     server.install(SUM, "undeclared")
     assert infer(server, "undeclared", datatype="FP99", shape=[7]).json() == [3.5]

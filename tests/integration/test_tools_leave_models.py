@@ -244,6 +244,24 @@ def test_a_node_of_a_workflow_is_not_registered_again(server, install_workflow):
     server.management("DELETE", "/models/node")
 
 
+def test_the_default_one_of_several_versions_is_not_registered_again(server, capsys):
+    for version in ("1.0", "2.0"):
+        archive = make_archive(server.store, ECHO, f"twice-{version}", version=version)
+        query = {"model_name": "twice", "initial_workers": 1, "batch_size": 2}
+        assert server.register(archive, **query).status_code == 200
+    before = settings(server, "twice")
+    assert bench(["twice", *SHORT, "--torch-threads", "1,2", *urls(server)]) == 1
+    told = (
+        "The server does not unregister twice: 403 Cannot remove default version for model twice."
+    )
+    assert capsys.readouterr().err.splitlines()[-1] == f"marserve bench: {told}"
+    assert settings(server, "twice") == before
+    assert bench(["twice", *SHORT, "--batch-size", "4", *urls(server)]) == 0
+    assert settings(server, "twice") == before
+    for version in ("2.0", "1.0"):
+        assert server.management("DELETE", f"/models/twice/{version}").status_code == 200
+
+
 RESTART = "from ts import launcher; launcher.start()"
 
 

@@ -357,6 +357,42 @@ def test_a_snapshot_has_it_compared_again(prepare_server, make_archive):
         server.stop()
 
 
+def test_after_a_restart_no_size_is_compared_that_was_not_measured(
+    prepare_server, make_archive, record
+):
+    """A batch of 128 of this handler takes 5 seconds."""
+    samples = "    def sample_input(self):\n        return ({'x': 1}, {'x': 2})\n"
+    body = (
+        f"open({str(record)!r}, 'a').write(f'{{len(rows)}} ')\n"
+        f"        time.sleep(0.04 * len(rows))\n        {FAITHFUL}"
+    )
+    with prepare_server() as server:
+        server.habits = []
+        server.start()
+        archive = make_archive(server.store, f"import time{source(body)}{samples}", "kept")
+        answer = server.register(archive, initial_workers=1, batch_size="auto")
+        assert answer.status_code == 200, answer.text
+        measured = max(map(int, record.read_text().split()))
+        record.unlink()
+        server.stop()
+        server.start()
+        server.wait_workers("kept", "READY")
+        assert 1 < max(map(int, record.read_text().split())) <= measured
+        server.stop()
+
+
+def test_costs_and_comparison_leave_time_for_the_start(server, register, record):
+    body = (
+        f"open({str(record)!r}, 'a').write(f'{{len(rows)}} ')\n"
+        f"        time.sleep(0.06 * len(rows))\n        {FAITHFUL}"
+    )
+    query = {"batch_size": "auto", "validate_batching": None, "startup_timeout": 3}
+    answer, name = register(f"import time{source(body)}", **query)
+    assert answer.status_code == 200, answer.text
+    assert "lastError" not in server.worker(name)
+    assert "2" in record.read_text().split()
+
+
 @pytest.mark.parametrize("end", ["os._exit(3)", "os.kill(os.getpid(), 11)"])
 def test_a_handler_that_ends_its_process(server, register, end):
     body = f"import os\n        if len(rows) > 1: {end}\n        {FAITHFUL}"

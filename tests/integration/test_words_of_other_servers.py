@@ -232,6 +232,7 @@ def test_bentomls_section_in_a_request_is_told_with_ours(server, make_archive, n
         ("precision=bf16", "precision counts in the section optimization of model-config.yaml."),
         ("optimization=bf16", "optimization counts in model-config.yaml."),
         ("minWorkers=2", "minWorkers counts in model-config.yaml."),
+        ("min_worker=2", "the workers are initial_workers, or later min_worker and max_worker."),
         ("batch_dimension=1", "did you mean batchDim in model-config.yaml?"),
         ("optimise_it=1", ""),
     ],

@@ -30,6 +30,8 @@ _MEMBERS = {
     "s3_sse_kms": "s3SseKms",
 }
 _UNAUTHORIZED = (401, 403)
+#: TorchServe's for the default one of several versions, and ours for a catalog that is only read.
+_NOT_ABOUT_KEYS = ("InvalidModelVersionException", "CatalogException")
 
 
 @dataclass(frozen=True)
@@ -316,6 +318,9 @@ def _samples(text: str) -> list[Sample]:
 def explained(answer: Answer, token_option: str) -> str:
     """Return status and message of an error, with advice if it is about authorization."""
     reply = f"{answer.status} {answer.sentence}".rstrip(". ")
-    if "token" in answer.sentence.lower() or answer.status in _UNAUTHORIZED:
+    document = answer.json()
+    kind = document.get("type") if isinstance(document, dict) else ""
+    is_unauthorized = answer.status in _UNAUTHORIZED and kind not in _NOT_ABOUT_KEYS
+    if "token" in answer.sentence.lower() or is_unauthorized:
         return f"{reply}. Give it a key with {token_option} or --key-file."
     return f"{reply}."

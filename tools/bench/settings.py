@@ -234,9 +234,9 @@ class ServedSettings:
                 f"{self._server.model} {self.original.obstacle}, which a registration cannot set: "
                 "only settings that can be changed while it is served can be tried."
             )
-        self._registered = self._changes = None
         if now is not None:
-            self._server.unregister(now.version)
+            self._server.unregister(now.version)  # refused for the default one of several versions
+        self._registered = self._changes = None
         # `_take_back` sets the rest.
         first, *_ = _in_steps({**self.original.chosen, **wanted.registered})
         self._server.register(archive, initial_workers=wanted.min_workers, **first)

@@ -179,7 +179,8 @@ def test_what_the_request_mends_is_no_contradiction() -> None:
     ("asked", "words"),
     [
         ({"policy": "greedy"}, "batch_policy=greedy"),
-        ({"max_latency": 0.05}, "batch_policy=adaptive"),
+        ({"max_latency": 0.05}, "max_latency_ms=50"),
+        ({"performance_hint": "latency"}, r"batch_policy=adaptive \(by performance_hint\)"),
         (AUTO, "batch_size=auto"),
         ({"compiled_sizes": (1, 4)}, "compiled_batch_sizes=1,4"),
         ({"splits_lists": True}, "dynamicBatchSize=true"),
@@ -441,6 +442,9 @@ SAVED_MODEL = SavedModel("m", "1.0", True, "m.mar", 1, 1, 1, 0.1, 120.0, 120.0)
         ({**LATENCY, "delay": 0.02}, {"num_requests": 3}),
         ({}, {**size(1), "policy": "fixed", "bucket_by": "none", "queue_size": 100}),
         (size(8), {**size(8), "delay": 0.1}),
+        ({**THROUGHPUT, **size(3), "delay": 0.02}, {}),
+        ({**THROUGHPUT, **size(3)}, {"num_requests": 3, **size(8)}),
+        (THROUGHPUT, THROUGHPUT),
     ],
 )
 def test_what_was_saved_comes_back_over_what_the_archive_says(
@@ -461,8 +465,16 @@ def test_what_was_saved_comes_back_over_what_the_archive_says(
     )
     restored = settings.restored(saved)
     assert restored.batching == served
-    for later in (THROUGHPUT, TOGETHER, NO_HINT, {"max_latency": 0.2}, {"policy": "adaptive"}):
-        assert restored.changed(later).batching == changed.changed(later).batching
+    later_ones = (THROUGHPUT, TOGETHER, NO_HINT, {"max_latency": 0.2}, {"policy": "adaptive"})
+    for later in (*later_ones, SIZE_UNSET, unset("performance_hint", "delay")):
+        assert batching_or_error(restored, later) == batching_or_error(changed, later)
+
+
+def batching_or_error(settings: ModelSettings, change: Fields) -> Batching | str:
+    try:
+        return settings.changed(change).batching
+    except ValueError as error:
+        return str(error)
 
 
 def test_a_size_that_would_follow_anyway_stays_nobodys() -> None:

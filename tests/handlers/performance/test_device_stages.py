@@ -4,7 +4,7 @@ import itertools
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -235,8 +235,48 @@ class Pair(nn.Module):
         return x + y
 
 
+class Listed(nn.Module):
+    def forward(self, *arguments: torch.Tensor) -> torch.Tensor:
+        return arguments[0]
+
+
+class Switched(Blocks):
+    """The arguments of a model have defaults of any type."""
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        scaled: bool = False,
+        times: int = 2,
+        sizes: Sequence[int] = (8, 3),
+        *,
+        name: str = "scores",
+    ) -> dict[str, torch.Tensor]:
+        found = super().forward(x / 2 if scaled else x)
+        return {name: times * found["scores"], "norm": found["norm"][:, None].expand(-1, sizes[1])}
+
+
+class Backbone(Blocks):
+    """Its stages are not all that it calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stages, self.blocks = self.blocks, nn.ModuleList()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for stage in self.stages:
+            x = stage(x)
+        return self.head(x)
+
+
+class Counted(Blocks):
+    """Has an attribute of the name that is none of modules."""
+
+    stages = 4
+
+
 @pytest.mark.parametrize("parts", [2, 3, 5])
-@pytest.mark.parametrize("kind", [Blocks, Masked])
+@pytest.mark.parametrize("kind", [Blocks, Masked, Switched, Backbone, Counted])
 def test_a_model_that_is_not_sequential_is_cut(kind: type[nn.Module], parts: int) -> None:
     torch.manual_seed(0)
     model, x = kind().eval(), torch.randn(7, 8)
@@ -292,7 +332,8 @@ def test_a_module_that_cannot_be_traced_stays_whole() -> None:
         (nn.Sequential(nn.ReLU()), "Sequential has 1 parts for 2 devices"),
         (nn.Sequential(Branching()), r"Sequential has 1 .*; not traced: 0 \(Branching\): .* flow"),
         (Branching(), "Branching cannot be traced: .* control flow"),
-        (Pair(), "Pair takes more than one input"),
+        (Listed(), "Listed does not take exactly one input"),
+        (Pair(), "Pair does not take exactly one input"),
     ],
 )
 def test_a_model_that_cannot_be_cut_is_refused(model: nn.Module, sentence: str) -> None:

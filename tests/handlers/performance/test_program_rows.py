@@ -93,9 +93,9 @@ def test_a_package_of_a_fixed_batch_runs_batches_of_any_size(tmp_path, size, row
 @pytest.mark.parametrize(
     ("batch_size", "warning"),
     [
-        (1, "but batchSize is 1: each batch is filled up with copies. Set batchSize to 4,"),
+        (1, "but batchSize is 1: each batch is filled up. Set batchSize to 4,"),
         (4, ""),
-        (8, "but batchSize is 8: each batch is run in pieces. Set batchSize to 4,"),
+        (8, "but batchSize is 8: larger ones are run in pieces. Set batchSize to 4,"),
     ],
 )
 def test_another_batch_size_is_a_warning(tmp_path, batch_size: int, warning: str) -> None:

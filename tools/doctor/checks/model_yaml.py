@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from marserve.frontend.archives.contents import NO_MAP
 from marserve.frontend.configuration.bounded_yaml import YamlTooLarge, load_yaml
 from marserve.frontend.errors import ServeError
 from marserve.frontend.settings.model_yaml import check_yaml, yaml_settings
@@ -30,6 +31,8 @@ def check_model_yaml(
         yield finding("model-yaml", place, f"{place} is not YAML: {why}.", "Correct it.")
         return
     if not isinstance(parsed, dict):
+        if parsed is not None:
+            yield finding("model-yaml-ignored", place, f"{place} {NO_MAP}.")
         return
     sentences: list[str] = []
     try:
