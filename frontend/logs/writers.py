@@ -34,11 +34,14 @@ _STALL_SECONDS = 1.0
 # The time at the stop in which all targets together can take what waits.
 _CLOSE_SECONDS = 2.0
 _POLL_SECONDS = 0.002
-# How long a thread rests for each byte that it has written in a turn, and at most. Each turn costs
-# the event loop waits for Python's lock: with 0.05 s at most, 5 % of the rate of a model without
-# work. Above 50 kB in a second the rests grow to the longest; else a line waits for about 12 ms.
+# How long a thread rests for each byte that it has written, and at most. Each turn costs the event
+# loop waits for Python's lock: with 0.05 s at most, 5 % of the rate of a model without work. Above
+# 50 kB in a second the rests grow to the longest.
 _REST_SECONDS = 2e-5
 _MAX_REST_SECONDS = 0.2
+# Rests that are left out after a pause: the lines of a single request, which are logged at several
+# moments, are in the file when its client has the answer and reads the file.
+_BURST_SECONDS = 0.1
 # Python's lock is given up after so many lines that Python formats one by one.
 _LINES_AT_ONCE = 100
 
@@ -140,6 +143,7 @@ class LogWriter(logging.Handler):
 
     def _run(self) -> None:
         untaken = turn = 0  # bytes
+        rested = 0.0  # the moment until which the thread should rest
         while (item := self._records.get()) is not None:
             size, record = item
             self._write(record)
@@ -158,8 +162,11 @@ class LogWriter(logging.Handler):
                 self._report_missing()
             # What comes meanwhile is written at once: a thread that is woken for each record
             # would interrupt the event loop more often.
-            self._closing.wait(min(turn * _REST_SECONDS, _MAX_REST_SECONDS))
-            turn = 0
+            now = time.monotonic()
+            rested = max(rested, now - _BURST_SECONDS) + turn * _REST_SECONDS
+            rested, turn = min(rested, now + _MAX_REST_SECONDS), 0
+            if rested > now:
+                self._closing.wait(rested - now)
         if self._file is not None:
             self._file.flush()
             self._taken += untaken

@@ -7,6 +7,7 @@ import os
 import re
 import socket
 import sys
+import time
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -111,6 +112,19 @@ def test_access_lines_are_written_as_they_are(console: io.StringIO, tmp_path: Pa
     logging.getLogger("ACCESS_LOG").info(batch)
     assert wait_written()
     assert (tmp_path / "logs" / "access_log.log").read_text() == batch + "\n"
+
+
+def test_a_few_lines_after_a_pause_are_written_at_once(tmp_path: Path) -> None:
+    def seconds_for_six(number: int) -> float:
+        with configure_logging(tmp_path / str(number), tmp_path / str(number)):
+            began = time.monotonic()
+            for _ in range(6):  # each waits for the one before
+                logging.getLogger("MODEL_METRICS").info("line")
+                assert wait_written()
+            return time.monotonic() - began
+
+    # A rest after each takes 10 ms; another process may take the core in some of the rounds.
+    assert any(seconds_for_six(number) < 0.04 for number in range(10))
 
 
 @pytest.mark.parametrize("name", ["asyncio", "marserve"])
