@@ -164,7 +164,7 @@ def describe_batching(model: ModelVersion) -> dict[str, Any]:
         "queueBound": model.queue.capacity,
         "rowsOfLongLists": model.admission.unqueued_rows or None,
         "optimalNumberOfRequests": model.optimal_requests,
-        "validation": _describe_validation(workers.validation),
+        "validation": _describe_validation(workers.validation.found),
         "failures": _describe_failures(batcher.isolation),
         "costs": _describe_costs(batcher.costs) if batcher.costs.is_known else None,
         **({"lengths": _describe_lengths(lengths)} if lengths else {}),
