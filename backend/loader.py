@@ -77,7 +77,7 @@ def load_service(load: Load, run: Run | None = None) -> Service:
             raise HandlerUnusable(_COROUTINE)
         run(started)
     by_handler = _declared_tensors(handler.owner)
-    tensors = _declared_in(context) or by_handler
+    tensors = context.tensors = _declared_in(context) or by_handler
     service = Service(
         entry_point,
         context,

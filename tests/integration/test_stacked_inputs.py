@@ -209,6 +209,15 @@ def test_inputs_that_the_model_declares_are_needed_as_declared(server, install, 
     assert "Input 'x1' has numbers that are no INT64" in wrong
 
 
+def test_a_declaration_may_leave_out_the_dimension_of_rows(server, install):
+    declared = DECLARED.replace("[-1, 2]", "[2]").replace("INT64, shape: [1]", "INT64, shape: []")
+    name = install(STACK + declared, handler=FACTOR, batch_size=4, max_batch_delay=0)
+    x, factors = np.array([[1, 2], [3, 4]], "float32"), np.array([3, 5])
+    assert arrays_in(infer(server, name, x, factors))["y"].tolist() == [9, 35]
+    assert server.predict(name, json={"x0": [1, 2], "x1": 3}).json()["y"] == 9
+    assert server.predict(name, json={"x0": [1], "x1": 3}).status_code == 400
+
+
 # -- answers ---------------------------------------------------------------------------------------
 
 ANSWERS = """
