@@ -50,7 +50,7 @@ from marserve.handlers.performance.optimized_model import (
     optimize,
     refuse_optimization,
 )
-from marserve.handlers.performance.program_rows import ProgramForRows
+from marserve.handlers.performance.program_rows import ProgramForRows, SessionForRows
 from marserve.handlers.performance.stage_run import (
     EXPLAIN,
     BatchContext,
@@ -374,10 +374,10 @@ class BaseHandler:
             refuse_optimization(self.model_yaml_config)
             found = load_warnings_of(self.context)
             exported = {"by": "export", "file": Path(self.model_pt_path or "").name}
-            if isinstance(model, ProgramForRows):
+            if isinstance(model, ProgramForRows | SessionForRows):
                 exported["rows"] = str(model.rows)
                 size = self.context.system_properties.get("batch_size") or 1
-                found += model.warnings(exported["file"], size)
+                found += model.rows.warnings(exported["file"], size)
             self.context.describe_compiled = exported.copy
             compiled = compile_model(model, self.model_yaml_config.get("pt2"), found)
             if compiled is not None:
