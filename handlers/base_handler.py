@@ -186,6 +186,11 @@ class BaseHandler:
         del tensor_data, inputs, target
         raise PredictionException(f"{type(self).__name__} gives no explanations", 501)
 
+    @property
+    def is_optimized(self) -> bool:
+        """Whether `initialize` has applied the section ``optimization`` of model-config.yaml."""
+        return self.__optimized_model is not None
+
     def describe_handle(self) -> Any:
         """Return the model's part of its description: here the optimizations."""
         optimized = self.__optimized_model
