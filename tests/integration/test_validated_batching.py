@@ -9,6 +9,7 @@ import pytest
 from servers import wait_for
 
 from marserve.frontend.workers.batch_validation import PENDING
+from marserve.tools.bench.main import main as bench
 
 pytestmark = pytest.mark.integration
 
@@ -286,6 +287,18 @@ def test_a_served_model_is_batched_by_a_hint_when_batches_were_compared(server, 
     validation = server.describe(name)["batching"]["validation"]
     assert validation["sizes"] == [2, 3, 128]
     assert "failure" not in validation
+
+
+def test_bench_repeats_the_warning(server, register, capsys):
+    _, name = register(source(MIXING), batch_size=None, validate_batching=None)
+    ports = {"url": "inference", "management-url": "management", "metrics-url": "metrics"}
+    urls = [f"--{each}=http://127.0.0.1:{server.ports[port]}" for each, port in ports.items()]
+    sample = ["--input", server.store / f"{name}.json"]
+    sample[1].write_text('{"x": 1}')
+    load = ["--requests", "8", "--warm-up", "0", "--no-progress", "--clients", "2"]
+    assert bench([name, *load, *map(str, sample), "--batch-size", "auto", *urls]) == 0
+    assert "validateBatching: batching changes answers: " in capsys.readouterr().err
+    assert server.describe(name)["batching"]["isAutomatic"] is False
 
 
 def test_a_comparison_of_a_served_model_is_not_repeated(server, register, record):
