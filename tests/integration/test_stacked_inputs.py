@@ -135,6 +135,8 @@ def test_json_stacks_where_it_is_numbers(server, install):
         (b'{"x": null}', JSON, "is no number"),
         (b"{}", JSON, "no numbers in the request"),
         (b'{"x": 1e999999999999999999}', JSON, "is no number"),
+        (b'{"i": 1.5}', JSON, "has numbers that are no INT8"),
+        (b'{"i": 300}', JSON, "has numbers that are no INT8"),
         (b"1" * 400, JSON, "is no number"),
         (b"[" * 70 + b"1" + b"]" * 70, "text/x", "is no number"),
         (b'{"x": ' + b"[" * 70 + b"1" + b"]" * 70 + b"}", JSON, "Input 'x'"),
@@ -151,7 +153,11 @@ def test_only_those_rows_are_refused_that_are_no_numbers(
         "    (x,) = data.values()",
         f"    (x,) = data.values()\n    x.shape == (1, 9) and open({gate.path!r}).read()",
     )
-    name = install(STACK, handler=handler, batch_size=16, max_batch_delay=0)
+    declared = (
+        "openInference: {inputs: [{name: i, datatype: INT8, shape: [1], optional: true}, "
+        "{name: x, datatype: FP32, shape: [-1], optional: true}]}\n"
+    )
+    name = install(STACK + declared, handler=handler, batch_size=16, max_batch_delay=0)
     ahead = background(infer, server, name, numbered(1, 9))
     gate.wait_entered()
     good = [background(server.predict, name, json={"x": [1, 2]})]
