@@ -274,13 +274,15 @@ class Profile:
 class Compare:
     """Run one batch of samples, to compare the answers to batches with those to single requests.
 
-    One message is one run, as with `Profile`, and the first has the ``sizes`` of the batches. The
-    other attributes are as in `Load` and `Trials`; only differences are a failure.
+    One message is one run, as with `Profile`, and the first has the ``sizes`` of the batches. Above
+    3, those whose run is expected to take ``longest`` are replaced by smaller ones. The other
+    attributes are as in `Load` and `Trials`; only differences are a failure.
     """
 
     sizes: list[int]
     compiled_sizes: list[int]
     seconds: float
+    longest: float
     tolerance: float
     number: int = 0
 

@@ -78,7 +78,9 @@ class Measurements:
             )
             load = replace(self._load, compiled_sizes=message.compiled_sizes, trials=trials)
             self._validation, self._compared = Validation(), _Stopwatch(self._clock)
-            self._comparison = comparison(load, self._service, (), self._compared, self._validation)
+            self._comparison = comparison(
+                load, self._service, (), self._compared, self._validation, message.longest
+            )
         with self._service.without_traces(), self._compared:
             is_complete = next(self._comparison, self) is self
         return Compared(asdict(self._validation) if is_complete else None, self._service.poison)

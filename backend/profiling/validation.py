@@ -10,6 +10,8 @@ With `Trials.only_differences` the comparison is the default, and only a clear d
 
 import itertools
 import logging
+import math
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +29,8 @@ logger = logging.getLogger(__name__)
 _MIN_SAMPLES = 2
 _MAX_SAMPLES = 16
 _MAX_PLACES = 8  # in the message
+_SMALL = 3
+_MIN_ROW_SECONDS = 1e-9
 # The least tolerance if only differences count: of a GPU's TF32, whose rounding depends on the size
 # of the batch. Rows that are mixed up differ more.
 _CERTAIN_DIFFERENCE = 0.01
@@ -57,11 +61,13 @@ def comparison(
     costs: Sequence[BatchCost],
     clock: Callable[[], float],
     found: Validation,
+    longest: float = math.inf,
 ) -> Iterator[None]:
     """Compare the answers to batches with those to single requests, as `Load.trials` say.
 
     Yields after each run. The result is in ``found`` at the end. Sizes beyond the largest of the
     ``costs``, if there are any, are replaced by it: they do not fit into memory, or gain nothing.
+    Above 3, those whose run is expected to take ``longest`` are replaced by smaller ones.
     """
     trials = load.trials
     tolerance = _default_tolerance(service)
@@ -82,7 +88,7 @@ def comparison(
     try:
         samples = find_samples(load.model_dir, load.samples, service.sample_input)[:_MAX_SAMPLES]
         validator = _Validator(service, samples, load.compiled_sizes, found, clock)
-        yield from validator.runs(sizes, has_time)
+        yield from validator.runs(sizes, has_time, longest)
     except (NoSample, _Failed) as error:
         found.failure, is_difference = str(error), isinstance(error, _Differs)
     except (Exception, SystemExit) as error:  # foreign code
@@ -134,34 +140,21 @@ class _Validator:
         self._wrong: dict[int, dict[int, str]] = defaultdict(dict)  # by size and place
         self._numbers = itertools.count()
 
-    def runs(self, sizes: Sequence[int], has_time: Callable[[int, float], bool]) -> Iterator[None]:
+    def runs(
+        self, sizes: Sequence[int], has_time: Callable[[int, float], bool], longest: float
+    ) -> Iterator[None]:
         """Run all batches for which there is time: by their size, and the seconds to reserve.
 
         Yields after each run.
         """
-        found, samples = self._found, self._samples
-        found.samples = len({bytes(part.body) for each in samples for part in each.parts})
-        if found.samples < _MIN_SAMPLES:
-            raise _Failed(
-                "it takes at least two different samples: name files of the archive, as "
-                "sampleInput: [a, b], or have sample_input() return a tuple of them"
-            )
-        began = self._clock()
-        for sample in range(len(samples)):
-            if not has_time(1, 2 * (self._clock() - began)):
-                raise _Failed("single requests did not fit into the time for it")
-            self._alone += self._run([sample])
-            yield
-        yield from self._check_alone()
+        found, began = self._found, self._clock()
+        yield from self._run_alone(has_time)
         reserve = (self._clock() - began) / 2  # to check them again
-        pairs = itertools.combinations(self._alone, 2)
-        if not any(self._difference(first, second) for first, second in pairs):
-            raise _Failed(
-                "the samples have the same answers, which would not show that rows are mixed up: "
-                "take other samples"
-            )
         found.largest, end = 0.0, ""  # that of different samples until now
-        for size in sizes:
+        for wanted in sizes:
+            size = min(wanted, max(_SMALL, self._rows_in(longest)))
+            if size < wanted and size in sizes:
+                continue
             try:
                 yield from self._run_size(size, partial(has_time, size, reserve))
             except _Failed as error:
@@ -174,6 +167,32 @@ class _Validator:
             raise _Differs("; ".join(filter(None, [self._sentence(), end])))
         if end:
             raise _Failed(end)
+
+    def _run_alone(self, has_time: Callable[[int, float], bool]) -> Iterator[None]:
+        """Run each sample alone, twice, and check that their answers can be compared."""
+        samples = self._samples
+        self._found.samples = len({bytes(part.body) for each in samples for part in each.parts})
+        if self._found.samples < _MIN_SAMPLES:
+            raise _Failed(
+                "it takes at least two different samples: name files of the archive, as "
+                "sampleInput: [a, b], or have sample_input() return a tuple of them"
+            )
+        began = self._clock()
+        for sample in range(len(samples)):
+            if not has_time(1, 2 * (self._clock() - began)):
+                raise _Failed("single requests did not fit into the time for it")
+            self._alone += self._run([sample])
+            yield
+        yield from self._check_alone()
+        pairs = itertools.combinations(self._alone, 2)
+        if not any(self._difference(first, second) for first, second in pairs):
+            raise _Failed(
+                "the samples have the same answers, which would not show that rows are mixed up: "
+                "take other samples"
+            )
+
+    def _rows_in(self, seconds: float) -> int:
+        return int(min(seconds / max(self.row_seconds, _MIN_ROW_SECONDS), sys.maxsize))
 
     def _run_size(self, size: int, has_time: Callable[[], bool]) -> Iterator[None]:
         for arrangement in arrangements(size, len(self._samples)):

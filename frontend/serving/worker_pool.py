@@ -154,7 +154,7 @@ class WorkerPool:
     def reconfigure(self, settings: ModelSettings) -> None:
         """Use new settings for batches now, and for workers that start from now on."""
         self._model = replace(self._model, settings=settings)
-        self.validation.begin(trials_while_serving(settings), settings.batching.compiled_sizes)
+        self.validation.begin(trials_while_serving(settings), settings.batching)
         for batcher in {self._batcher, *self.batchers}:
             batcher.reconfigure(settings.worker_batching)
         self.idle_profiling.begin(sizes_while_idle(settings), settings.batching)

@@ -12,12 +12,16 @@ from typing import Any
 
 from marserve.backend.protocol import Compare, Trials
 from marserve.frontend.batching.batcher import Batcher
+from marserve.frontend.batching.options import Batching
 from marserve.frontend.workers.dispatch.batched import Batched, DispatchStrategy, samples_run
 
 logger = logging.getLogger(__name__)
 
 #: Why batches have one row until they have been compared.
 PENDING = "batches are compared with single requests first, until then batch_size is 1"
+# The time of a run, for which a request waits: several times, if others are ahead of it.
+_LONGEST_SECONDS = 0.25
+_SHARE_OF_GOAL = 0.25
 # How often it is looked whether a worker is ready.
 _POLL_SECONDS = 0.5
 # A worker that is lost in a run may be lost because of it.
@@ -59,14 +63,19 @@ class BatchValidation:
             self.found = {**found, "sizes": sorted(sizes), "failure": failure}
         return failure
 
-    def begin(self, trials: Trials, compiled_sizes: Iterable[int]) -> None:
+    def begin(self, trials: Trials, batching: Batching) -> None:
         """Compare the sizes that were not tried, from now on, before the model forms batches."""
         self.stop()
         sizes = [size for size in trials.validated_sizes if size not in self._tried]
         if sizes and not self._batcher.learning.distrusted:
             self._batcher.distrust(PENDING)
+            longest = min(_LONGEST_SECONDS, _SHARE_OF_GOAL * batching.goal)
             message = Compare(
-                sizes, list(compiled_sizes), trials.validation_seconds, trials.tolerance
+                sizes,
+                list(batching.compiled_sizes),
+                trials.validation_seconds,
+                longest,
+                trials.tolerance,
             )
             self._task = asyncio.create_task(self._run(message, trials), name="batch validation")
 
@@ -105,7 +114,7 @@ class BatchValidation:
                 return None
             if (found := compared.validation) is not None:
                 return found if found["sizes"] or found["failure"] else {}
-            message = Compare([], [], 0.0, 0.0)
+            message = Compare([], [], 0.0, 0.0, 0.0)
 
     async def _able_worker(self) -> Batched:
         # No deadline: `stop` ends it.

@@ -285,8 +285,20 @@ def test_a_served_model_is_batched_by_a_hint_when_batches_were_compared(server, 
         wait_for(lambda: server.describe(name)["batching"]["size"] > 1)
     assert set(found) == {"right"}
     validation = server.describe(name)["batching"]["validation"]
-    assert validation["sizes"] == [2, 3, 128]
+    assert validation["sizes"][:2] == [2, 3]
     assert "failure" not in validation
+
+
+def test_batches_of_a_served_model_are_only_compared_if_they_are_short(server, register, record):
+    body = (
+        f"import time; time.sleep(0.01 * len(rows))\n"
+        f"        open({str(record)!r}, 'a').write(f'{{len(rows)}} ')\n        {MIXING}"
+    )
+    _, name = register(source(body), batch_size=None, validate_batching=None)
+    answer = server.management("PUT", f"/models/{name}?max_latency_ms=400")
+    assert "batching changes answers" in answer.json()["warnings"][0]
+    largest = max(map(int, record.read_text().split()))
+    assert 3 < largest <= 10  # 0.1 s
 
 
 def test_bench_repeats_the_warning(server, register, capsys):
