@@ -12,6 +12,7 @@ from marserve.backend.framing import Decoder, encode
 from marserve.backend.large_messages import widen
 from marserve.backend.protocol import (
     Buffer,
+    Compare,
     EndSequence,
     Loaded,
     LoadFailure,
@@ -31,6 +32,8 @@ logger = logging.getLogger(__name__)
 MAX_REQUEST_FRAME_BYTES = (1 << 32) - 1
 _JOINED_BYTES = 64 * 1024
 _MAX_BUFFERS = 1024  # of one system call (IOV_MAX)
+
+Work = Predict | EndSequence | Profile | Compare | SetThreads
 
 
 def _send_all(sock: socket.socket, buffers: Sequence[Buffer]) -> None:
@@ -89,10 +92,10 @@ class FrontendConnection:
             self._inbox = self._decoder.received(count)
         return self._inbox.pop(0)
 
-    def receive_work(self) -> Predict | EndSequence | Profile | SetThreads | None:
+    def receive_work(self) -> Work | None:
         """Wait for the next message between two batches; ProtocolError for another."""
         message = self.receive()
-        if message is None or isinstance(message, Predict | EndSequence | Profile | SetThreads):
+        if message is None or isinstance(message, Work):
             return message
         raise ProtocolError(f"{type(message).__name__} is not expected now")
 

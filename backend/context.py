@@ -126,6 +126,8 @@ class Context:
         warm_ups: Functions that the handler appends while it is initialised. They are called before
             the worker receives requests; an exception fails the load.
         describe_compiled: Returns JSON values about what was compiled before the first request.
+        tensors: The declaration of the model's tensors (`tensors.checks.is_declaration`), set after
+            the handler is initialised.
         load_warnings: Sentences that the handler appends while it is initialised, for describe.
         max_response_bytes: The longest answer, or piece of one, that is sent to a client.
         json_nan: How NaN and infinities are written in JSON (`backend.json_text`).
@@ -167,6 +169,7 @@ class Context:
         self.caller: Caller | None = None
         self.warm_ups: list[WarmUp] = []
         self.describe_compiled: Callable[[], dict[str, Any]] | None = None
+        self.tensors: dict[str, Any] = {}
         self.load_warnings: list[str] = []
         self._spans: list[SpanRecord] = []
         self._cl_socket: Any = None

@@ -28,6 +28,8 @@ from marserve.backend.connection import FrontendConnection
 from marserve.backend.errors import HANDLER_LOG, sentence_of
 from marserve.backend.loader import load_service
 from marserve.backend.protocol import (
+    Compare,
+    Compared,
     EndSequence,
     Load,
     Loaded,
@@ -100,8 +102,10 @@ class DebuggedModel:
         self._load_model()
         self._note_modules()
 
-    def profile_once(self, _profile: Profile) -> Profiled:
-        """Refuse to profile."""
+    def run_once(self, message: Profile | Compare) -> Profiled | Compared:
+        """Refuse to run samples."""
+        if isinstance(message, Compare):
+            return Compared({})
         return Profiled(note="a handler that is debugged is not profiled")
 
     def predict(self, batch: Predict, send: Send) -> Reply:

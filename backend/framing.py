@@ -33,6 +33,8 @@ from marserve.backend.protocol import (
     CallReply,
     CancelCall,
     CancelPredict,
+    Compare,
+    Compared,
     EndSequence,
     Input,
     Load,
@@ -335,6 +337,8 @@ _RECORDS = (
     ThreadsSet,
     CancelPredict,
     PiecesRead,
+    Compare,
+    Compared,
 )
 _FIRST_RECORD = 10
 _ENCODERS: dict[type, tuple[int, Callable[[Any], Encoded]]] = {

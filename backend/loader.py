@@ -39,6 +39,10 @@ _OWN_NAME = "ts"
 _OWN_HANDLERS = f"{_OWN_NAME}.torch_handler"
 _ENVELOPES = f"{_OWN_HANDLERS}.request_envelope"
 _DEFAULT_FUNCTION = "handle"
+_NOT_OPTIMIZED = (
+    "optimization of model-config.yaml is applied by BaseHandler.initialize, which this handler "
+    "does not run: it has no effect, unless the handler reads it."
+)
 _COROUTINE = "The handler is a coroutine; model-config.yaml needs asyncCommunication: true"
 
 
@@ -76,8 +80,12 @@ def load_service(load: Load, run: Run | None = None) -> Service:
             started.close()
             raise HandlerUnusable(_COROUTINE)
         run(started)
+    settings: Any = context.model_yaml_config
+    is_optimized = getattr(handler.instance, "is_optimized", False)
+    if isinstance(settings, dict) and settings.get("optimization") and not is_optimized:
+        context.load_warnings.append(_NOT_OPTIMIZED)
     by_handler = _declared_tensors(handler.owner)
-    tensors = _declared_in(context) or by_handler
+    tensors = context.tensors = _declared_in(context) or by_handler
     service = Service(
         entry_point,
         context,

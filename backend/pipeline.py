@@ -13,9 +13,9 @@ At most one batch waits between two stages. The worker asks for each batch when 
 Simulated at half load with 20 ms per batch, the median latency is 97 ms if batches are sent as long
 as the worker has capacity, 76 ms if one is asked for as another begins, and 41 ms here.
 
-Batches that cannot be split into stages (descriptions, explanations, profiled ones) run in the main
-thread, after all batches before them and before all behind them. ``sys.exit`` in any stage ends the
-process after the batches before it are answered.
+Batches that cannot be split into stages (descriptions, explanations, profiled ones), and samples,
+run in the main thread, after all batches before them and before all behind them. ``sys.exit`` in
+any stage ends the process after the batches before it are answered.
 """
 
 import functools
@@ -29,7 +29,15 @@ from typing import Any
 from marserve.backend.batch_run import BatchRun, failure_reply, without_padding
 from marserve.backend.connection import FrontendConnection
 from marserve.backend.metrics import is_about
-from marserve.backend.protocol import NextBatch, Piece, Predict, ProtocolError, Reply
+from marserve.backend.protocol import (
+    Compare,
+    Compared,
+    NextBatch,
+    Piece,
+    Predict,
+    ProtocolError,
+    Reply,
+)
 from marserve.backend.service import Service, Stages
 
 _ROUND_TRIP_SECONDS = 0.002  # to the frontend and back; a tenth of that on an idle machine
@@ -38,14 +46,16 @@ _RECENT_BATCHES = 8
 _MIN_BATCHES = 2
 
 
-def serve_in_stages(connection: FrontendConnection, service: Service) -> None:
-    """Answer batches until the frontend closes the connection.
+def serve_in_stages(
+    connection: FrontendConnection, service: Service, compare: Callable[[Compare], Compared]
+) -> None:
+    """Answer batches, and comparisons, until the frontend closes the connection.
 
     Raises ProtocolError, ConnectionError, and SystemExit of a stage.
     """
     assert service.stages is not None
     service.stages.begin_overlapping()
-    _Loop(connection, service, service.stages).run()
+    _Loop(connection, service, service.stages, compare).run()
 
 
 class _Batch:
@@ -148,8 +158,15 @@ class _Pace:
 
 
 class _Loop:
-    def __init__(self, connection: FrontendConnection, service: Service, stages: Stages) -> None:
+    def __init__(
+        self,
+        connection: FrontendConnection,
+        service: Service,
+        stages: Stages,
+        compare: Callable[[Compare], Compared],
+    ) -> None:
         self._connection = connection
+        self._compare = compare
         self._service = service
         self._stages = stages
         inferences = stages.concurrent_inferences()
@@ -172,7 +189,7 @@ class _Loop:
             try:
                 while (batch := self._next(prepared)) is not None:
                     self._model_is_free.clear()
-                    if batch.runs_alone:
+                    if isinstance(batch, Compare) or batch.runs_alone:
                         self._wait_finished(but=0)
                         self._run_alone(batch)
                         del batch
@@ -191,15 +208,15 @@ class _Loop:
                 self._model_is_free.set()
                 self._connection.stop_receiving()
 
-    def _prepare(self) -> _Batch | None:
-        """Receive a batch and run its first stage; None when the frontend has left."""
+    def _prepare(self) -> _Batch | Compare | None:
+        """Receive a batch and run its first stage, or a comparison; None at the end."""
         if self._ask is not None:
             self._model_is_free.wait(self._pace.slack)
             self._ask()
             self._ask = None
         message = self._connection.receive()
-        if message is None:
-            return None
+        if message is None or isinstance(message, Compare):
+            return message
         if not isinstance(message, Predict):
             raise ProtocolError(f"{type(message).__name__} is not expected now")
         began = time.perf_counter()
@@ -214,8 +231,8 @@ class _Loop:
         self._pace.prepared(time.perf_counter() - began)
         return batch
 
-    def _next(self, prepared: Future[_Batch | None]) -> _Batch | None:
-        """Wait for the next batch; raises what a later stage raises meanwhile."""
+    def _next(self, prepared: Future[_Batch | Compare | None]) -> _Batch | Compare | None:
+        """Wait for the next message; raises what a later stage raises meanwhile."""
         while self._finishing:
             either: tuple[Future[Any], ...] = (prepared, self._finishing[0])
             wait(either, return_when=FIRST_COMPLETED)
@@ -235,8 +252,11 @@ class _Loop:
         batch.advance()
         return None
 
-    def _run_alone(self, batch: _Batch) -> None:
-        batch.send(self._service.predict(batch.message, batch.send))
+    def _run_alone(self, batch: _Batch | Compare) -> None:
+        if isinstance(batch, Compare):
+            self._connection.reply(batch.number, self._compare(batch))
+        else:
+            batch.send(self._service.predict(batch.message, batch.send))
 
     def _finish(self, last_reference: list[_Batch], predicted: Future[None] | None) -> None:
         if predicted is not None:

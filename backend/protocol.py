@@ -6,6 +6,7 @@
     Predict                       any number of Piece and NextBatch, then Reply
     EndSequence                   Reply without predictions
     Profile                       Profiled
+    Compare                       Compared
     SetThreads                    ThreadsSet
     CancelPredict                 nothing; the Predict still has its Reply
     PiecesRead                    nothing
@@ -270,6 +271,35 @@ class Profile:
 
 
 @dataclass(slots=True)
+class Compare:
+    """Run one batch of samples, to compare the answers to batches with those to single requests.
+
+    One message is one run, as with `Profile`, and the first has the ``sizes`` of the batches. Above
+    3, those whose run is expected to take ``longest`` are replaced by smaller ones. The other
+    attributes are as in `Load` and `Trials`; only differences are a failure.
+    """
+
+    sizes: list[int]
+    compiled_sizes: list[int]
+    seconds: float
+    longest: float
+    tolerance: float
+    number: int = 0
+
+
+@dataclass(slots=True)
+class Compared:
+    """The result of comparing, once it has ended: a `profiling.validation.Validation`, else None.
+
+    ``poisoned`` is as in `Reply`.
+    """
+
+    validation: dict[str, Any] | None
+    poisoned: str = ""
+    number: int = 0
+
+
+@dataclass(slots=True)
 class SetThreads:
     """Compute with ``count`` threads if ``before`` are in use; sent between batches."""
 
@@ -416,7 +446,7 @@ class CallReply:
 
 
 #: What a worker sends about a message that has a number.
-WorkerAnswer = Reply | Piece | NextBatch | Profiled | ThreadsSet
+WorkerAnswer = Reply | Piece | NextBatch | Profiled | Compared | ThreadsSet
 Message = (
     Load
     | LoadStarted
@@ -427,6 +457,7 @@ Message = (
     | PiecesRead
     | EndSequence
     | Profile
+    | Compare
     | SetThreads
     | WorkerAnswer
     | Call

@@ -29,6 +29,8 @@ from marserve.backend.loader import Run, load_service
 from marserve.backend.processes.module_names import give_way
 from marserve.backend.profiling.measurements import Measurements
 from marserve.backend.protocol import (
+    Compare,
+    Compared,
     EndSequence,
     Load,
     LoadFailure,
@@ -166,18 +168,18 @@ def _serve(connection: FrontendConnection, terminal_of: int = 0) -> int:
             from marserve.backend.debugging import debug
 
             model = debug(connection, load, terminal_of)
-            _predict(connection, model, model.profile_once)
+            _predict(connection, model, model.run_once)
         elif load.asynchronous:
             return _serve_concurrently(connection, load)
         elif (service := _load(connection, load)) is None:
             return 1
         elif service.stages is None:
-            _predict(connection, service, Measurements(load, service).profile_once)
+            _predict(connection, service, Measurements(load, service).run_once)
         else:
             from marserve.backend.pipeline import serve_in_stages  # other workers need no threads
 
             logger.info("The stages of successive batches overlap.")
-            serve_in_stages(connection, service)
+            serve_in_stages(connection, service, Measurements(load, service).compare_once)
     except (ProtocolError, ConnectionError):
         logger.exception("Backend worker process died.")
         return 1
@@ -191,14 +193,14 @@ def _serve(connection: FrontendConnection, terminal_of: int = 0) -> int:
 def _predict(
     connection: FrontendConnection,
     model: "Service | DebuggedModel",
-    profile: Callable[[Profile], Profiled],
+    measure: Callable[[Profile | Compare], Profiled | Compared],
 ) -> None:
     while (message := connection.receive_work()) is not None:
         send = functools.partial(connection.reply, message.number)
         if isinstance(message, EndSequence):
             send(model.end_sequence(message))
-        elif isinstance(message, Profile):
-            send(profile(message))
+        elif isinstance(message, Profile | Compare):
+            send(measure(message))
         elif isinstance(message, SetThreads):
             send(change_threads(message))
         else:

@@ -50,7 +50,7 @@ from marserve.handlers.performance.optimized_model import (
     optimize,
     refuse_optimization,
 )
-from marserve.handlers.performance.program_rows import ProgramForRows
+from marserve.handlers.performance.program_rows import ProgramForRows, SessionForRows
 from marserve.handlers.performance.stage_run import (
     EXPLAIN,
     BatchContext,
@@ -185,6 +185,11 @@ class BaseHandler:
         """Return one explanation per request; here a PredictionException with status 501."""
         del tensor_data, inputs, target
         raise PredictionException(f"{type(self).__name__} gives no explanations", 501)
+
+    @property
+    def is_optimized(self) -> bool:
+        """Whether `initialize` has applied the section ``optimization`` of model-config.yaml."""
+        return self.__optimized_model is not None
 
     def describe_handle(self) -> Any:
         """Return the model's part of its description: here the optimizations."""
@@ -374,10 +379,10 @@ class BaseHandler:
             refuse_optimization(self.model_yaml_config)
             found = load_warnings_of(self.context)
             exported = {"by": "export", "file": Path(self.model_pt_path or "").name}
-            if isinstance(model, ProgramForRows):
+            if isinstance(model, ProgramForRows | SessionForRows):
                 exported["rows"] = str(model.rows)
                 size = self.context.system_properties.get("batch_size") or 1
-                found += model.warnings(exported["file"], size)
+                found += model.rows.warnings(exported["file"], size)
             self.context.describe_compiled = exported.copy
             is_for_rows, pt2 = isinstance(model, ProgramForRows), self.model_yaml_config.get("pt2")
             compiled = compile_model(model.program if is_for_rows else model, pt2, found)

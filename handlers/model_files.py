@@ -22,8 +22,10 @@ import torch
 from marserve.handlers.performance.program_rows import (
     ProgramForRows,
     Rows,
+    SessionForRows,
     rows_of_package,
     rows_of_program,
+    rows_of_session,
 )
 
 logger = logging.getLogger(__name__)
@@ -160,9 +162,11 @@ def load_pickled(path: str, device: Any, *, mapped: bool = False) -> Any:
 def load_onnx(path: str, map_location: str | None) -> Any:
     """Open an onnxruntime session; RuntimeError if onnxruntime is not installed."""
     try:
-        return setup_ort_session(path, map_location)
+        session = setup_ort_session(path, map_location)
     except ImportError as error:
         raise RuntimeError(f"{NOT_LOADED}: {Path(path).name} needs onnxruntime") from error
+    rows = rows_of_session(session)
+    return session if rows is None else SessionForRows(session, rows)
 
 
 def setup_ort_session(model_pt_path: str, map_location: str | None) -> Any:

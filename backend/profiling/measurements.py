@@ -14,8 +14,16 @@ from marserve.backend.profiling.batch_sizes import Clock, SizeProfiler
 from marserve.backend.profiling.memory import Memory, memory_of
 from marserve.backend.profiling.samples import NoSample, find_sample, predict_samples
 from marserve.backend.profiling.thread_counts import choose_threads
-from marserve.backend.profiling.validation import validate
-from marserve.backend.protocol import Load, Loaded, Profile, Profiled
+from marserve.backend.profiling.validation import Validation, comparison
+from marserve.backend.protocol import (
+    Compare,
+    Compared,
+    Load,
+    Loaded,
+    Profile,
+    Profiled,
+    Trials,
+)
 from marserve.backend.service import Service
 from marserve.backend.torch_threads import threads_in_use
 
@@ -32,6 +40,9 @@ class Measurements:
         self._profiled = Profiled()
         self._runs: Iterator[None] = iter(())
         self._memory: Memory | None = None
+        self._comparison: Iterator[None] = iter(())
+        self._validation = Validation()
+        self._compared = _Stopwatch(clock)
 
     def run_trials(self) -> Loaded:
         """Run `Load.trials`."""
@@ -42,10 +53,37 @@ class Measurements:
         if trials.sizes:
             loaded.profiled = self.profile_all(Profile(trials.sizes, trials.seconds, math.inf))
         if trials.validated_sizes:
-            found = validate(load, self._service, loaded.profiled.costs, self._clock)
+            found = Validation()
+            with self._service.without_traces():
+                for _ in comparison(load, self._service, loaded.profiled.costs, self._clock, found):
+                    pass
             if found.sizes or found.failure or not trials.only_differences:
                 loaded.validation = asdict(found)
         return loaded
+
+    def run_once(self, message: Profile | Compare) -> Profiled | Compared:
+        """Do one run: the first if the message has sizes, else the next."""
+        if isinstance(message, Compare):
+            return self.compare_once(message)
+        return self._profile(message, is_whole=False)
+
+    def compare_once(self, message: Compare) -> Compared:
+        """Do one run of a comparison."""
+        if message.sizes:
+            trials = Trials(
+                validated_sizes=message.sizes,
+                validation_seconds=message.seconds,
+                tolerance=message.tolerance,
+                only_differences=True,
+            )
+            load = replace(self._load, compiled_sizes=message.compiled_sizes, trials=trials)
+            self._validation, self._compared = Validation(), _Stopwatch(self._clock)
+            self._comparison = comparison(
+                load, self._service, (), self._compared, self._validation, message.longest
+            )
+        with self._service.without_traces(), self._compared:
+            is_complete = next(self._comparison, self) is self
+        return Compared(asdict(self._validation) if is_complete else None, self._service.poison)
 
     def profile_all(self, profile: Profile) -> Profiled:
         """Do all runs of profiling."""
@@ -57,10 +95,6 @@ class Measurements:
             "Batch sizes profiled: %s", " - ".join(filter(None, (costs or "none", profiled.note)))
         )
         return profiled
-
-    def profile_once(self, profile: Profile) -> Profiled:
-        """Do one run of profiling, the first if the message has sizes, else the next."""
-        return self._profile(profile, is_whole=False)
 
     def _profile(self, profile: Profile, *, is_whole: bool) -> Profiled:
         try:
@@ -94,3 +128,20 @@ class Measurements:
             profile.longest,
         )
         self._profiled, self._runs = profiler.found, profiler.runs(profile.sizes)
+
+
+class _Stopwatch:
+    """A clock that counts the seconds within its ``with`` blocks."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._began = self._before = 0.0
+
+    def __call__(self) -> float:
+        return self._before + self._clock() - self._began
+
+    def __enter__(self) -> None:
+        self._began = self._clock()
+
+    def __exit__(self, *_: object) -> None:
+        self._before = self()

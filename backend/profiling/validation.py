@@ -10,6 +10,8 @@ With `Trials.only_differences` the comparison is the default, and only a clear d
 
 import itertools
 import logging
+import math
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +29,8 @@ logger = logging.getLogger(__name__)
 _MIN_SAMPLES = 2
 _MAX_SAMPLES = 16
 _MAX_PLACES = 8  # in the message
+_SMALL = 3
+_MIN_ROW_SECONDS = 1e-9
 # The least tolerance if only differences count: of a GPU's TF32, whose rounding depends on the size
 # of the batch. Rows that are mixed up differ more.
 _CERTAIN_DIFFERENCE = 0.01
@@ -51,23 +55,31 @@ class _Differs(_Failed):
     """Batching changes answers."""
 
 
-def validate(
-    load: Load, service: Service, costs: Sequence[BatchCost], clock: Callable[[], float]
-) -> Validation:
+def comparison(
+    load: Load,
+    service: Service,
+    costs: Sequence[BatchCost],
+    clock: Callable[[], float],
+    found: Validation,
+    longest: float = math.inf,
+) -> Iterator[None]:
     """Compare the answers to batches with those to single requests, as `Load.trials` say.
 
-    Sizes beyond the largest of the ``costs``, if there are any, are replaced by it: they do not fit
-    into memory, or gain nothing.
+    Yields after each run. The result is in ``found`` at the end. Sizes beyond the largest of the
+    ``costs``, if there are any, are replaced by it: they do not fit into memory, or gain nothing.
+    Above 3, those whose run is expected to take ``longest`` are replaced by smaller ones.
     """
     trials = load.trials
     tolerance = _default_tolerance(service)
     if trials.only_differences:
         tolerance = max(tolerance, _CERTAIN_DIFFERENCE)
-    found = Validation(tolerance=trials.tolerance or tolerance)
+    found.tolerance = trials.tolerance or tolerance
     deadline = clock() + trials.validation_seconds
 
     def has_time(size: int, reserve: float) -> bool:
         seconds = next((cost.seconds for cost in costs if cost.size >= size), 0.0)
+        if not costs and trials.only_differences:
+            seconds = size * validator.row_seconds
         return clock() + seconds + reserve < deadline
 
     largest = costs[-1].size if costs else trials.validated_sizes[-1]
@@ -75,9 +87,8 @@ def validate(
     is_difference = False
     try:
         samples = find_samples(load.model_dir, load.samples, service.sample_input)[:_MAX_SAMPLES]
-        with service.without_traces():
-            validator = _Validator(service, samples, load.compiled_sizes, found, clock)
-            validator.run(sizes, has_time)
+        validator = _Validator(service, samples, load.compiled_sizes, found, clock)
+        yield from validator.runs(sizes, has_time, longest)
     except (NoSample, _Failed) as error:
         found.failure, is_difference = str(error), isinstance(error, _Differs)
     except (Exception, SystemExit) as error:  # foreign code
@@ -86,7 +97,6 @@ def validate(
     logger.info("Batching validated: %s", found)
     if trials.only_differences and not is_difference:
         found.failure = ""
-    return found
 
 
 def _default_tolerance(service: Service) -> float:
@@ -125,15 +135,44 @@ class _Validator:
         self._compiled = compiled_sizes
         self._found = found
         self._clock = clock
+        self.row_seconds = 0.0  # of the latest run
         self._alone: list[Prediction] = []
         self._wrong: dict[int, dict[int, str]] = defaultdict(dict)  # by size and place
         self._numbers = itertools.count()
 
-    def run(self, sizes: Sequence[int], has_time: Callable[[int, float], bool]) -> None:
-        """Run all batches for which there is time: by their size, and the seconds to reserve."""
-        found, samples = self._found, self._samples
-        found.samples = len({bytes(part.body) for each in samples for part in each.parts})
-        if found.samples < _MIN_SAMPLES:
+    def runs(
+        self, sizes: Sequence[int], has_time: Callable[[int, float], bool], longest: float
+    ) -> Iterator[None]:
+        """Run all batches for which there is time: by their size, and the seconds to reserve.
+
+        Yields after each run.
+        """
+        found, began = self._found, self._clock()
+        yield from self._run_alone(has_time)
+        reserve = (self._clock() - began) / 2  # to check them again
+        found.largest, end = 0.0, ""  # that of different samples until now
+        for wanted in sizes:
+            size = min(wanted, max(_SMALL, self._rows_in(longest)))
+            if size < wanted and size in sizes:
+                continue
+            try:
+                yield from self._run_size(size, partial(has_time, size, reserve))
+            except _Failed as error:
+                end = str(error)
+                break
+            if size not in self._wrong:
+                found.sizes.append(size)
+        yield from self._check_alone()
+        if self._wrong:
+            raise _Differs("; ".join(filter(None, [self._sentence(), end])))
+        if end:
+            raise _Failed(end)
+
+    def _run_alone(self, has_time: Callable[[int, float], bool]) -> Iterator[None]:
+        """Run each sample alone, twice, and check that their answers can be compared."""
+        samples = self._samples
+        self._found.samples = len({bytes(part.body) for each in samples for part in each.parts})
+        if self._found.samples < _MIN_SAMPLES:
             raise _Failed(
                 "it takes at least two different samples: name files of the archive, as "
                 "sampleInput: [a, b], or have sample_input() return a tuple of them"
@@ -143,36 +182,27 @@ class _Validator:
             if not has_time(1, 2 * (self._clock() - began)):
                 raise _Failed("single requests did not fit into the time for it")
             self._alone += self._run([sample])
-        self._check_alone()
-        reserve = (self._clock() - began) / 2  # to check them again
+            yield
+        yield from self._check_alone()
         pairs = itertools.combinations(self._alone, 2)
         if not any(self._difference(first, second) for first, second in pairs):
             raise _Failed(
                 "the samples have the same answers, which would not show that rows are mixed up: "
                 "take other samples"
             )
-        found.largest, late = 0.0, ""  # that of different samples until now
-        for size in sizes:
-            if not self._run_size(size, partial(has_time, size, reserve)):
-                late = f"batches of {size} did not fit into the time for it"
-                break
-            if size not in self._wrong:
-                found.sizes.append(size)
-        self._check_alone()
-        if self._wrong:
-            raise _Differs("; ".join(filter(None, [self._sentence(), late])))
-        if late:
-            raise _Failed(late)
 
-    def _run_size(self, size: int, has_time: Callable[[], bool]) -> bool:
+    def _rows_in(self, seconds: float) -> int:
+        return int(min(seconds / max(self.row_seconds, _MIN_ROW_SECONDS), sys.maxsize))
+
+    def _run_size(self, size: int, has_time: Callable[[], bool]) -> Iterator[None]:
         for arrangement in arrangements(size, len(self._samples)):
             if not has_time():
-                return False
+                raise _Failed(f"batches of {size} did not fit into the time for it")
             answers = self._run(arrangement)
             for place, (sample, answer) in enumerate(zip(arrangement, answers, strict=True)):
                 if what := self._difference(self._alone[sample], answer):
                     self._wrong[size].setdefault(place, self._mix_up(answer, sample) or what)
-        return True
+            yield
 
     def _run(self, arrangement: Sequence[int]) -> list[Prediction]:
         batch = [
@@ -185,9 +215,10 @@ class _Validator:
             for place, prediction in zip(piece.places, piece.predictions, strict=False):
                 pieces[place] += bytes(prediction.body)
 
-        size = len(batch)
+        size, began = len(batch), self._clock()
         run_as = next((compiled for compiled in self._compiled if compiled >= size), 0)
         reply = self._service.predict(Predict(batch, run_as=run_as), keep)
+        self.row_seconds = (self._clock() - began) / size
         if reply.code != 200 or len(reply.predictions) != size:
             reason = f": {reply.message}" if reply.message else ""
             what = f"a batch of {size}" if size > 1 else f"sample {arrangement[0] + 1} alone"
@@ -196,12 +227,13 @@ class _Validator:
             prediction.body = pieces[place] + bytes(prediction.body)
         return reply.predictions
 
-    def _check_alone(self) -> None:
+    def _check_alone(self) -> Iterator[None]:
         """Check that the answers to single requests are the same as before."""
         for sample, before in enumerate(self._alone):
             if before.status >= 400:
                 raise _Failed(f"sample {sample + 1} alone failed with status {before.status}")
             (now,) = self._run([sample])
+            yield
             if what := self._difference(before, now):
                 raise _Failed(
                     f"the answer to sample {sample + 1} alone is not always the same ({what}): "

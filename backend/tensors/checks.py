@@ -23,7 +23,8 @@ from marserve.backend.tensors.datatypes import (
 #: The rule of `is_declaration`, for messages.
 DECLARATION = (
     "a map of inputs and outputs to lists of tensors, each with name, datatype "
-    f"({', '.join(DATATYPES)}) and shape (a list of lengths, -1 for any), and arrays: true or false"
+    f"({', '.join(DATATYPES)}) and shape (a list of lengths, -1 for any), perhaps optional: true "
+    "or false, and arrays: true or false"
 )
 _MAX_LENGTH = 2**31 - 1
 # Of a tensor without elements, whose empty lists take memory.
@@ -48,7 +49,8 @@ def is_declaration(value: Any) -> bool:
 def _is_declared_tensor(value: Any) -> bool:
     return (
         isinstance(value, dict)
-        and value.keys() == {"name", "datatype", "shape"}
+        and value.keys() - {"optional"} == {"name", "datatype", "shape"}
+        and isinstance(value.get("optional", False), bool)
         and isinstance(value["name"], str)
         and value["datatype"] in DATATYPES
         and isinstance(value["shape"], list)
@@ -94,7 +96,8 @@ def check_declared(
 ) -> None:
     """Raise UnusableTensor if an input that a model declares is not there once, or is another.
 
-    The dimension ``rows_dim`` counts rows and may have any length. Other inputs may be there, too.
+    The dimension ``rows_dim`` counts rows and may have any length. A declaration may leave it out,
+    as in Triton's configurations. A scalar may have the shape []. Other inputs may be there, too.
     """
     if not declared:
         return
@@ -107,6 +110,8 @@ def check_declared(
     for wanted in declared:
         name = wanted["name"]
         if name not in found:
+            if wanted.get("optional"):
+                continue
             raise UnusableTensor(f"Input {name!r} is missing.")
         if name in repeated:  # the handler may read another one than is checked here
             raise UnusableTensor(f"Input {name!r} is there more than once.")
@@ -116,19 +121,32 @@ def check_declared(
                 f"Input {name!r} has the datatype {datatype[:_MAX_NAME]!r}; the model takes "
                 f"{wanted['datatype']}."
             )
-        if not fits(shape, wanted["shape"], rows_dim):
+        if not _fits(shape, wanted["shape"], rows_dim):
             raise UnusableTensor(
                 f"Input {name!r} has the shape {shape[:_MAX_DIMENSIONS]}; the model takes "
                 f"{wanted['shape']}."
             )
 
 
-def fits(shape: Sequence[int], wanted: Sequence[int], rows_dim: int | None = None) -> bool:
+def _fits(shape: Sequence[int], wanted: Sequence[int], rows_dim: int | None) -> bool:
+    if not shape:
+        return all(length in (-1, 1) for length in wanted)
+    if len(shape) == len(wanted) + 1:
+        return has_shape(without(shape, rows_dim or 0), wanted)
+    return has_shape(shape, wanted, rows_dim)
+
+
+def has_shape(shape: Sequence[int], wanted: Sequence[int], rows_dim: int | None = None) -> bool:
     """Whether a shape has the wanted lengths, where -1 is any and ``rows_dim`` may have any."""
     return len(shape) == len(wanted) and all(
         length in (-1, own) or dim == rows_dim
         for dim, (own, length) in enumerate(zip(shape, wanted, strict=True))
     )
+
+
+def without(shape: Sequence[int], dim: int) -> list[int]:
+    """Return a shape without one of its dimensions, if it is there."""
+    return [*shape[:dim], *shape[dim + 1 :]]
 
 
 def _check_data(tensor: Mapping[str, Any]) -> list[int]:

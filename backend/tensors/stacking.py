@@ -20,7 +20,7 @@ from typing import Any
 from marserve.backend.errors import HANDLER_LOG
 from marserve.backend.protocol import TENSORS_TYPE, Input, Part
 from marserve.backend.tensors.arrays import flat_array, is_array, moved, on_cpu, rounded, widened
-from marserve.backend.tensors.checks import fits
+from marserve.backend.tensors.checks import has_shape, without
 from marserve.backend.tensors.datatypes import BF16, BYTES, NUMPY
 from marserve.backend.tensors.outputs import outputs_of
 from marserve.backend.tensors.rows import Output, one_row_of
@@ -81,7 +81,11 @@ class Stacking:
         self._torch = importlib.import_module("torch") if library == TORCH_TENSORS else None
         self._dim = dim
         self._datatypes = {each["name"]: each["datatype"] for each in declared}
-        self._row_shapes = {each["name"]: _without(each["shape"], dim) for each in declared}
+        #: The shapes of a row; a declaration may leave out the dimension that counts rows.
+        self._row_shapes = {
+            each["name"]: (without(each["shape"], dim), each["shape"]) for each in declared
+        }
+        self._needed = [each["name"] for each in declared if not each.get("optional")]
         self._default = declared[0]["name"] if len(declared) == 1 else _BODY
 
     def read(self, row_of: RowOf, inputs: Sequence[Input], rows: Sequence[int]) -> StackedBatch:
@@ -133,7 +137,7 @@ class Stacking:
             row = body if isinstance(body, dict) else {self._default: body}
         if not row:
             raise Unstackable("There are no numbers in the request.")
-        for name in self._row_shapes:
+        for name in self._needed:
             if name not in row:
                 raise Unstackable(f"Input {name!r} is missing.")
         return {name: self._numbers(name, value) for name, value in row.items()}
@@ -167,9 +171,9 @@ class Stacking:
         if array.dtype.kind not in _NUMBERS or isinstance(value, bytes | bytearray):
             text = repr(value)[:_MAX_QUOTED]
             raise Unstackable(f"Input {name!r} is no number and no lists of numbers: {text}")
-        wanted = self._row_shapes.get(name)
-        if wanted is not None and not fits(array.shape, wanted):
-            raise Unstackable(f"Input {name!r} has the shape {list(array.shape)}, not {wanted}.")
+        shapes = self._row_shapes.get(name)
+        if shapes is not None and not any(has_shape(array.shape, each) for each in shapes):
+            raise Unstackable(f"Input {name!r} has the shape {list(array.shape)}, not {shapes[0]}.")
         datatype = self._datatypes.get(name)
         if datatype is not None and datatype != BYTES:
             array = self._as_declared(name, array, datatype)
@@ -185,10 +189,6 @@ class Stacking:
         if cast.dtype.kind != "f" and not self._numpy.array_equal(cast, array):
             raise Unstackable(f"Input {name!r} has numbers that are no {datatype}.")
         return cast
-
-
-def _without(shape: Sequence[int], dim: int) -> list[int]:
-    return [*shape[:dim], *shape[dim + 1 :]]
 
 
 class StackedResults:

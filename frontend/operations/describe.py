@@ -18,6 +18,7 @@ from marserve.frontend.configuration.model_schema import SETTINGS
 from marserve.frontend.documents import JsonText
 from marserve.frontend.errors import ServeError
 from marserve.frontend.measurements import resident_bytes
+from marserve.frontend.operations.problems import crash_loop
 from marserve.frontend.security.usage import RequestMemory
 from marserve.frontend.serving.model_version import ModelVersion
 from marserve.frontend.serving.predict_request import PredictRequest, RequestOptions
@@ -86,6 +87,7 @@ def describe(model: ModelVersion, gpus: Sequence[Gpu], customized: Any = None) -
         "handler": model.manifest.handler,
         "s3SseKms": model.origin.s3_sse_kms,
         "decidedBy": _describe_origins(model),
+        "crashLoop": crash_loop(model) or None,
         **({"warnings": model.warnings} if model.warnings else {}),
         "batching": describe_batching(model),
         **_describe_sequences(model),
@@ -164,7 +166,7 @@ def describe_batching(model: ModelVersion) -> dict[str, Any]:
         "queueBound": model.queue.capacity,
         "rowsOfLongLists": model.admission.unqueued_rows or None,
         "optimalNumberOfRequests": model.optimal_requests,
-        "validation": _describe_validation(workers.validation),
+        "validation": _describe_validation(workers.validation.found),
         "failures": _describe_failures(batcher.isolation),
         "costs": _describe_costs(batcher.costs) if batcher.costs.is_known else None,
         **({"lengths": _describe_lengths(lengths)} if lengths else {}),

@@ -29,6 +29,8 @@ logger = logging.getLogger(__name__)
 
 #: The maximum number of models or workflows on a page.
 MAX_LISTED = 100
+# A comparison takes at most 2 s, and the batches of clients that a worker runs meanwhile.
+_COMPARISON_SECONDS = 5.0
 T = TypeVar("T")
 
 
@@ -119,7 +121,7 @@ class ModelManagement:
         unread = logged(found, f"Change of {name}")
         version = version or parameters.text("model_version") or None
         outcome = await self._change(name, version, parameters, unread)
-        return outcome._replace(warnings=unread)
+        return outcome._replace(warnings=(*unread, *outcome.warnings))
 
     async def _change(
         self, name: str, version: str | None, parameters: Parameters, unread: Sequence[str]
@@ -130,12 +132,20 @@ class ModelManagement:
         if is_scaled and not has_workers:
             refuse_unintended_scaling(parameters, unread)
         limits = read_worker_limits(parameters, strict=is_batching) if is_scaled else (0, 0)
+        warnings: tuple[str, ...] = ()
         if is_batching:
             model = await self.manager.reconfigure(name, version, changes)
+            warnings = await _compared(model)
             if not is_scaled:
                 batching = format_settings(model.settings)
                 sentence = f"Batching updated for model: {name}{_suffix(version)}: {batching}"
-                return Outcome(200, sentence)
+                return Outcome(200, sentence, warnings)
+        outcome = await self._scale(name, version, parameters, limits)
+        return outcome._replace(warnings=warnings)
+
+    async def _scale(
+        self, name: str, version: str | None, parameters: Parameters, limits: tuple[int, int]
+    ) -> Outcome:
         low, high = limits
         synchronous = parameters.flag("synchronous", default=False)
         model = await self.manager.scale(name, version, low, high, synchronous=synchronous)
@@ -169,6 +179,14 @@ def _registered(model: ModelVersion, registration: Registration) -> Outcome:
     if workers:
         return Outcome(200, sentence)
     return Outcome(200, f"{sentence}. Use scale workers API to add workers for the model.")
+
+
+async def _compared(model: ModelVersion) -> tuple[str, ...]:
+    """Wait for a comparison of batches that the change has begun; return what it has found."""
+    validation = model.workers.validation
+    await validation.ended(_COMPARISON_SECONDS)
+    is_used = validation.failure and model.settings.batching.is_automatic
+    return (f"validateBatching: {validation.failure}.",) if is_used else ()
 
 
 def logged(sentences: Sequence[str], what: str) -> tuple[str, ...]:

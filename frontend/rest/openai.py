@@ -75,8 +75,8 @@ class _OpenAI(Predictor):
         if request.method != "POST":
             raise MethodNotAllowed
         predict_request = unread_request(request)
-        is_large = (request.raw.content_length or 0) > LARGE_BYTES
-        if is_large and (full := self._full_model(request)):
+        length = request.raw.content_length  # None for chunks, of which there may be many
+        if (length is None or length > LARGE_BYTES) and (full := self._full_model(request)):
             full.check(predict_request)  # before the body is read: it can only name a full model
         predict_request.input = await read_input(
             request, self.max_request_bytes, _extra(request), decodes=True

@@ -114,7 +114,7 @@ class ModelVersion:
     def warnings(self) -> list[str]:
         """Warnings about model-config.yaml and the loads of the workers."""
         found = [*self.settings.warnings, *chain(*(each.results.warnings for each in self.workers))]
-        if failure := self.workers.validation.get("failure"):  # tolerated, else it is not served
+        if failure := self.workers.validation.failure:  # tolerated, else it is not served
             found.append(f"validateBatching: {failure}.")
         return list(dict.fromkeys(found))
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from marserve.backend.protocol import Load
 from marserve.frontend.batching.batcher import Batcher
@@ -23,11 +23,13 @@ from marserve.frontend.serving.worker_spec import (
     ServedModel,
     load_message,
     sizes_while_idle,
+    trials_while_serving,
     worker_spec,
 )
 from marserve.frontend.settings.model_settings import ModelSettings
 from marserve.frontend.telemetry.model_metrics import ModelMetrics
 from marserve.frontend.tracing.worker_history import WorkerHistory
+from marserve.frontend.workers.batch_validation import BatchValidation
 from marserve.frontend.workers.dispatch.asynchronous import Async
 from marserve.frontend.workers.dispatch.batched import Batched, DispatchStrategy
 from marserve.frontend.workers.dispatch.continuous_batching import ContinuousBatching
@@ -80,8 +82,7 @@ class WorkerPool:
         self._gpus: dict[WorkerSupervisor, tuple[int, ...]] = {}
         name = f"{model.manifest.model_name}_{model.manifest.model_version}"
         self.idle_profiling = IdleProfiling(name, batcher)
-        #: The `profiling.validation.Validation` of a worker's load; empty if there was none.
-        self.validation: dict[str, Any] = {}
+        self.validation = BatchValidation(name, batcher, lambda: self._dispatches)
         self.history = WorkerHistory()
         self.order = WorkerOrder(0, 0)
         self.min_workers = 0
@@ -153,6 +154,7 @@ class WorkerPool:
     def reconfigure(self, settings: ModelSettings) -> None:
         """Use new settings for batches now, and for workers that start from now on."""
         self._model = replace(self._model, settings=settings)
+        self.validation.begin(trials_while_serving(settings), settings.batching)
         for batcher in {self._batcher, *self.batchers}:
             batcher.reconfigure(settings.worker_batching)
         self.idle_profiling.begin(sizes_while_idle(settings), settings.batching)
@@ -204,6 +206,7 @@ class WorkerPool:
     async def close(self, drain: float) -> None:
         """Stop all workers, also those that are being retired."""
         self.idle_profiling.stop()
+        self.validation.stop()
         self.resize(0, 0)
         await self.retire(list(self._retiring), drain)
 

@@ -21,7 +21,7 @@ from marserve.frontend.version import __version__
 from marserve.frontend.workers.launchers.command import CPU_LAUNCHER
 from marserve.frontend.workers.launchers.local_process import WorkerSpec
 
-# The time for `validateBatching` where its value is the default.
+# The time for `validateBatching` where its value is the default, or the model serves.
 _OPTIONAL_SECONDS = 2.0
 
 
@@ -165,11 +165,28 @@ def trials_at_load(settings: ModelSettings) -> Trials:
     )
 
 
-def sizes_while_idle(settings: ModelSettings) -> Sequence[int]:
-    """Return the batch sizes that are measured while the model is idle, if their costs are unknown.
+def trials_while_serving(settings: ModelSettings) -> Trials:
+    """Return the comparison of batches of a model that serves, if its settings have changed."""
+    batching, is_wanted = settings.batching, settings.validation in (AUTOMATIC, REFUSE)
+    is_compared = is_wanted and batching.is_automatic and _runs_samples(settings)
+    return Trials(
+        validated_sizes=sizes_to_validate(batching) if is_compared else [],
+        validation_seconds=_OPTIONAL_SECONDS,
+        tolerance=settings.validation_tolerance or 0.0,
+        only_differences=True,
+    )
 
-    A worker of several processes, with coroutines, or under a debugger cannot run single samples.
+
+def sizes_while_idle(settings: ModelSettings) -> Sequence[int]:
+    """Return the batch sizes that are measured while the model is idle, if not known."""
+    return sizes_to_try(settings.batching) if _runs_samples(settings) else []
+
+
+def _runs_samples(settings: ModelSettings) -> bool:
+    """Whether a worker can run samples between requests.
+
+    Not one of several processes, with coroutines, or under a debugger.
     """
-    if settings.stateful or settings.asynchronous or settings.debugged or settings.has_ranks:
-        return []
-    return sizes_to_try(settings.batching)
+    return not (
+        settings.stateful or settings.asynchronous or settings.debugged or settings.has_ranks
+    )

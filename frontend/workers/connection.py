@@ -18,6 +18,8 @@ from marserve.backend.protocol import (
     CallReply,
     CancelCall,
     CancelPredict,
+    Compare,
+    Compared,
     EndSequence,
     Load,
     Loaded,
@@ -68,6 +70,7 @@ _CALLS = frozenset({Call, CancelCall})
 _ANSWERS: dict[type[Message], tuple[type[Message], ...]] = {
     EndSequence: (Reply,),
     Profile: (Profiled,),
+    Compare: (Compared,),
     SetThreads: (ThreadsSet,),
 }
 
@@ -217,7 +220,7 @@ class WorkerConnection(asyncio.BufferedProtocol):
 
     def request(
         self,
-        message: EndSequence | Profile | SetThreads,
+        message: EndSequence | Profile | Compare | SetThreads,
         timeout: float | None,
         on_answer: Callable[[Any], None],
     ) -> None:

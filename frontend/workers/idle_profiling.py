@@ -9,10 +9,10 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
-from marserve.backend.protocol import BatchCost, Profile, Profiled
+from marserve.backend.protocol import BatchCost, Profile
 from marserve.frontend.batching.batcher import Batcher
 from marserve.frontend.batching.options import Batching
-from marserve.frontend.workers.dispatch.batched import Batched
+from marserve.frontend.workers.dispatch.batched import Batched, samples_run
 from marserve.frontend.workers.load_results import learn_costs
 
 logger = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ class IdleProfiling:
                 break
             expected = costs[-1].seconds if costs else self._batcher.costs.mean(1)
             message = Profile(list(sizes), _SECONDS, longest)
-            profiled = await _profiled(worker, message, expected)
+            profiled = await samples_run(worker, message, expected)
             if profiled is None:
                 why = "the worker has ended meanwhile"
                 break
@@ -99,14 +99,3 @@ class IdleProfiling:
             if isinstance(each, Batched) and each.can_profile and each.is_accepting:
                 return each
         return None
-
-
-async def _profiled(worker: Batched, message: Profile, expected: float) -> Profiled | None:
-    """Return the result of a run, which takes about ``expected`` seconds; None if it is lost."""
-    reply: asyncio.Future[Profiled] = asyncio.get_running_loop().create_future()
-    worker.profile(message, expected, reply.set_result)
-    while not reply.done():
-        await asyncio.wait({reply}, timeout=_QUIET_SECONDS)
-        if not (reply.done() or worker.is_accepting):
-            return None
-    return reply.result()

@@ -12,6 +12,7 @@ from typing import Any
 
 from marserve.backend.protocol import Loaded, Profiled, Trials
 from marserve.frontend.batching.batcher import Batcher
+from marserve.frontend.workers.batch_validation import BatchValidation
 from marserve.frontend.workers.failures import ConnectionLost
 
 _SMALL = 3  # a batch of this size is always compared
@@ -20,7 +21,7 @@ _SMALL = 3  # a batch of this size is always compared
 class LoadResults:
     """The results of one worker's loads.
 
-    The workers of a model version share ``validation``, to which the result is written.
+    The workers of a model version share ``validation``.
     """
 
     def __init__(
@@ -28,7 +29,7 @@ class LoadResults:
         worker: str,
         wanted: Trials,
         batcher: Batcher,
-        validation: dict[str, Any],
+        validation: BatchValidation,
         log: "logging.LoggerAdapter[logging.Logger]",
     ) -> None:
         self.tensors: dict[str, Any] = {}
@@ -49,7 +50,7 @@ class LoadResults:
             trials = replace(trials, sizes=[])
         if is_lost or are_threads_known:
             trials = replace(trials, threads=[])
-        if self._validation or (is_lost and not trials.must_validate):
+        if self._validation.found or (is_lost and not trials.must_validate):
             trials = replace(trials, validated_sizes=[])
         if self._batcher.batching.is_automatic and self._batcher.costs.is_known:
             trials = replace(trials, validated_sizes=self._measured(trials.validated_sizes))
@@ -78,20 +79,14 @@ class LoadResults:
             self._log.info(
                 "%s: batches of up to %d: %s.", self._worker, learning.size, learning.why
             )
-        validation = loaded.validation or self._lost_validation()
-        if validation:
-            failure = validation["failure"]
-            if failure and self._wanted.only_differences:
-                self._batcher.distrust(failure)
-                failure = f"{failure}; so batch_size stays 1 unless a number is set"
-            self._validation.update(validation, failure=failure)
-            if failure:
-                self._log.warning("%s: validateBatching: %s.", self._worker, failure)
+        found = loaded.validation or self._lost_validation()
+        if failure := self._validation.add(found, self._wanted):
+            self._log.warning("%s: validateBatching: %s.", self._worker, failure)
 
     def _lost_validation(self) -> Mapping[str, Any]:
         wanted = self._wanted
         is_compared = wanted.validated_sizes and not wanted.only_differences
-        if not (self._is_lost and is_compared) or self._validation:
+        if not (self._is_lost and is_compared) or self._validation.found:
             return {}
         sizes: list[int] = []
         return {

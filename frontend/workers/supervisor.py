@@ -15,12 +15,13 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from marserve.backend.protocol import Load, LoadFailure
 from marserve.frontend.batching.batcher import Batcher
 from marserve.frontend.telemetry.model_metrics import ModelMetrics
 from marserve.frontend.tracing.worker_history import WorkerHistory
+from marserve.frontend.workers.batch_validation import BatchValidation
 from marserve.frontend.workers.connection import WorkerConnection
 from marserve.frontend.workers.dispatch.batched import DispatchStrategy
 from marserve.frontend.workers.failures import (
@@ -83,7 +84,7 @@ class WorkerSupervisor:
         retry_window: float,
         make_dispatch: MakeDispatch,
         batcher: Batcher,
-        validation: dict[str, Any],
+        validation: BatchValidation,
         launcher: LocalLauncher,
         metrics: ModelMetrics,
         threads: WorkerThreads | None = None,

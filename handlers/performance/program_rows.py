@@ -5,9 +5,11 @@ runs batches of exactly that size. Smaller batches are filled up with copies of 
 larger ones are run in pieces.
 
 A package of AOTInductor does not check sizes: it reads and writes beyond the end of a smaller
-batch. Its sizes are in the checks for debugging that torch 2.6 and later generate.
+batch. Its sizes are in the checks for debugging that torch 2.6 and later generate. A session of
+onnxruntime refuses other sizes than that of its file.
 """
 
+import importlib
 import re
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
@@ -36,6 +38,16 @@ class Rows(NamedTuple):
 
     def __str__(self) -> str:
         return str(self.most) if self.least == self.most else f"{self.least} to {self.most}"
+
+    def warnings(self, file: str, batch_size: int) -> Iterator[str]:
+        """Yield what costs time when a program runs batches of up to ``batch_size``."""
+        if not self.least <= batch_size <= self.most:
+            is_small = batch_size < self.least
+            effect = "each batch is filled up" if is_small else "larger ones are run in pieces"
+            yield (
+                f"{file} was exported for batches of {self}, but batchSize is {batch_size}: "
+                f"{effect}. Set batchSize to {self.most}, or export it for any size."
+            )
 
 
 class ProgramForRows(nn.Module):
@@ -66,17 +78,6 @@ class ProgramForRows(nn.Module):
         columns = zip(*map(tensors_of, pieces), strict=True)
         return map_tensors(lambda _: torch.cat(next(columns)), pieces[0])
 
-    def warnings(self, file: str, batch_size: int) -> Iterator[str]:
-        """Yield what costs time when the program runs batches of up to ``batch_size``."""
-        least, most = self.rows
-        if not least <= batch_size <= most:
-            is_small = batch_size < least
-            effect = "each batch is filled up" if is_small else "larger ones are run in pieces"
-            yield (
-                f"{file} was exported for batches of {self.rows}, but batchSize is {batch_size}: "
-                f"{effect}. Set batchSize to {most}, or export it for any size."
-            )
-
     def _run_piece(self, rows: int, args: Any, kwargs: Any) -> Any:
         size = max(rows, self.rows.least)
         args, kwargs = map_tensors(lambda tensor: filled(tensor, size), (args, kwargs))
@@ -87,6 +88,48 @@ class ProgramForRows(nn.Module):
                 f"each: it cannot run {rows}."
             )
         return map_tensors(itemgetter(slice(rows)), result)
+
+
+class SessionForRows:
+    """A session of onnxruntime for batches of any size; attributes are those of the session."""
+
+    def __init__(self, session: Any, rows: Rows) -> None:
+        self._numpy = importlib.import_module("numpy")  # onnxruntime needs it; others do not
+        self._session = session
+        self._ranks = {each.name: len(each.shape) for each in session.get_inputs()}
+        self.rows = rows
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the session."""
+        return getattr(vars(self)["_session"], name)
+
+    def run(self, output_names: Any, input_feed: Any, run_options: Any = None) -> list[Any]:
+        """Run a batch; the results have its number of rows."""
+        size, numpy = self.rows.most, self._numpy
+        feed = {name: numpy.asarray(value) for name, value in input_feed.items()}
+        ranks = {name: array.ndim for name, array in feed.items()}
+        counts = {len(array) for array in feed.values() if array.ndim}
+        rows = counts.pop() if len(counts) == 1 else size
+        if rows in (0, size) or ranks != self._ranks:
+            found: list[Any] = self._session.run(output_names, input_feed, run_options)
+            return found
+        pieces = []
+        for start in range(0, rows, size):
+            places = numpy.minimum(numpy.arange(start, start + size), rows - 1)
+            piece = {name: array[places] for name, array in feed.items()}
+            pieces.append(self._session.run(output_names, piece, run_options))
+        return [numpy.concatenate(column)[:rows] for column in zip(*pieces, strict=True)]
+
+
+def rows_of_session(session: Any) -> Rows | None:
+    """Return the number of rows of a session of onnxruntime, if it is fixed.
+
+    That is the first dimension of all inputs, and of all outputs.
+    """
+    sizes = (each.shape[:1] for each in (*session.get_inputs(), *session.get_outputs()))
+    return _common(
+        Rows(size[0], size[0]) if size and isinstance(size[0], int) else None for size in sizes
+    )
 
 
 def rows_of_program(program: Any) -> Rows | None:

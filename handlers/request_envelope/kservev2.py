@@ -9,6 +9,7 @@ Not in TorchServe, and needed by the protocol's clients:
 
 * Tensors may be bytes behind the JSON, also in answers if a request asks for it.
 * ``outputs`` of a request selects inputs' names; other names are those of the results, in order.
+* Inputs that the model declares must be there as declared (`tensors.checks.check_declared`).
 * An answer with an error status has the member ``error``.
 """
 
@@ -17,7 +18,8 @@ from typing import Any
 import numpy as np
 
 from marserve.backend.json_text import KEEP, NotJson, to_json
-from marserve.backend.tensors.datatypes import NUMPY
+from marserve.backend.tensors.checks import check_declared, resolved_shape
+from marserve.backend.tensors.datatypes import NUMPY, UnusableTensor
 from marserve.backend.tensors.wire import LENGTH_HEADER
 from marserve.handlers.refusals import UnusableInput
 from marserve.handlers.request_envelope.binary_tensors import (
@@ -64,6 +66,11 @@ class KServev2Envelope(InstancesEnvelope):
         headers = {} if is_parsed else self.context.get_all_request_header(place)
         body = read_request(value, headers)
         inputs = [_for_handler(tensor) for tensor in body["inputs"]]
+        try:
+            shapes = map(_shape_of, body["inputs"], inputs)
+            check_declared(body["inputs"], shapes, self.context.tensors.get("inputs", ()))
+        except UnusableTensor as error:
+            raise UnusableInput(str(error)) from error
         self._requests[-1] = TensorRequest.of(body)
         return inputs
 
@@ -124,6 +131,13 @@ def _for_handler(tensor: dict[str, Any]) -> dict[str, Any]:
     if datatype in NUMPY and values.dtype.kind not in _NUMBERS:
         raise UnusableInput(f"Input {name!r}: data is not {datatype}.")
     return {**tensor, "data": values.tolist()}
+
+
+def _shape_of(sent: dict[str, Any], tensor: dict[str, Any]) -> list[int]:
+    shape: list[int] = sent["shape"]
+    if tensor["datatype"] == "BYTES":
+        return resolved_shape(shape, len(sent["data"]))
+    return resolved_shape(shape, np.size(tensor["data"]))
 
 
 def _output(name: str, result: Any, buffers: list[bytes] | None) -> dict[str, Any]:

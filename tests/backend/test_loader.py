@@ -475,3 +475,24 @@ def test_stages_that_are_to_overlap_and_cannot_are_reported(
     write(source)
     with pytest.raises(HandlerUnusable, match=f"overlapStages cannot be true: {reason}"):
         load_service(make_load(tmp_path, overlap_stages=True, **changes))
+
+
+@pytest.mark.parametrize(
+    ("config", "members", "is_told"),
+    [
+        ("optimization: {precision: bf16}\n", "", True),
+        ("optimization: {precision: bf16}\n", "    is_optimized = True\n", False),
+        ("batchSize: 2\n", "", False),
+    ],
+)
+def test_a_section_that_the_handler_does_not_apply_is_a_warning(
+    config: str, members: str, is_told: bool, tmp_path: Path, write: Callable[..., None]
+) -> None:
+    write(
+        f"class Own:\n{members}    def initialize(self, context): pass\n"
+        "    def handle(self, data, context): return data\n"
+    )
+    write('{"model": {"modelName": "m", "configFile": "model.yaml"}}', "MAR-INF/MANIFEST.json")
+    write(config, "model.yaml")
+    warnings = load_service(make_load(tmp_path)).context.load_warnings
+    assert [each.partition(" of ")[0] for each in warnings] == ["optimization"] * is_told

@@ -21,6 +21,7 @@ from marserve.backend.errors import PredictionException
 from marserve.backend.framing import encode
 from marserve.backend.metrics import MetricsStore
 from marserve.backend.pipeline import _Pace, serve_in_stages
+from marserve.backend.profiling.measurements import Measurements
 from marserve.backend.protocol import (
     Input,
     Load,
@@ -182,10 +183,11 @@ def peer(handler: Handler) -> Iterator[Any]:
     context = Context("m", "/m", None, 4, None, "1", metrics=MetricsStore())
     service = Service(handler.handle, context, stages=handler)
     connection = FrontendConnection(far)
+    measurements = Measurements(Load("m", "/m", "h", 4, None, True, 1, "1"), service)
 
     with near, far, ThreadPoolExecutor(1, "main") as main:
         peer: Any = Peer(near)
-        peer.end = main.submit(serve_in_stages, connection, service)
+        peer.end = main.submit(serve_in_stages, connection, service, measurements.compare_once)
         yield peer
         for gate in handler.gates.opened.values():
             gate.set()

@@ -14,6 +14,7 @@ from marserve.handlers.model_files import (
     load_onnx,
     load_pickled,
     load_state_dict,
+    setup_ort_session,
 )
 
 
@@ -43,16 +44,18 @@ def test_onnx_sessions_use_all_cpus_and_the_gpu_if_there_is_one(
     onnxruntime.InferenceSession = lambda path, **options: (path, options)
     monkeypatch.setitem(sys.modules, "onnxruntime", onnxruntime)
 
-    path, options = load_onnx("model.onnx", "cuda" if cuda else "cpu")
+    path, options = setup_ort_session("model.onnx", "cuda" if cuda else "cpu")
 
     assert (path, options["providers"]) == ("model.onnx", providers)
     assert options["sess_options"].intra_op_num_threads == os.cpu_count()
 
 
-def test_an_onnx_session(tmp_path) -> None:
+@pytest.mark.parametrize("size", ["n", 1, 2, 4])
+@pytest.mark.parametrize("rows", [1, 2, 3, 8])
+def test_an_onnx_session(tmp_path, size, rows) -> None:
     onnx, _ = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
     numbers = [
-        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["n", 2])
+        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [size, 2])
         for name in ("x", "y")
     ]
     add = onnx.helper.make_node("Add", ["x", "x"], ["y"])
@@ -62,8 +65,10 @@ def test_an_onnx_session(tmp_path) -> None:
     )
     onnx.save(model, tmp_path / "model.onnx")
     session = load_onnx(str(tmp_path / "model.onnx"), "cpu")
-    [answer] = session.run(None, {"x": torch.tensor([[1.0, 2.0]]).numpy()})
-    assert answer.tolist() == [[2.0, 4.0]]
+    assert session.get_inputs()[0].name == "x"
+    numbers = [[float(row), 2.0] for row in range(rows)]
+    [answer] = session.run(["y"], {"x": torch.tensor(numbers).numpy()})
+    assert answer.tolist() == [[2 * row, 4.0] for row, _ in numbers]
 
 
 def test_a_model_file_is_imported_by_path_beside_a_module_of_that_name(

@@ -163,6 +163,26 @@ def test_a_registration_on_one_replica_reaches_all(replicas, wait_for):
         server.stop()
 
 
+MIXING = """
+def sample_input(): return ({"x": 1}, {"x": 2})
+def handle(data, context):
+    rows = [row["body"]["x"] for row in data or ()]
+    return [sum(rows) / len(rows) for _ in rows]
+"""
+
+
+def test_a_hint_batches_no_rows_that_are_mixed_on_any_replica(replicas, make_archive, wait_for):
+    two = replicas(2)
+    make_archive(two.store, MIXING, "mixing")
+    assert two[0].register("mixing.mar", initial_workers=1).status_code == 200
+    wait_for(lambda: two[1].is_known("mixing"))
+    two[1].wait_workers("mixing", "READY")
+    answer = two[0].management("PUT", "/models/mixing?performance_hint=throughput")
+    assert "batching changes answers" in answer.json()["warnings"][0]
+    wait_for(lambda: "batching changes" in (two[1].describe("mixing")["batching"]["why"] or ""))
+    assert [each.describe("mixing")["batching"]["size"] for each in two] == [1, 1]
+
+
 def test_a_later_hint_undoes_an_earlier_one_on_all_replicas(replicas, wait_for):
     two = replicas(2)
     url = two.pack("hinted", config="maxBatchDelay: 30\n")

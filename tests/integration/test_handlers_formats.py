@@ -94,7 +94,7 @@ def save_library(path) -> None:
         )
 
 
-def save_onnx(path) -> None:
+def save_onnx(path, rows="n") -> None:
     onnx, _ = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
     helper, net = onnx.helper, Net()
     weights = [
@@ -102,13 +102,17 @@ def save_onnx(path) -> None:
         onnx.numpy_helper.from_array(net.layer.bias.detach().numpy(), "bias"),
     ]
     x, y = (
-        helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["n", width])
+        helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [rows, width])
         for name, width in (("x", 2), ("y", 1))
     )
     node = helper.make_node("Gemm", ["x", "weight", "bias"], ["y"], transB=1)
     graph = helper.make_graph([node], "net", [x], [y], weights)
     model = helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 13)])
     onnx.save(model, path)
+
+
+def save_fixed_onnx(path) -> None:
+    save_onnx(path, 4)
 
 
 ON_CPU = "deviceType: cpu"  # code that is compiled for the CPU needs it on a machine with a GPU
@@ -167,14 +171,23 @@ def test_a_model_in_this_form_answers(server, make_archive, tmp_path, together, 
     assert server.management("DELETE", f"/models/{form}").status_code == 200
 
 
-@pytest.mark.parametrize("save", [save_fixed_program, save_fixed_package])
-def test_a_program_of_a_fixed_batch_answers(server, make_archive, tmp_path, together, save) -> None:
-    save(tmp_path / "net.pt2")
-    files = {"serialized_file": str(tmp_path / "net.pt2")}
-    archive = make_archive(server.store, "base_handler", "fixed", ON_CPU, **files)
+@pytest.mark.parametrize(
+    ("save", "file", "handler"),
+    [
+        (save_fixed_program, "net.pt2", "base_handler"),
+        (save_fixed_package, "net.pt2", "base_handler"),
+        (save_fixed_onnx, "net.onnx", ONNX_HANDLER),
+    ],
+)
+def test_a_program_of_a_fixed_batch_answers(
+    server, make_archive, tmp_path, together, save, file, handler
+) -> None:
+    save(tmp_path / file)
+    files = {"serialized_file": str(tmp_path / file)}
+    archive = make_archive(server.store, handler, "fixed", ON_CPU, **files)
     query = {"initial_workers": 1, "batch_size": 2, "max_batch_delay": 60_000}
     [warning] = server.register(archive, **query).json()["warnings"]
-    assert warning.startswith("net.pt2 was exported for batches of 4, but batchSize is 2")
+    assert warning.startswith(f"{file} was exported for batches of 4, but batchSize is 2")
 
     def ask(*numbers):
         return server.predict("fixed", json=numbers).json()

@@ -63,6 +63,32 @@ def numbers_in(answer):
     return list(struct.unpack(f"<{numbers['shape'][0]}d", answer.content[end:middle]))
 
 
+def test_inputs_that_the_model_declares_are_needed_as_declared(server):
+    server.install(
+        ECHO,
+        "declared",
+        "openInference: {inputs: [{name: x, datatype: FP32, shape: [-1]}, "
+        "{name: name, datatype: BYTES, shape: [1]}]}\n",
+    )
+    numbers = {"name": "x", "datatype": "FP32", "shape": [2], "data": [1, 2]}
+    text = {"name": "name", "datatype": "BYTES", "shape": [1], "data": ["tabby"]}
+
+    def ask(*inputs):
+        return server.inference("POST", "/v2/models/declared/infer", json={"inputs": inputs})
+
+    assert ask(numbers, text).json()["outputs"][0]["data"] == [1, 2]
+    assert ask({**numbers, "shape": [-1]}, {**text, "shape": [-1]}).status_code == 200
+    for inputs, why in [
+        ([numbers], "Input 'name' is missing."),
+        ([{**numbers, "datatype": "INT8"}, text], "has the datatype 'INT8'; the model takes FP32."),
+        ([{**numbers, "shape": [1, 1, 2]}, text], "has the shape [1, 1, 2]; the model takes [-1]."),
+    ]:
+        answer = ask(*inputs)
+        assert (answer.status_code, why in answer.json()["error"]) == (400, True), answer.text
+    answer = server.inference("POST", "/v2/models/declared/infer", **tensors(1, 2))
+    assert numbers_in(answer) == [1, 2]
+
+
 def test_a_batch_of_tensors_behind_their_json(server, together):
     requests = [tensors(1, 2), tensors(3, size=7), tensors(4), tensors()]
     calls = [

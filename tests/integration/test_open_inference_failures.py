@@ -328,10 +328,11 @@ def test_values_in_json_that_contradict_their_tensor_are_refused(server, declare
         ({"data": ["1.5", "2"]}, "has a value that is no FP32: "),
         ({"datatype": "INT8"}, "has a value that is no INT8: "),
         ({"data": [[1, 2], [3]]}, "has lists of different lengths."),
-        ({"shape": [1, -1]}, "has the shape [1, 2]; the model takes [-1]."),
+        ({"shape": [1, 1, -1]}, "has the shape [1, 1, 2]; the model takes [-1]."),
         ({"datatype": "FP64"}, "has the datatype 'FP64'; the model takes FP32."),
     ]
-    good = [{}, {"shape": [-1]}]
+    # A declaration may leave out the dimension of rows, as in Triton's configurations.
+    good = [{}, {"shape": [-1]}, {"shape": [1, 2]}, {"shape": [2, -1]}]
     tensors = [*good, *(tensor for tensor, _ in cases)]
     answers = together([lambda each=each: infer(server, declared, **each) for each in tensors])
     for answer in answers[: len(good)]:
@@ -375,6 +376,43 @@ def test_a_document_without_inputs_for_a_model_that_declares_some(server, declar
     answer = server.inference("POST", f"/v2/models/{declared}/infer", json=document)
     sentence = "inputs must be a list of at least one tensor."
     assert (answer.status_code, answer.json()["error"]) == (400, sentence)
+
+
+LOOSE = """
+openInference:
+  inputs:
+    - {name: x, datatype: FP32, shape: [3, -1]}
+    - {name: s, datatype: INT64, shape: [1], optional: true}
+    - {name: t, datatype: BYTES, shape: [], optional: true}
+"""
+COUNT = """
+def handle(data, context):
+    return data and [[len(row["body"]["inputs"])] for row in data]
+"""
+
+
+def test_a_declaration_may_be_looser_than_a_request(server, client):
+    server.install(COUNT, "loose", LOOSE)
+    x = {"name": "x", "datatype": "FP32", "shape": [2, 3, 1], "data": [0] * 6}
+    s = {"name": "s", "datatype": "INT64", "shape": [], "data": [1]}
+    t = {"name": "t", "datatype": "BYTES", "shape": [1], "data": ["a"]}
+    other = {"name": "o", "datatype": "UINT8", "shape": [1], "data": [1]}
+
+    def ask(*inputs):
+        return server.inference("POST", "/v2/models/loose/infer", json={"inputs": inputs})
+
+    for inputs in ([x], [x, s], [x, t, other], [{**x, "shape": [3, 2]}], [{**x, "shape": [-1, 2]}]):
+        assert ask(*inputs).json()["outputs"][0]["data"] == [len(inputs)]
+    assert ask({**x, "shape": [2, 1, 3]}).status_code == 400
+    assert ask({**x, "shape": [6]}).status_code == 400
+    assert ask(x, {**s, "shape": [2], "data": [1, 2]}).status_code == 400
+    assert ask(s).json()["error"] == "Input 'x' is missing."
+    request = MESSAGES.ModelInferRequest(model_name="loose")
+    request.inputs.add(name="x", datatype="FP32", shape=[1, 3, 1])
+    request.raw_input_contents.append(bytes(12))
+    assert list(unary(client, request).result().outputs[0].shape) == [1]
+    metadata = server.inference("GET", "/v2/models/loose").json()["inputs"]
+    assert metadata[1] == {"name": "s", "datatype": "INT64", "shape": [1]}
 
 
 def test_a_model_that_declares_no_tensors_gets_any_json(server):

@@ -261,15 +261,19 @@ def test_a_large_body_for_a_full_model_is_refused_before_it_is_received(
     handler = ENGINE.replace("VERSION", "1")
     config = SERVER.split("handler:")[0] + "outstandingBatches: 1\njobQueueSize: 1\n"
     gate = make_gate()
-    head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: 5000000\r\n\r\n".encode()
+    heads = [
+        f"POST {CHAT} HTTP/1.1\r\nhost: x\r\n{field}\r\n\r\n".encode()
+        for field in ("content-length: 5000000", "transfer-encoding: chunked")
+    ]
     with start_server() as server:
         server.install(handler, "only", config)
         running = background(post, server, CHAT, json={"model": "only", "hold": gate.path})
         gate.wait_entered()
         waiting = background(post, server, CHAT, json={"model": "only"})
         server.wait_queued("only", 1)
-        answer = server.exchange("inference", head, b"queue is full")
-        assert answer.startswith(b"HTTP/1.1 503 ")
+        for head in heads:
+            answer = server.exchange("inference", head, b"queue is full")
+            assert answer.startswith(b"HTTP/1.1 503 ")
         gate.open()
         assert (running.result().status_code, waiting.result().status_code) == (200, 200)
 

@@ -397,6 +397,7 @@ def test_a_crash_loop_is_a_problem_although_a_worker_is_ready_again(server, inst
     worker = server.worker(name)
     assert worker["status"] == "READY"
     assert worker["lastError"] == "Worker disconnected. Its process was killed by SIGSEGV."
+    assert server.describe(name)["crashLoop"] == 3
     (problem,) = _problems(server, f"The workers of {name} have failed 3 times")
     assert "Its process was killed by SIGSEGV. Its last output: " in problem
     assert "the last of the garbage" in problem

@@ -135,6 +135,8 @@ def test_json_stacks_where_it_is_numbers(server, install):
         (b'{"x": null}', JSON, "is no number"),
         (b"{}", JSON, "no numbers in the request"),
         (b'{"x": 1e999999999999999999}', JSON, "is no number"),
+        (b'{"i": 1.5}', JSON, "has numbers that are no INT8"),
+        (b'{"i": 300}', JSON, "has numbers that are no INT8"),
         (b"1" * 400, JSON, "is no number"),
         (b"[" * 70 + b"1" + b"]" * 70, "text/x", "is no number"),
         (b'{"x": ' + b"[" * 70 + b"1" + b"]" * 70 + b"}", JSON, "Input 'x'"),
@@ -151,7 +153,11 @@ def test_only_those_rows_are_refused_that_are_no_numbers(
         "    (x,) = data.values()",
         f"    (x,) = data.values()\n    x.shape == (1, 9) and open({gate.path!r}).read()",
     )
-    name = install(STACK, handler=handler, batch_size=16, max_batch_delay=0)
+    declared = (
+        "openInference: {inputs: [{name: i, datatype: INT8, shape: [1], optional: true}, "
+        "{name: x, datatype: FP32, shape: [-1], optional: true}]}\n"
+    )
+    name = install(STACK + declared, handler=handler, batch_size=16, max_batch_delay=0)
     ahead = background(infer, server, name, numbered(1, 9))
     gate.wait_entered()
     good = [background(server.predict, name, json={"x": [1, 2]})]
@@ -207,6 +213,15 @@ def test_inputs_that_the_model_declares_are_needed_as_declared(server, install, 
     assert wrong == "Input 'x0' has the shape [1], not [2]."
     wrong = refusal(server.predict(name, json={**rows, "x1": 1.5}))
     assert "Input 'x1' has numbers that are no INT64" in wrong
+
+
+def test_a_declaration_may_leave_out_the_dimension_of_rows(server, install):
+    declared = DECLARED.replace("[-1, 2]", "[2]").replace("INT64, shape: [1]", "INT64, shape: []")
+    name = install(STACK + declared, handler=FACTOR, batch_size=4, max_batch_delay=0)
+    x, factors = np.array([[1, 2], [3, 4]], "float32"), np.array([3, 5])
+    assert arrays_in(infer(server, name, x, factors))["y"].tolist() == [9, 35]
+    assert server.predict(name, json={"x0": [1, 2], "x1": 3}).json()["y"] == 9
+    assert server.predict(name, json={"x0": [1], "x1": 3}).status_code == 400
 
 
 # -- answers ---------------------------------------------------------------------------------------

@@ -8,10 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from servers import make_archive
+from servers import make_archive, wait_for
 
 from marserve.frontend.configuration.model_schema import REGISTERED
 from marserve.tools.bench.client import Client
+from marserve.tools.bench.errors import BenchError
 from marserve.tools.bench.generator.destination import Destination
 from marserve.tools.bench.main import main as bench
 from marserve.tools.bench.measurement import Point
@@ -187,6 +188,45 @@ def test_a_point_of_bench_is_what_a_change_of_its_options_makes(server, make_twi
         points.set(Point(**option))
         assert server.management("PUT", f"/models/{other}", params=option).status_code == 200
         assert_equal(server, one, other)
+
+
+def test_a_goal_that_is_refused_meanwhile_is_told_and_all_else_is_put_back(
+    server, make_archive, tmp_path
+):
+    pause = tmp_path / "pause"
+    pause.write_text("0")
+    slow = f"""
+import time
+def handle(data, context):
+    if data:
+        time.sleep(float(open({str(pause)!r}).read()))
+        return [1] * len(data)
+"""
+    archive = make_archive(server.store, slow, "slower")
+    query = {"max_latency_ms": 50, "job_queue_size": 66, "batch_size": 3}
+    assert server.register(archive, initial_workers=1, **query).status_code == 200
+
+    def measure() -> None:
+        with served_settings(client_of(server, "slower")) as points:
+            points.set(Point(batch_policy="greedy", workers=2, batch_size=2))
+            pause.write_text("0.1")
+            wait_for(lambda: answered_in(server, "slower") > 60)
+
+    with pytest.raises(BenchError) as raised:
+        measure()
+    assert "max_latency_ms=50: a single request takes " in str(raised.value)
+    assert str(raised.value).endswith(" slower has max_latency_ms=0 instead of 50.")
+    described = server.describe("slower")
+    kept = ("jobQueueSize", "batchSize", "minWorkers", "batchPolicy")
+    assert [described[key] for key in kept] == [66, 3, 1, "adaptive"]
+    server.management("DELETE", "/models/slower")
+
+
+def answered_in(server, name):
+    """Return the milliseconds that a request is expected to take after another one."""
+    assert server.predict(name, json=1).status_code == 200
+    costs = server.describe(name)["batching"]["costs"]
+    return costs["points"][0]["meanMs"] if costs else 0
 
 
 def client_of(server, name):

@@ -1,9 +1,15 @@
 """validateBatching: a handler whose batches change answers is found before it is served."""
 
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 
 import pytest
 from servers import wait_for
+
+from marserve.frontend.workers.batch_validation import PENDING
+from marserve.tools.bench.main import main as bench
 
 pytestmark = pytest.mark.integration
 
@@ -199,6 +205,141 @@ def test_a_model_that_mixes_its_rows_is_not_batched_by_a_hint(server, register, 
     assert server.describe(name)["batching"]["size"] > 1
     server.management("PUT", f"/models/{name}", params={"batch_size": "auto"})
     assert server.describe(name)["batching"]["size"] == 1
+
+
+STAGED = f"""
+from ts.torch_handler.base_handler import BaseHandler
+class Handler(BaseHandler):
+    def initialize(self, context): pass
+    def preprocess(self, data): return [row["body"]["x"] for row in data]
+    def inference(self, rows): {MIXING}
+    def postprocess(self, rows): return rows
+"""
+
+
+@pytest.mark.parametrize(
+    "query", [{"performance_hint": "throughput"}, {"batch_size": "auto"}, {"max_latency_ms": 2000}]
+)
+@pytest.mark.parametrize(
+    ("handler", "config"),
+    [
+        (source(MIXING), ""),
+        (source(MIXING), "outstandingBatches: 3\n"),
+        (source(MIXING), "validateBatching: true\n"),
+        (STAGED, "overlapStages: true\n"),
+    ],
+    ids=["one batch", "several batches", "asked for", "stages"],
+)
+def test_a_served_model_that_mixes_its_rows_is_not_batched_by_a_hint(
+    server, register, handler, config, query
+):
+    how = {"batch_size": None, "validate_batching": None}
+    answer, name = register(handler, NAMED + config, **how)
+    assert answer.status_code == 200, answer.text
+    with clients_of(server, name) as found:
+        answer = server.management("PUT", f"/models/{name}", params=query)
+    assert set(found) == {"right"}
+    assert answer.status_code == 200, answer.text
+    (warning,) = answer.json()["warnings"]
+    assert warning.startswith("validateBatching: batching changes answers: in batches of 2 at ")
+    assert warning.endswith("; so batch_size stays 1 unless a number is set.")
+    batching = server.describe(name)["batching"]
+    assert (batching["size"], batching["isAutomatic"]) == (1, True)
+    assert batching["why"].startswith("batching changes answers: ")
+    assert batching["validation"]["failure"] == warning.removeprefix("validateBatching: ")[:-1]
+    server.wait_logged("ts_log.log", "batching changes answers")
+
+
+@contextmanager
+def clients_of(server, name, count=8):
+    """Send requests during the block; the result lists whether answers were right."""
+    found, end = [], threading.Event()
+
+    def send(x):
+        while not end.is_set():
+            answer = server.predict(name, json={"x": x})
+            is_right = answer.status_code == 200 and answer.json() == x
+            found.append("right" if is_right else answer.text)
+
+    with ThreadPoolExecutor(count) as clients:
+        sent = [clients.submit(send, float(x)) for x in range(count)]
+        wait_for(lambda: len(found) > 2 * count)
+        yield found
+        seen = len(found)
+        wait_for(lambda: len(found) > seen + 2 * count)
+        end.set()
+    for each in sent:
+        each.result()
+
+
+SERVED = "import time; time.sleep(0.002 + 0.0001 * len(rows))\n        "
+
+
+@pytest.mark.parametrize("is_busy", [True, False], ids=["busy", "idle"])
+def test_a_served_model_is_batched_by_a_hint_when_batches_were_compared(server, register, is_busy):
+    how = {"batch_size": None, "validate_batching": None}
+    answer, name = register(source(f"{SERVED}return rows"), **how)
+    with clients_of(server, name) if is_busy else nullcontext(["right"]) as found:
+        answer = server.management("PUT", f"/models/{name}?batch_size=auto")
+        assert answer.json().keys() == {"status"}
+        wait_for(lambda: server.describe(name)["batching"]["size"] > 1)
+    assert set(found) == {"right"}
+    validation = server.describe(name)["batching"]["validation"]
+    assert validation["sizes"][:2] == [2, 3]
+    assert "failure" not in validation
+
+
+def test_batches_of_a_served_model_are_only_compared_if_they_are_short(server, register, record):
+    body = (
+        f"import time; time.sleep(0.01 * len(rows))\n"
+        f"        open({str(record)!r}, 'a').write(f'{{len(rows)}} ')\n        {MIXING}"
+    )
+    _, name = register(source(body), batch_size=None, validate_batching=None)
+    answer = server.management("PUT", f"/models/{name}?max_latency_ms=400")
+    assert "batching changes answers" in answer.json()["warnings"][0]
+    largest = max(map(int, record.read_text().split()))
+    assert 3 < largest <= 10  # 0.1 s
+
+
+def test_bench_repeats_the_warning(server, register, capsys):
+    _, name = register(source(MIXING), batch_size=None, validate_batching=None)
+    ports = {"url": "inference", "management-url": "management", "metrics-url": "metrics"}
+    urls = [f"--{each}=http://127.0.0.1:{server.ports[port]}" for each, port in ports.items()]
+    sample = ["--input", server.store / f"{name}.json"]
+    sample[1].write_text('{"x": 1}')
+    load = ["--requests", "8", "--warm-up", "0", "--no-progress", "--clients", "2"]
+    assert bench([name, *load, *map(str, sample), "--batch-size", "auto", *urls]) == 0
+    assert "validateBatching: batching changes answers: " in capsys.readouterr().err
+    assert server.describe(name)["batching"]["isAutomatic"] is False
+
+
+def test_a_comparison_of_a_served_model_is_not_repeated(server, register, record):
+    body = f"open({str(record)!r}, 'a').write(f'{{len(rows)}} ')\n        {MIXING}"
+    answer, name = register(source(body), batch_size=None, validate_batching=None)
+    for size in ("auto", "1", "auto"):
+        answer = server.management("PUT", f"/models/{name}?batch_size={size}")
+        assert ("warnings" in answer.json()) == (size == "auto"), answer.text
+    assert record.read_text().split().count("3") == 3
+
+
+def test_a_worker_that_ends_in_a_comparison_is_replaced(server, register):
+    body = f"if len(rows) > 1: import os; os._exit(3)\n        {SERVED}return rows"
+    _, name = register(source(body), batch_size=None, validate_batching=None)
+    server.management("PUT", f"/models/{name}?batch_size=auto")
+    wait_for(lambda: server.describe(name)["batching"]["why"] != PENDING)
+    server.wait_workers(name, "READY")
+    assert server.predict(name, json={"x": 3.0}).json() == 3.0
+
+
+def test_without_a_worker_batches_are_compared_when_one_is_loaded(server, register):
+    how = {"batch_size": None, "validate_batching": None, "initial_workers": 0}
+    answer, name = register(source(MIXING), **how)
+    answer = server.management("PUT", f"/models/{name}?batch_size=auto")
+    assert answer.json()["warnings"] == [f"validateBatching: {PENDING}."]
+    assert server.describe(name)["batching"]["why"] == PENDING
+    server.management("PUT", f"/models/{name}?min_worker=2&synchronous=true")
+    batching = server.describe(name)["batching"]
+    assert batching["why"].startswith("batching changes answers: ")
 
 
 @pytest.mark.parametrize(

@@ -249,7 +249,8 @@ class Bench:
             self._busy.append(record.busy)
 
     def warnings(self) -> Iterator[str]:
-        """Yield sentences about runs that the load generator may have limited."""
+        """Yield the server's about settings, and those of runs that this machine has limited."""
+        yield from self._server.warnings
         if self._lateness:
             yield (
                 f"In {_runs(self._lateness)} the load generator sent 99 % of the requests up to "

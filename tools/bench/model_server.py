@@ -143,6 +143,9 @@ class ModelServer:
         metrics: Client of the metrics listener.
         model: Name of the model.
         version: Version of the model; empty for the default version.
+
+    Attributes:
+        warnings: Those in the answers to changes, each once.
     """
 
     def __init__(
@@ -153,6 +156,7 @@ class ModelServer:
         self._metrics = metrics
         self.model = model
         self._version = version
+        self.warnings: dict[str, None] = {}
 
     def identity(self) -> str:
         """Return name and version of the server, as far as known.
@@ -297,7 +301,11 @@ class ModelServer:
         return f"It serves: {names}." if names else "It serves no models."
 
     def _change(self, method: str, path: str, what: str) -> None:
-        self._checked(self._management.ask(method, path, timeout=_CHANGE_SECONDS), what)
+        answer = self._management.ask(method, path, timeout=_CHANGE_SECONDS)
+        document = self._checked(answer, what).json()
+        warnings = document.get("warnings") if isinstance(document, dict) else None
+        if isinstance(warnings, list):
+            self.warnings |= dict.fromkeys(map(str, warnings))
 
     def _checked(self, answer: Answer, what: str) -> Answer:
         if answer.is_success:

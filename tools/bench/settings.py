@@ -7,8 +7,9 @@ which are fixed for the life of a worker, and for the precision in the archive's
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
+from urllib.parse import urlencode
 
 from marserve.frontend.configuration.model_schema import LIVE
 from marserve.frontend.configuration.setting_kinds import AUTOMATIC
@@ -21,6 +22,7 @@ _LIVE = frozenset(row.parameter for row in LIVE)
 #: Settings that exclude a batch size in the same request, but not in a later one.
 _EXCLUDING = frozenset({"batchable", "allow_auto_batching"})
 _USUAL_PRECISION = "fp32"
+_GOAL = "max_latency_ms"
 # Seconds for workers to load, also after an error: the server starts failed workers again.
 _LOADING_SECONDS = 600.0
 _FAILING_SECONDS = 60.0
@@ -134,6 +136,29 @@ def wait_ready(server: ModelServer, count: int) -> None:
         time.sleep(_POLL_SECONDS)
 
 
+def _left(original: ServedModel, now: ServedModel | None, name: str) -> str:
+    """Return in sentences how a model differs from the original; empty if it does not."""
+    if now is None:
+        query = urlencode({"url": original.archive, "model_name": name, **original.chosen})
+        return f"{name} is not served any more: register it again, with POST /models?{query}"
+    have = {**now.settings, **now.scale}
+    # Without the chosen ones, the same model-config.yaml and server decide those of workers.
+    wanted = {**original.chosen, **_live(original.settings), **original.scale}
+    others = {
+        setting: f"{setting}={have.get(setting)} instead of {value}"
+        for setting, value in wanted.items()
+        if not _is_same(have.get(setting), value)
+    }
+    sentences = [f"{name} has {', '.join(others.values())}."] if others else []
+    if changed := ", ".join(sorted((now.chosen.keys() ^ original.chosen.keys()) - others.keys())):
+        sentences.append(f"A request has set {changed}, or no longer does.")
+    return " ".join(sentences)
+
+
+def _is_same(have: object, wanted: object) -> bool:
+    return str(have).lower() == str(wanted).lower()  # a hint is in any case
+
+
 def _unregister(server: ModelServer) -> None:
     if (now := server.find()) is not None:
         server.unregister(now.version)
@@ -166,15 +191,22 @@ class ServedSettings:
         """Restore the original settings.
 
         Raises:
-            BenchError: The server refuses a change, or describes other settings afterwards.
+            BenchError: The server refuses a change, or describes other settings afterwards; the
+                message lists these.
         """
-        original = self.original
-        self._set(self._wanted(Point()))
-        now = self._server.describe()
-        # Without the chosen ones, the same model-config.yaml and server decide those of workers.
-        self._check({**original.chosen, **_live(original.settings), **original.scale}, now)
-        if others := ", ".join(sorted(now.chosen.keys() ^ original.chosen.keys())):
-            raise BenchError(f"A request has set {others}, or no longer does.")
+        original, refusal = self.original, ""
+        try:
+            self._set(self._wanted(Point()))
+        except BenchError as error:
+            refusal = f"{error} "
+            chosen = {name: text for name, text in original.chosen.items() if name != _GOAL}
+            if len(chosen) < len(original.chosen):  # it may be below the costs learnt meanwhile
+                self.original = replace(original, chosen=chosen)
+                with suppress(BenchError):
+                    self._set(self._wanted(Point()))
+        left = _left(original, self._server.find(), self._server.model)
+        if refusal or left:
+            raise BenchError(f"{refusal}{left}".rstrip())
 
     def set(self, point: Point) -> None:
         """Apply the settings of a point.
@@ -259,7 +291,7 @@ class ServedSettings:
         """Check the settings: TorchServe prefers model-config.yaml to those of a registration."""
         have = {**now.settings, **now.scale}
         for name, value in wanted.items():
-            if str(have.get(name)).lower() != str(value).lower():  # a hint is in any case
+            if not _is_same(have.get(name), value):
                 raise BenchError(
                     f"The server keeps {name}={have.get(name)} instead of {value}: the archive's "
                     "model-config.yaml may set it."

@@ -60,6 +60,11 @@ RULES = {
         _HANDLERS,
         "a handler file without the function, and without exactly one class",
     ),
+    "handler-coroutine": Rule(
+        Level.BLOCKS,
+        "docs/writing-handlers.md",
+        "a handler that is a coroutine without `asyncCommunication`",
+    ),
     "handler-syntax": Rule(
         Level.BLOCKS, _HANDLERS, "Python code that this interpreter cannot parse"
     ),
@@ -128,6 +133,9 @@ RULES = {
     ),
     "model-not-ready": Rule(
         Level.CHECK, "docs/reliability.md", "a served model without workers that are READY"
+    ),
+    "crash-loop": Rule(
+        Level.CHECK, "docs/reliability.md", "a served model whose workers keep failing"
     ),
     "probe": Rule(
         Level.CHECK,

@@ -214,6 +214,15 @@ def _model(place: Place, name: str, described: Mapping[str, Any]) -> Iterator[Fi
             f"{name} has no worker that is READY.",
             "Read its log before the move.",
         )
+    if failures := described.get("crashLoop"):
+        errors = (_cut(each["lastError"]) for each in workers if each.get("lastError"))
+        yield finding(
+            "crash-loop",
+            place,
+            f"The workers of {name} have failed {_cut(failures)} times in the last minutes: "
+            f"{next(errors, 'those that failed are gone')}",
+            "Read lastErrorStack and lastErrorOutput of its description, and its log.",
+        )
     if not described.get("continuousBatching"):
         size, count = described.get("batchSize", 1), described.get("minWorkers", 0)
         if isinstance(size, int) and isinstance(count, int):

@@ -13,9 +13,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence, Sized
 from dataclasses import dataclass, field
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar, overload
 
 from marserve.backend.protocol import (
+    Compare,
+    Compared,
     Input,
     Piece,
     Predict,
@@ -38,6 +40,8 @@ from marserve.frontend.workers.failures import ResponseTimedOut
 OUT_OF_MEMORY = 507
 # The number of crashes after which a request that is probably not the cause is still retried.
 _MAX_CRASHES = 2
+# How often it is looked whether a worker that runs samples has ended.
+_POLL_SECONDS = 0.5
 # The reasons of batches that are parts of a failed one.
 _PARTS = (Reason.ISOLATION, Reason.OUT_OF_MEMORY)
 
@@ -215,20 +219,49 @@ class Batched(DispatchStrategy):
     #: Batches sent and not answered, in order; for a part of a failed batch, its splitting.
     _in_flight: dict[Batch, BatchSplitting | None] = field(default_factory=dict, init=False)
 
-    def profile(
-        self, message: Profile, seconds: float, on_reply: Callable[[Profiled], None]
+    #: Sends samples when the batch in flight is answered.
+    _samples: Callable[[], None] | None = field(default=None, init=False)
+
+    def run_samples(
+        self,
+        message: Profile | Compare,
+        seconds: float,
+        on_reply: Callable[[Any], None],
     ) -> None:
-        """Make the idle worker run a batch of samples, which probably takes ``seconds``."""
+        """Make the worker run a batch of samples, which probably takes ``seconds``.
+
+        A busy worker does so after its batch. ``on_reply`` is not called if it stops before.
+        """
+        self._samples = partial(self._send_samples, message, seconds, on_reply)
+        if self in self.batcher.workers.waiting:
+            self._ask()
+
+    def _ask(self, done: Batch | None = None) -> None:
+        if self._is_stopping:
+            self._note_drained()
+        elif self._samples is None:
+            self.batcher.mark_idle(self, done)
+        else:
+            send, self._samples = self._samples, None
+            send()
+            if done is not None:
+                self.batcher.mark_done(done)
+
+    def _send_samples(
+        self, message: Profile | Compare, seconds: float, on_reply: Callable[[Any], None]
+    ) -> None:
         self._control_messages += 1
         self.batcher.lend(self, seconds)
-        self.connection.request(message, self.timeout, partial(self._on_profiled, on_reply))
+        self.connection.request(message, self.timeout, partial(self._on_samples, on_reply))
 
-    def _on_profiled(self, on_reply: Callable[[Profiled], None], reply: Profiled) -> None:
+    def _on_samples(self, on_reply: Callable[[Any], None], reply: Profiled | Compared) -> None:
         self._control_messages -= 1
         if self._is_stopping:
             self._note_drained()
         else:
             self.batcher.take_back(self)
+            if self._samples is not None and self in self.batcher.workers.waiting:
+                self._ask()
         on_reply(reply)
 
     def run(self, batch: Batch) -> None:
@@ -337,6 +370,23 @@ class Batched(DispatchStrategy):
     def _blamed(self, batches: Sequence[Batch]) -> Sequence[Batch]:
         """Return those that may have caused the worker's death."""
         return batches
+
+
+@overload
+async def samples_run(worker: Batched, message: Profile, expected: float) -> Profiled | None: ...
+@overload
+async def samples_run(worker: Batched, message: Compare, expected: float) -> Compared | None: ...
+async def samples_run(
+    worker: Batched, message: Profile | Compare, expected: float
+) -> Profiled | Compared | None:
+    """Return the result of a run, which takes about ``expected`` seconds; None if it is lost."""
+    reply: asyncio.Future[Profiled | Compared] = asyncio.get_running_loop().create_future()
+    worker.run_samples(message, expected, reply.set_result)
+    while not reply.done():
+        await asyncio.wait({reply}, timeout=_POLL_SECONDS)
+        if not (reply.done() or worker.is_accepting):
+            return None
+    return reply.result()
 
 
 def hint_of(reply: Reply, batch: Batch) -> Hint | None:

@@ -20,7 +20,15 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar
 
-from marserve.backend.protocol import STAGES, NextBatch, Reply
+from marserve.backend.protocol import (
+    STAGES,
+    Compare,
+    Compared,
+    NextBatch,
+    Profile,
+    Profiled,
+    Reply,
+)
 from marserve.frontend.batching.batches import Batch
 from marserve.frontend.workers.connection import BatchAnswer, WorkerConnection
 from marserve.frontend.workers.dispatch.batched import Batched, DispatchStrategy
@@ -30,7 +38,7 @@ from marserve.frontend.workers.dispatch.batched import Batched, DispatchStrategy
 class OutstandingBatches(Batched):
     """Keeps up to ``limit`` batches outstanding."""
 
-    can_profile: ClassVar[bool] = False  # others would run meanwhile
+    can_profile: ClassVar[bool] = False  # others would run meanwhile, which costs are not of
     #: Batches behind which the worker has requested another.
     _requested_behind: set[Batch] = field(default_factory=set, init=False)
     _is_requesting: bool = field(default=False, init=False)
@@ -50,6 +58,19 @@ class OutstandingBatches(Batched):
     def to_saturate(self, size: int) -> int:
         """Return the requests of all batches outstanding, and of one that is filled behind them."""
         return (self.limit + 1) * size
+
+    def run_samples(
+        self, message: Profile | Compare, seconds: float, on_reply: Callable[[Any], None]
+    ) -> None:
+        """Make the worker run a batch of samples, after those that were sent before."""
+        del seconds
+        self._control_messages += 1
+        self.connection.request(message, self.timeout, partial(self._on_samples, on_reply))
+
+    def _on_samples(self, on_reply: Callable[[Any], None], reply: Profiled | Compared) -> None:
+        self._control_messages -= 1
+        self._note_drained()
+        on_reply(reply)
 
     def run(self, batch: Batch) -> None:
         """Send a batch to the worker, and request the next one."""

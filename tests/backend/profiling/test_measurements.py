@@ -29,7 +29,7 @@ class Profiled:
         load = Load("m", str(directory), "h", 4, None, True, 1000, "1")
         ticks = itertools.count()
         measurements = Measurements(load, self.service, lambda: TICK * next(ticks))
-        self.run = measurements.profile_once
+        self.run = measurements.run_once
 
     def _handle(self, data: list[Any], _context: Context) -> list[str]:
         self.runs.append(len(data))

@@ -7,8 +7,8 @@ import os
 import re
 import socket
 import sys
-import time
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 

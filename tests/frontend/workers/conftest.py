@@ -16,6 +16,7 @@ from marserve.frontend.batching.jobs import Group, Job
 from marserve.frontend.batching.options import Batching
 from marserve.frontend.telemetry.metrics import Metrics
 from marserve.frontend.telemetry.model_metrics import ModelMetrics
+from marserve.frontend.workers.batch_validation import BatchValidation
 from marserve.frontend.workers.launchers.local_process import WorkerSpec
 from marserve.frontend.workers.supervisor import WorkerSupervisor
 
@@ -51,7 +52,7 @@ def serving_with(fakes: ModuleType) -> Callable[..., Any]:
             retry_window=300.0,
             make_dispatch=partial(way, has_workers_left=lambda: True),
             batcher=batcher,
-            validation={},
+            validation=BatchValidation("m", batcher, list),
             launcher=launcher,
             metrics=ModelMetrics(metrics, "m", "1.0"),
         )

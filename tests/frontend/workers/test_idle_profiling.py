@@ -38,7 +38,7 @@ class Worker(Batched):
     def is_accepting(self) -> bool:
         return not self.is_lost
 
-    def profile(self, message: Profile, seconds: float, on_reply: Any) -> None:
+    def run_samples(self, message: Profile, seconds: float, on_reply: Any) -> None:
         del seconds
         self.asked.append(message.sizes)
         if message.sizes:

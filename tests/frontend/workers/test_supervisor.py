@@ -19,6 +19,7 @@ from marserve.frontend.batching.options import Batching
 from marserve.frontend.errors import PredictionFailed, WorkerDied
 from marserve.frontend.telemetry.metrics import Metrics
 from marserve.frontend.telemetry.model_metrics import ModelMetrics
+from marserve.frontend.workers.batch_validation import BatchValidation
 from marserve.frontend.workers.dispatch.batched import Batched
 from marserve.frontend.workers.failures import ConnectionLost, Diagnostics, LoadFailed
 from marserve.frontend.workers.launchers.local_process import WorkerSpec
@@ -86,7 +87,7 @@ class Bench:
                 has_workers_left=lambda: has_workers_left,
             ),
             batcher=self.batcher,
-            validation={},
+            validation=BatchValidation("m", self.batcher, list),
             launcher=self.launcher,
             metrics=ModelMetrics(self.metrics, "m", "1.0"),
         )

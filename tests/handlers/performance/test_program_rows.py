@@ -100,6 +100,6 @@ def test_a_package_of_a_fixed_batch_runs_batches_of_any_size(tmp_path, size, row
 )
 def test_another_batch_size_is_a_warning(tmp_path, batch_size: int, warning: str) -> None:
     model = loaded(tmp_path, program(Net(), *batch(4)))
-    found = list(model.warnings("net.pt2", batch_size))
+    found = list(model.rows.warnings("net.pt2", batch_size))
     assert len(found) == bool(warning)
     assert all(warning in sentence for sentence in found)

@@ -196,8 +196,21 @@ def test_that_it_could_not_be_put_back_is_told_with_what_went_wrong_before(
     assert main.main(["m"]) == 1
     assert capsys.readouterr().err.splitlines() == [
         "marserve bench: It broke.",
-        "marserve bench: The original settings could not be restored: The server does not change.",
+        "marserve bench: The original settings could not be restored: The server does not change. "
+        "m has batch_size=8 instead of 3.",
     ]
+
+
+def test_a_model_that_cannot_be_registered_again_is_told_with_its_registration() -> None:
+    server = FakeServer(is_live=False)
+    lost = (
+        "The server does not register. m is not served any more: register it again, with POST "
+        "/models?url=m.mar&model_name=m&batch_size=3&max_batch_delay=7"
+    )
+    server.broken.add("register")
+    with pytest.raises(BenchError) as raised, settings_of(server) as settings:
+        settings.set(Point(batch_size=8))
+    assert str(raised.value) == f"The original settings could not be restored: {lost}"
 
 
 def test_a_server_that_keeps_what_it_had_is_told() -> None:

@@ -100,6 +100,7 @@ def test_a_torchserve(capsys: pytest.CaptureFixture[str]) -> None:
         "b": {"batchSize": 8, "minWorkers": 3, "workers": ready},
         "c": {"batchSize": 1, "minWorkers": 1, "workers": [{"status": "UNLOADED"}]},
         "d": {"batchSize": 1, "minWorkers": 1, "workers": ready, "runtime": "LSP"},
+        "e": {"crashLoop": 4, "workers": [*ready, {"status": "READY", "lastError": "By SIGSEGV."}]},
     }
     metrics = (
         "# TYPE Requests2XX counter\nRequests2XX{Level=\"Host\"} 40\n"
@@ -118,6 +119,7 @@ def test_a_torchserve(capsys: pytest.CaptureFixture[str]) -> None:
         printed = capsys.readouterr().out
     for line in (
         "  d 1.0: d is for TorchServe's C++ backend. [runtime]",
+        "  e 1.0: The workers of e have failed 4 times in the last minutes: By SIGSEGV. ",
         "  c 1.0: c has no worker that is READY. [model-not-ready]",
         f"  {url}: 1 metrics are not built in: OurMetric [custom-metrics]",
         f"  {url}: GET /execution-parameters is not served: it may belong to a plugin. [endpoint]",

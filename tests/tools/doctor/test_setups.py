@@ -124,6 +124,37 @@ def test_a_setup(setup: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert found == expected
 
 
+COROUTINES = {
+    "function": "async def handle(data, context):\n    return data\n",
+    "class": "class Own:\n    async def handle(self, data, context):\n        return data\n",
+}
+
+
+@pytest.mark.parametrize("source", COROUTINES.values(), ids=COROUTINES)
+def test_a_coroutine_needs_asynchronous_communication(
+    source: str, tmp_path: Path, make_archive: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_archive(tmp_path, source, "without", "batchSize: 1\n")
+    make_archive(tmp_path, source, "bare")
+    make_archive(tmp_path, source, "with", "asyncCommunication: true\n")
+    make_archive(tmp_path, "vllm_handler", "engine", "vllm_engine_config: {}\n")
+    assert main([str(tmp_path), "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)["findings"]
+    refused = {each["file"] for each in found if each["rule"] == "handler-coroutine"}
+    assert refused == {"without.mar", "bare.mar", "engine.mar"}
+
+
+def test_a_section_that_the_handler_does_not_read_is_told(
+    tmp_path: Path, make_archive: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = "def handle(data, context):\n    return data\n"
+    make_archive(tmp_path, source, "own", "batchSize: 1\noptimization: {precision: bf16}\n")
+    assert main([str(tmp_path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["findings"]
+    (told,) = (each for each in found if each["rule"] == "model-yaml-ignored")
+    assert (told["line"], told["what"].startswith("optimization is applied by Base")) == (2, True)
+
+
 def test_our_own_deployments_have_nothing_to_mend(capsys: pytest.CaptureFixture[str]) -> None:
     deploy = Path(__file__).parents[3] / "deploy"
     # Some are for people who come from an image or a package of others.

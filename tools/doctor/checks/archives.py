@@ -15,9 +15,14 @@ from marserve.tools.doctor.checks.handlers import (
     built_in_handler,
     check_entry,
     check_requirements_of,
+    coroutine_in,
     parse_files,
 )
-from marserve.tools.doctor.checks.model_yaml import check_model_yaml, check_workflow
+from marserve.tools.doctor.checks.model_yaml import (
+    check_model_yaml,
+    check_workflow,
+    is_asynchronous,
+)
 from marserve.tools.doctor.contents import Contents, NotAnArchive, read_contents
 from marserve.tools.doctor.findings import Finding, Level, Place
 from marserve.tools.doctor.rules import finding
@@ -26,6 +31,7 @@ from marserve.tools.doctor.surroundings import Surroundings, package_name
 
 _TORCHSERVES = ("torchserve", "torchserve-nightly", "ts")
 _LSP = "LSP"
+_COROUTINES = ("vllm_handler", "trt_llm_handler")  # of the built-in handlers
 
 
 def check_archive(source: Source, around: Surroundings) -> Iterator[Finding]:
@@ -141,9 +147,18 @@ def _handler(
     file = PurePosixPath(module.removesuffix(".py") + ".py").name if module else ""
     for name in sorted({file, manifest.model_file} & parsed.keys()):
         yield from check_requirements_of(parsed[name], modules, required)
+    is_coroutine = file not in contents.names and module.removesuffix(".py") in _COROUTINES
     if file in parsed:
         yield from check_entry(parsed[file], function)
-    elif file not in contents.names and module and not built_in_handler(module):
+        is_coroutine = coroutine_in(parsed[file], function)
+    if is_coroutine and not is_asynchronous(contents.texts.get(manifest.config_file, "")):
+        yield finding(
+            "handler-coroutine",
+            Place(source.name),
+            f"The handler {manifest.handler} is a coroutine, which needs asyncCommunication: true.",
+            "Add it to model-config.yaml.",
+        )
+    if file not in contents.names and module and not built_in_handler(module):
         yield finding(
             "handler-name",
             Place(source.name),

@@ -17,6 +17,7 @@ from marserve.tools.doctor.rules import finding
 _OURS = ("ts", "model_archiver", "workflow_archiver")
 _SECTION = "Import names"
 _OF_PACKAGES = ("*", "version", "__version__")
+_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _FALLBACKS = ("ImportError", "ModuleNotFoundError", "Exception")
 #: Distributions of import names with another name.
 _DISTRIBUTIONS = {
@@ -168,6 +169,18 @@ def check_entry(file: PythonFile, function: str) -> Iterator[Finding]:
         f"Name the class: --handler {Path(file.name).name}:CLASS" if count
         else "Add def handle(data, context).",
     )  # fmt: skip
+
+
+def coroutine_in(file: PythonFile, function: str) -> bool:
+    """Return whether its entry point is a coroutine."""
+    named = {node.name: node for node in file.tree.body if isinstance(node, _DEFINITIONS)}
+    entry = named.get(function or "handle")
+    if entry is None and len(file.classes) == 1:
+        (entry,) = file.classes
+    if isinstance(entry, ast.ClassDef):
+        methods = (node for node in entry.body if isinstance(node, _DEFINITIONS))
+        entry = next((node for node in methods if node.name == "handle"), None)
+    return isinstance(entry, ast.AsyncFunctionDef)
 
 
 def base_handler_in(file: PythonFile) -> bool:

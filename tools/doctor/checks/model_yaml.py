@@ -18,9 +18,9 @@ _GPUS = 1000
 
 
 def check_model_yaml(
-    place: Place, model: str, text: str, *, is_base_handler: bool = False
+    place: Place, model: str, text: str, *, is_base_handler: bool | None = None
 ) -> Iterator[Finding]:
-    """Check a model-config.yaml as the server reads it."""
+    """Check a model-config.yaml as the server reads it; the handler may be unknown."""
     try:
         parsed = load_yaml(text)
     except YamlTooLarge as error:
@@ -57,8 +57,26 @@ def check_model_yaml(
         size = 2 if settings.get("is_automatic") else settings.get("size", 1)
         workers = settings.get("min_workers", 1)
         yield from unbatched(place, model or "The model", size, workers)
-    yield from of_model_yaml(place, model or "The model", parsed, is_base_handler=is_base_handler)
+    if parsed.get("optimization") and is_base_handler is False:
+        yield finding(
+            "model-yaml-ignored",
+            _at(place, text, "optimization"),
+            "optimization is applied by BaseHandler, to a model with a model file.",
+            "Read it in the handler, derive this from BaseHandler, or remove the section.",
+        )
+    yield from of_model_yaml(
+        place, model or "The model", parsed, is_base_handler=bool(is_base_handler)
+    )
     yield finding("unchanged", place, f"{len(parsed)} settings of {place.name}")
+
+
+def is_asynchronous(text: str) -> bool:
+    """Return whether a model-config.yaml has asyncCommunication; true if it cannot be read."""
+    try:
+        parsed = load_yaml(text)
+    except Exception:  # noqa: BLE001 - `check_model_yaml` reports it
+        return True
+    return isinstance(parsed, dict) and bool(parsed.get("asyncCommunication"))
 
 
 def check_workflow(place: Place, text: str) -> Iterator[Finding]:
