@@ -148,6 +148,14 @@ def _noisy() -> list[Case]:
     ]
 
 
+def _noisy_workers() -> list[Case]:
+    return [
+        Case(model.name, POISSON, load, workers=workers, noise=noise, requests=1500 * workers)
+        for model in (*PROFILES, SLOW)
+        for load, workers, noise in product((0.8, 0.95), (2, 4), (0.4, 0.7))
+    ]
+
+
 def _drifts(slowdowns: int) -> Callable[[], list[Case]]:
     """The load is that of the machine while it is fast."""
 
@@ -199,6 +207,7 @@ GROUPS = {
     "traces": Group("generated traces", _arrivals(TRACE, GENERATED)),
     "bimodal": Group("bimodal costs", _bimodal),
     "noisy": Group("strongly noisy costs", _noisy),
+    "noisy-workers": Group("noisy costs, 2 and 4 workers", _noisy_workers),
     "drift": Group("slower from the middle on", _drifts(1)),
     "early": Group("slower almost from the start on", _early_drifts),
     "throttling": Group("throttled four times", _drifts(4)),
@@ -206,7 +215,7 @@ GROUPS = {
     "late": Group("a goal set after 1000 requests", _late_goals, late_goal=True),
 }
 # How many seeds each case has; some groups are cheap, and tails need many to be told apart.
-_SEEDS = {"heavy": 3, "first": 8, "bimodal": 2, "noisy": 2}
+_SEEDS = {"heavy": 3, "first": 8, "bimodal": 2, "noisy": 2, "noisy-workers": 2}
 _FACTOR = {"tune": 1, "report": 2}
 
 

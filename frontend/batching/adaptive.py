@@ -117,7 +117,7 @@ class Adaptive(BatchPolicy):
         queued = queue.sharing_count
         if not self.costs.is_known:
             return self._take(min(queued, self.size))
-        shed, take = self._in_time(now, queue, queued)
+        shed, take = self._in_time(now, queue, queued, workers.size)
         # With several workers, the jobs behind those that are refused may be held.
         if not take or (shed and take < self.size and workers.size > 1):
             return Plan(0, Reason.WORK_CONSERVING, shed=shed)
@@ -130,18 +130,19 @@ class Adaptive(BatchPolicy):
 
     # -- jobs in time ------------------------------------------------------------------------------
 
-    def _in_time(self, now: float, queue: JobQueue, queued: int) -> tuple[int, int]:
+    def _in_time(self, now: float, queue: JobQueue, queued: int, workers: int) -> tuple[int, int]:
         """Return how many jobs at the front to refuse, and how many behind them to take.
 
         A job that would be late in a full batch is refused: a smaller batch for it would cost
         capacity, and more jobs would be late (early drop). Where costs vary widely, it is refused
         if it would be late in a batch of all queued jobs, as in BentoML's dispatcher: the others
-        then have time left for a slow batch.
+        then have time left for a slow batch. Several workers are rarely all slow at once, so with K
+        of them it is a batch of all queued jobs divided by the root of K.
         """
         seconds, size, deviation = self.costs.until_answered, self.size, self.costs.deviation
         largest, margin = size, 1.0 + _MARGIN_DEVIATIONS * deviation
         if deviation > _WIDE:
-            largest, margin = queued, 1.0
+            largest, margin = max(size, int(queued / math.sqrt(workers))), 1.0
         most = min(queued, self.max_shed)
         for shed in range(most):
             waiting = queued - shed

@@ -4,8 +4,9 @@ Under backlog all batches have the largest size, so the size of the best through
 So while enough jobs are queued, some batches have another size:
 
 * Only sizes that may be better are tried. A size costs no less than smaller ones; if it would be
-  the best at a cost half-way between that and a straight line, it may be better. Of several such
-  sizes between two that were seen, the middle one is tried.
+  the best at a cost half-way between that and a straight line, it may be better. Above the best
+  size it may be, too, if costs are even and rise on as they do below. Of several such sizes between
+  two that were seen, the middle one is tried.
 * A size is tried until its cost is known, or until it is worse than the best by more than noise.
 * The loss, compared with batches of the best size, is limited to a share of the workers' time.
 * Sizes near the present one are tried again later, in case costs have changed, or the first batch
@@ -201,7 +202,7 @@ class Exploration:
             if point is not None:
                 seconds, below = point.seconds / self._doubt(point.batches), float(size)
             else:
-                seconds, below = _hopeful_cost(size, points)
+                seconds, below = _hopeful_cost(size, points, self._costs.is_even)
                 enough *= _MIN_GAIN
             throughput = size / seconds if seconds else math.inf
             if throughput >= enough and seconds <= self._batching.goal:
@@ -219,11 +220,13 @@ class Exploration:
         return 0
 
 
-def _hopeful_cost(size: int, points: Sequence[Point]) -> tuple[float, float]:
+def _hopeful_cost(size: int, points: Sequence[Point], is_even: bool) -> tuple[float, float]:
     """Return the possible cost of a size that was not seen, and the next smaller size seen.
 
     It is the geometric mean of the least possible cost, that of the smaller size, and the cost on a
-    straight line between the adjacent sizes. Both are 0 if no smaller size was seen.
+    straight line between the adjacent sizes. Next to the best size seen, the costs may jump between
+    the two; there, of even costs, it is no more than the line through the two next smaller sizes
+    gives. Both are 0 if no smaller size was seen.
     """
     costs: list[tuple[float, float]] = []  # those of the points, made to rise with the size
     most = math.inf
@@ -239,4 +242,9 @@ def _hopeful_cost(size: int, points: Sequence[Point]) -> tuple[float, float]:
         return least, below
     above, most = costs[index]
     straight = least + (most - least) * (size - below) / (above - below)
-    return math.sqrt(least * straight), below
+    hopeful = math.sqrt(least * straight)
+    if is_even and index > 1 and below / least >= max(n / seconds for n, seconds in costs):
+        before, seconds = costs[index - 2]
+        slope = (least - seconds) / (below - before)
+        hopeful = min(hopeful, least + slope * (size - below))
+    return hopeful, below

@@ -544,6 +544,15 @@ def test_where_costs_vary_widely_all_that_wait_must_be_in_time_together(
     assert adaptive.plan(5.0, make_queue([5.0215] * 12), IDLE) == Plan(8, Reason.FULL)
 
 
+@pytest.mark.parametrize(("jobs", "shed"), [(24, 0), (26, 14)])
+def test_where_costs_vary_widely_several_workers_share_what_waits(
+    make_queue: MakeQueue, jobs: int, shed: int
+) -> None:
+    """Of four workers half of the jobs must be in time in one batch; twelve take 21 ms."""
+    adaptive = policy(costs=Costs(deviation=0.3))
+    assert adaptive.plan(5.0, make_queue([5.0215] * jobs), LAST) == Plan(8, Reason.FULL, shed)
+
+
 def test_while_more_wait_than_a_batch_takes_the_first_has_a_margin(make_queue: MakeQueue) -> None:
     adaptive = policy(costs=Costs(deviation=0.2))
     deadlines = [5.018] * 3 + [5.03] * 6  # a batch of eight takes 17 ms, with the margin 22.1 ms

@@ -111,6 +111,14 @@ def test_under_backlog_the_best_size_is_found(
 
 
 @pytest.mark.simulation
+def test_the_largest_size_below_a_jump_of_the_costs_is_found_soon(make_served: MakeServed) -> None:
+    """Half-way to the costs behind the jump, a size of 16 would be no better than one of 12."""
+    served = make_served()
+    for queued in (1, 6, 8, 12, 12, 20, 31, 31):
+        served.serve(cliff, 1, queued)
+    assert {len(batch) for batch in served.serve(cliff, 40)[-10:]} == {16}
+
+
 def test_where_full_batches_are_best_little_is_lost(make_served: MakeServed) -> None:
     served = make_served()
     served.serve(line, 3, waiting=2)
