@@ -6,17 +6,16 @@ while it is served.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 from urllib.parse import quote, urlencode
-
-from prometheus_client.parser import text_string_to_metric_families
-from prometheus_client.samples import Sample
 
 from marserve.frontend.configuration.model_schema import REGISTERED
 from marserve.frontend.configuration.setting_kinds import AUTOMATIC
 from marserve.frontend.settings.layers import CHOSEN
 from marserve.tools.bench.client import Answer, Client
 from marserve.tools.bench.errors import BenchError, ServerUnreachable
+from marserve.tools.metrics_page import metric_families
 
 _NOT_FOUND = 404
 _CHANGE_SECONDS = 600.0  # loading a model or starting workers may take minutes
@@ -278,7 +277,7 @@ class ModelServer:
             return None
         if not answer.is_success:
             return None
-        for sample in _samples(answer.text):
+        for sample in chain.from_iterable(each.samples for each in metric_families(answer.text)):
             if sample.name in totals and self._is_ours(sample.labels):
                 totals[sample.name] += sample.value
         requests, batches = totals.values()
@@ -311,16 +310,6 @@ class ModelServer:
         if answer.is_success:
             return answer
         raise BenchError(f"The server does not {what}: {explained(answer, '--management-token')}")
-
-
-def _samples(text: str) -> list[Sample]:
-    """Return the samples of a text in Prometheus' format; none if it has another format."""
-    try:
-        return [
-            sample for family in text_string_to_metric_families(text) for sample in family.samples
-        ]
-    except (ValueError, LookupError):
-        return []
 
 
 def explained(answer: Answer, token_option: str) -> str:

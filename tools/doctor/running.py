@@ -11,8 +11,6 @@ from itertools import islice
 from typing import Any
 from urllib.parse import quote
 
-from prometheus_client.parser import text_string_to_metric_families
-
 from marserve.tools.bench.client import Client
 from marserve.tools.bench.errors import BenchError
 from marserve.tools.bench.generator.destination import Destination
@@ -22,6 +20,7 @@ from marserve.tools.doctor.checks.gains import tune_command, unbatched
 from marserve.tools.doctor.errors import DoctorError
 from marserve.tools.doctor.findings import Finding, Place, Report
 from marserve.tools.doctor.rules import finding
+from marserve.tools.metrics_page import metric_families
 
 _TIMEOUT = 20.0  # seconds for a response
 _MAX_SECONDS = 300.0  # seconds for all responses
@@ -232,11 +231,8 @@ def _model(place: Place, name: str, described: Mapping[str, Any]) -> Iterator[Fi
 
 def _metrics(place: Place, text: str) -> Iterator[Finding]:
     """Report metrics that the user has declared, and long average times in queues."""
-    try:
-        lines = (line for line in text.splitlines() if len(line) <= _MAX_METRIC_LINE)
-        families = [*text_string_to_metric_families("\n".join(lines))]
-    except (ValueError, LookupError):  # not metrics
-        return
+    lines = (line for line in text.splitlines() if len(line) <= _MAX_METRIC_LINE)
+    families = metric_families("\n".join(lines))
     own = [name for name in dict.fromkeys(each.name for each in families) if not _is_built_in(name)]
     if own:
         shown = ", ".join(map(_cut, own[:_SHOWN])) + (" …" if len(own) > _SHOWN else "")
