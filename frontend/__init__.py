@@ -5,7 +5,6 @@ and admits it, ``batching/`` forms batches, ``workers/`` sends them to worker pr
 
 * ``cli``, ``server``   flags to configuration; the object graph, opened and closed in order
 * ``run_model``         ``marserve run``: a handler in this process, without a server
-* ``ready_command``     ``marserve ready``: requests /ready from the running server
 * ``errors``            every error with its status and TorchServe's name for it
 * ``operations/``       requests independent of the transport
 * ``workflows/``        graphs of models

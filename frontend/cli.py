@@ -37,7 +37,7 @@ PROGRAMS = {
     "bench": "marserve.tools.bench.main",
     "doctor": "marserve.tools.doctor.main",
     "run": "marserve.frontend.run_model",
-    "ready": "marserve.frontend.ready_command",
+    "ready": "marserve.tools.ready",
     "demo": "marserve.tools.demo.main",
 }
 _COMMANDS = ("serve", *PROGRAMS)

@@ -15,18 +15,19 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.error
-import urllib.parse
-import urllib.request
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import IO, Any
+from urllib.parse import urlencode, urlsplit
 
 from marserve.frontend.configuration.addresses import Address
 from marserve.frontend.configuration.config import KEYS
 from marserve.frontend.configuration.config_file import find_config_file
 from marserve.frontend.configuration.properties import ConfigError
 from marserve.frontend.lifecycle.pidfile import PidFile, PidFileError
+from marserve.tools.bench.client import Client
+from marserve.tools.bench.errors import ServerUnreachable
+from marserve.tools.bench.generator.destination import Destination
 
 # Large models are unpacked before the listeners open.
 _START_SECONDS = 600.0
@@ -156,14 +157,12 @@ def register_model_with_params(params: Mapping[str, Any]) -> Answer:
     Raises:
         OSError: No server answers.
     """
-    url = f"{_address('management_address').url}/models?{urllib.parse.urlencode(params)}"
-    request = urllib.request.Request(url, method="POST")  # noqa: S310 - the address of this server
+    client = Client(Destination(_address("management_address").client_url))
     try:
-        with urllib.request.urlopen(request, timeout=_REGISTER_SECONDS) as answer:  # noqa: S310
-            return Answer(answer.status, answer.read().decode())
-    except urllib.error.HTTPError as refusal:
-        with refusal:
-            return Answer(refusal.code, refusal.read().decode())
+        answer = client.ask("POST", f"/models?{urlencode(params)}", timeout=_REGISTER_SECONDS)
+    except ServerUnreachable as error:
+        raise OSError(str(error)) from error
+    return Answer(answer.status, answer.text)
 
 
 def _arguments(flags: Mapping[str, Any]) -> list[str]:
@@ -227,13 +226,14 @@ def _running_pid() -> int | None:
 
 def _is_open(address: Address) -> bool:
     with contextlib.suppress(OSError):
-        socket.create_connection((address.host, address.port), timeout=_LOOK_SECONDS).close()
+        host = urlsplit(address.client_url).hostname
+        socket.create_connection((host, address.port), timeout=_LOOK_SECONDS).close()
         return True
     return False
 
 
 def _address(name: str) -> Address:
-    """Return the address of a listener for clients of this machine, from the configuration file."""
+    """Return the address of a listener, from the configuration file."""
     key = KEYS[name]
     try:
         settings = find_config_file(_config_file, os.environ, snapshots=None).settings
@@ -243,4 +243,4 @@ def _address(name: str) -> Address:
         raise LauncherError(f"The address of the server is not known: {error}") from error
     if not isinstance(address, Address) or address.scheme != "http":
         raise LauncherError(f"{name}={text}: the launcher supports plain http only.")
-    return replace(address, host=address.client_host)
+    return address

@@ -4,7 +4,7 @@ import ipaddress
 import os
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
 
@@ -37,9 +37,9 @@ class Address:
             return False
 
     @property
-    def client_host(self) -> str:
-        """The host to which clients of this machine connect."""
-        return _LOOPBACK.get(self.host, self.host)
+    def client_url(self) -> str:
+        """The URL for clients of this machine."""
+        return replace(self, host=_LOOPBACK.get(self.host, self.host)).url
 
     @property
     def is_fixed(self) -> bool:
@@ -66,6 +66,8 @@ class UnixAddress:
     def url(self) -> str:
         """The address as in config.properties."""
         return f"unix:{self.path}"
+
+    client_url = url
 
 
 @dataclass(frozen=True)

@@ -11,14 +11,11 @@ import os
 import signal
 import subprocess
 import tempfile
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from marserve.frontend.configuration.addresses import Address, UnixAddress
 from marserve.frontend.configuration.config import Config
 from marserve.frontend.configuration.loading import load_config
 from marserve.frontend.configuration.properties import ConfigError
@@ -27,13 +24,15 @@ from marserve.frontend.lifecycle.pidfile import PidFile, PidFileError
 from marserve.frontend.lifecycle.terminal import print_text
 from marserve.tools.archiver.archiver import generate_model_archive
 from marserve.tools.archiver.config import ModelArchiverConfig
+from marserve.tools.bench.client import Client
+from marserve.tools.bench.errors import BenchError
+from marserve.tools.bench.generator.destination import Destination
 
 _MODEL_CONFIG = "batchPolicy: adaptive\nminWorkers: 2\nmaxWorkers: 2\n"
 _HELD_OUT = 360  # images that are not used for training
 _CLIENTS = 8
 _START_SECONDS = 60.0
 _TIMEOUT_SECONDS = 120.0  # the first requests wait until the workers are ready
-_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class DemoFailed(Exception):
@@ -55,7 +54,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         with tempfile.TemporaryDirectory(prefix="marserve-demo-") as folder:
             _demonstrate(Path(folder), options.ts_config, once=options.once)
-    except (DemoFailed, ConfigError, PidFileError, OSError) as error:
+    except (DemoFailed, BenchError, ConfigError, PidFileError, OSError) as error:
         print_text(f"Failed: {error}")
         return 1
     except KeyboardInterrupt:
@@ -159,15 +158,14 @@ def _predict(config: Config, images: Sequence[Any], digits: Sequence[int]) -> No
     headers = {"Content-Type": "application/json"}
     if config.token_authorization:
         headers["Authorization"] = f"Bearer {_inference_key(config.token_directory)}"
-    url = f"{_url(config.inference_address)}/predictions/digits"
+    destination = Destination(config.inference_address.client_url)
+    client = Client(destination, headers, _TIMEOUT_SECONDS)
 
     def classify(image: Any) -> int:
-        request = urllib.request.Request(url, json.dumps(image).encode(), headers)  # noqa: S310
-        try:
-            with _DIRECT.open(request, timeout=_TIMEOUT_SECONDS) as answer:
-                return int(next(iter(json.load(answer))))
-        except urllib.error.HTTPError as error:
-            raise DemoFailed(f"{url} answered {error.code}: {error.read().decode()}") from None
+        answer = client.ask("POST", "/predictions/digits", json.dumps(image).encode())
+        if not answer.is_success:
+            raise DemoFailed(f"{destination.url} answered {answer.status}: {answer.text}")
+        return int(next(iter(answer.json())))
 
     with ThreadPoolExecutor(_CLIENTS) as threads:
         served = list(threads.map(classify, images))
@@ -182,7 +180,10 @@ def _inference_key(directory: Path | None) -> str:
 
 
 def _what_to_try(config: Config, sample: Path) -> str:
-    inference, management = map(_url, (config.inference_address, config.management_address))
+    inference, management = (
+        config.inference_address.client_url,
+        config.management_address.client_url,
+    )
     lines = [
         "\nTry in another terminal; Ctrl-C here stops the server and removes its files:\n",
         f"curl -H 'Content-Type: application/json' -d @{sample} {inference}/predictions/digits",
@@ -196,9 +197,3 @@ def _what_to_try(config: Config, sample: Path) -> str:
             "key for predictions, else the management key. The dashboard asks for the latter.\n",
         ]
     return "\n".join([*lines, f"Dashboard: {management}/dashboard"])
-
-
-def _url(address: Address | UnixAddress) -> str:
-    if isinstance(address, UnixAddress):
-        return address.url
-    return f"{address.scheme}://{address.client_host}:{address.port}"
