@@ -13,7 +13,7 @@ reaches a transport is a defect: the client gets 500 and the log the traceback.
     ├── WorkflowRefused           400  a workflow's archive or its specification is wrong
     ├── GraphRefused              400  a workflow's nodes do not make a directed acyclic graph
     ├── DefaultVersionInUse       403
-    ├── CatalogReadOnly           403  the models are those of a catalog, which is only read
+    ├── CatalogReadOnly           403  the models are those of a catalog
     ├── ForeignOrigin             403  without a key, and not from a program on this machine
     ├── RouteNotFound             404
     ├── ModelNotFound             404
@@ -40,7 +40,6 @@ reaches a transport is a defect: the client gets 500 and the log the traceback.
     ├── TooMuchInFlight           503  the bytes in flight have reached their limit
     │   └── NeverFits             413  one request alone exceeds it
     ├── Overloaded                503  too much work is ahead of the request; has a Retry-After
-    ├── CatalogUnavailable        503  the catalog of the models cannot be read, or not be changed
     ├── ServerBusy                503  too much work of one kind is running or waiting
     ├── ServerStopping            503
     ├── RequestExpired            504  TorchServe does not answer such clients
@@ -135,11 +134,11 @@ class DefaultVersionInUse(ServeError, status=403, wire_type="InvalidModelVersion
 
 
 class CatalogReadOnly(ServeError, status=403, wire_type="CatalogException"):
-    """The models are those of a catalog that this server only reads."""
+    """The models are those of a catalog, which a server only reads."""
 
-    def __init__(self, place: str, why: str) -> None:
+    def __init__(self, place: str) -> None:
         super().__init__(
-            f"The models are those of the catalog {place}, which this server only reads ({why}). "
+            f"The models are those of the catalog {place}, which this server only reads. "
             "Change them there."
         )
 
@@ -191,7 +190,7 @@ class MethodNotAllowed(ServeError, status=405, wire_type="MethodNotAllowedExcept
 
 
 class Conflict(ServeError, status=409, wire_type="ConflictStatusException"):
-    """Another registration or change of the same model, workflow or catalog takes precedence."""
+    """Another registration or change of the same model or workflow takes precedence."""
 
 
 class VersionConflict(Conflict, status=409, wire_type="ConflictStatusException"):
@@ -345,12 +344,6 @@ class ListTooLong(ServeError, status=413, wire_type="PayloadTooLargeException"):
 
 class ServerBusy(ServeError, status=503, wire_type="ServiceUnavailableException"):
     """The limit of running and waiting work of one kind is reached."""
-
-
-class CatalogUnavailable(ServeError, status=503, wire_type="CatalogException"):
-    """The catalog of the models cannot be read or written now."""
-
-    retry_after = 1
 
 
 class TooMuchInFlight(ServeError, status=503, wire_type="ServiceUnavailableException"):

@@ -288,7 +288,9 @@ class Server:
             self._registry, host, self._metrics, workdir, _make_snapshot_writer(config)
         )
         catalog = make_synchroniser(config, manager, self._registry, self._metrics)
-        changes = CatalogChanges(catalog, manager, self._registry) if catalog else manager
+        changes = (
+            CatalogChanges(catalog.store.place, manager, self._registry) if catalog else manager
+        )
         management = ModelManagement(
             changes, self._registry, gpus, config.model_api, catalog.describe if catalog else None
         )

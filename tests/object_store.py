@@ -1,4 +1,4 @@
-"""A stand-in for S3, and for web servers that take PUT: objects with ETags, replaced if they match.
+"""A stand-in for S3, and for web servers: objects with ETags.
 
 Signatures are checked by the book (Signature Version 4), without botocore, which makes them.
 """
@@ -50,7 +50,7 @@ class ObjectStore:
 
     Attributes:
         objects: Path to content.
-        requests: Method, path and status of each request.
+        requests: Path and status of each request.
         is_signed: Whether requests have to be signed, as for S3.
         is_silent: Whether nothing is answered.
         is_weak: Whether ETags are weak ones.
@@ -58,12 +58,11 @@ class ObjectStore:
 
     def __init__(self, *, is_signed: bool = False) -> None:
         self.objects: dict[str, bytes] = {}
-        self.requests: list[tuple[str, str, int]] = []
+        self.requests: list[tuple[str, int]] = []
         self.is_signed = is_signed
         self.is_silent = False
         self.is_weak = False
         self.url = ""
-        self._lock = threading.Lock()
         self._ended = threading.Event()
 
     @contextlib.contextmanager
@@ -109,43 +108,26 @@ class ObjectStore:
             return 304, b"", tag
         return 200, self.objects[path], tag
 
-    def _put(self, path: str, headers: Any, body: bytes) -> tuple[int, bytes, Mapping[str, str]]:
-        with self._lock:
-            wanted = headers.get("if-match")
-            if wanted and (path not in self.objects or self.etag(path) != wanted):
-                return 412, b"<Error><Code>PreconditionFailed</Code></Error>", {}
-            self.objects[path] = body
-            return 200, b"", {"ETag": self.etag(path)}
-
-    def _answer(
-        self, method: str, path: str, headers: Any, body: bytes
-    ) -> tuple[int, bytes, Mapping[str, str]]:
+    def _answer(self, path: str, headers: Any) -> tuple[int, bytes, Mapping[str, str]]:
         problem = ""
         if self.is_signed:
-            problem = signature_problem(method, path, headers)
-            if hashlib.sha256(body).hexdigest() != headers["x-amz-content-sha256"]:
+            problem = signature_problem("GET", path, headers)
+            if hashlib.sha256(b"").hexdigest() != headers["x-amz-content-sha256"]:
                 problem = problem or "XAmzContentSHA256Mismatch"
         if problem:
             return 403, f"<Error><Code>{problem}</Code></Error>".encode(), {}
-        return self._get(path, headers) if method == "GET" else self._put(path, headers, body)
+        return self._get(path, headers)
 
     def _handler(self) -> type[BaseHTTPRequestHandler]:
         store = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                self._serve("GET")
-
-            def do_PUT(self) -> None:
-                self._serve("PUT")
-
-            def _serve(self, method: str) -> None:
-                body = self.rfile.read(int(self.headers.get("content-length", "0")))
                 if store.is_silent:
                     store._ended.wait(20)
                     return
-                status, content, headers = store._answer(method, self.path, self.headers, body)
-                store.requests.append((method, self.path, status))
+                status, content, headers = store._answer(self.path, self.headers)
+                store.requests.append((self.path, status))
                 self.send_response(status)
                 if status != 304:
                     self.send_header("Content-Length", str(len(content)))

@@ -28,7 +28,7 @@ import aiohttp
 from marserve.frontend.aio.background import DaemonThreads, Slots, in_abandonable_thread
 from marserve.frontend.archives.google_storage import authorised_request
 from marserve.frontend.archives.helper_process import HelperProcesses
-from marserve.frontend.archives.http_client import failure_of, http_client, reason_of, send
+from marserve.frontend.archives.http_client import failure_of, get, http_client, reason_of
 from marserve.frontend.archives.s3 import Signer
 from marserve.frontend.archives.unpack import ArchiveLimits
 from marserve.frontend.configuration.values import without_secrets
@@ -156,7 +156,7 @@ class Downloader:
             url, headers = await in_abandonable_thread(authorised_request, url)
         async with http_client(self.limits.stall_seconds, read_bytes=_CHUNK_BYTES) as client:
             for _ in range(_MAX_REDIRECTS):
-                async with send(client, "GET", url, headers) as response:
+                async with get(client, url, headers) as response:
                     if response.status == HTTPStatus.OK:
                         async for piece in response.content.iter_chunked(_CHUNK_BYTES):
                             yield piece

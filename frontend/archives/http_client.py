@@ -35,17 +35,11 @@ def http_client(stall: float, *, read_bytes: int) -> aiohttp.ClientSession:
     )
 
 
-def send(
-    client: aiohttp.ClientSession,
-    method: str,
-    url: str,
-    headers: Mapping[str, str],
-    body: bytes | None = None,
+def get(
+    client: aiohttp.ClientSession, url: str, headers: Mapping[str, str]
 ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
-    """Send a request; redirects are not followed."""
-    return client.request(
-        method, _url(url), data=body, headers=headers, allow_redirects=False, proxy=_proxy(url)
-    )
+    """Send a GET request; redirects are not followed."""
+    return client.get(_url(url), headers=headers, allow_redirects=False, proxy=_proxy(url))
 
 
 class _Resolver(AbstractResolver):

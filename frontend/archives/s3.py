@@ -26,10 +26,10 @@ class Signer:
     def __init__(self) -> None:
         self._session: Any = None  # botocore's
 
-    def sign(
-        self, url: str, method: str = "GET", body: bytes = b"", headers: Mapping[str, str] = _NONE
-    ) -> tuple[str, Mapping[str, str]]:
-        """Return the signed URL and all headers of a request for an s3 or http(s) URL; blocks.
+    def sign(self, url: str, headers: Mapping[str, str] = _NONE) -> tuple[str, Mapping[str, str]]:
+        """Return the signed URL and all headers of a GET request for a URL; blocks.
+
+        The URL is one of S3, or an http(s) URL that leads there.
 
         The headers are for this URL only, not for the target of a redirect.
 
@@ -61,7 +61,7 @@ class Signer:
                     f"{failed} {remedy}, or a profile or role that botocore finds."
                 )
             place = object_url(url, region) if urlsplit(url).scheme == "s3" else url
-            request = AWSRequest(method=method, url=_canonical(place), data=body, headers=headers)
+            request = AWSRequest("GET", _canonical(place), headers)
             S3SigV4Auth(credentials.get_frozen_credentials(), "s3", region).add_auth(request)
         except BotoCoreError as error:
             raise DownloadFailed(f"{failed} botocore says: {error}") from error

@@ -1,8 +1,7 @@
 """Make the registered models those that a catalog wants, name by name.
 
-Only versions that were registered from the catalog, or adopted, are changed: nodes of workflows and
-versions that a client is registering are not. A step that fails is repeated after a pause, or as
-soon as the catalog wants something else for the model.
+Only versions that were registered from the catalog are changed: nodes of workflows are not. A step
+that fails is repeated after a pause, or as soon as the catalog wants something else for the model.
 """
 
 import asyncio
@@ -18,7 +17,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 from marserve.frontend.aio.background import BackgroundTasks
 from marserve.frontend.aio.long_work import Steps
 from marserve.frontend.catalog.document import Catalog, CatalogEntry, CatalogModel
-from marserve.frontend.catalog.failed_steps import FailedStep, FailedSteps
+from marserve.frontend.catalog.failed_steps import FailedSteps
 from marserve.frontend.catalog.plan import (
     EntryStep,
     Reconfigure,
@@ -94,7 +93,8 @@ class Convergence:
             if name in wrong:
                 self._on_failure()
             self.failures.forget(name)
-            self._report(name, self._clock())
+            # What has changed last comes first, before thousands of earlier models that fail.
+            self._report(name, -self._clock())
             yield 0
 
     def due(self, now: float, most: int = sys.maxsize) -> list[str]:
@@ -118,12 +118,8 @@ class Convergence:
         """Return what the catalog wants of a model; None if it has none, or was not read yet."""
         return (self.wanted or {}).get(name)
 
-    def adopt(self, model: ModelVersion, entry: CatalogEntry) -> None:
-        """Record that a version, which a client has registered, is that of an entry."""
-        self._entries[model] = entry
-
-    async def converge(self, name: str) -> list[FailedStep]:
-        """Make a model as wanted; return the steps that failed."""
+    async def converge(self, name: str) -> None:
+        """Make a model as wanted, except for the steps that fail."""
         async with self._locks.setdefault(name, asyncio.Lock()):
             self._due_at[name] = math.inf
             try:
@@ -131,10 +127,8 @@ class Convergence:
                 while not is_whole:
                     wanted = self.model(name)
                     steps = plan(wanted, self.registered(name))
-                    # A version that needs no step any more was changed by a client.
                     self.failures.forget(name, keep={step.version for step in steps})
                     is_whole = await self._apply(name, wanted, steps)
-                return self.failures.of(name)
             finally:
                 retries = [failure.retry_at for failure in self.failures.of(name)]
                 self._report(name, max(retries, default=self._clock() + _PAUSE_SECONDS))
@@ -186,7 +180,7 @@ class Convergence:
 
     async def _register(self, name: str, step: Register) -> ModelVersion:
         if self._registry.has(name, step.version):
-            raise VersionConflict("A client is registering it here.")
+            raise VersionConflict("A workflow has a node of this name here.")
         self._registering[name] = step
         try:
             return await self._manager.register(registration_of(name, step.version, step.entry))

@@ -1,4 +1,4 @@
-"""Read and write the text of a catalog: the wanted models with their versions and settings.
+"""Read the text of a catalog: the wanted models with their versions and settings.
 
     {"models": {NAME: {VERSION: {"url": "digits.mar", "defaultVersion": true, "minWorkers": 2}}}}
 
@@ -19,10 +19,9 @@ from marserve.frontend.configuration.model_schema import (
     BY_KEY,
     BY_SPELLING,
     MAX_WORKERS,
-    SETTINGS,
 )
 from marserve.frontend.configuration.setting import Fields, read_settings, wrong_value
-from marserve.frontend.configuration.setting_kinds import AUTOMATIC, is_whole
+from marserve.frontend.configuration.setting_kinds import is_whole
 from marserve.frontend.configuration.unread_keys import advice_for_model
 from marserve.frontend.logs.formats import excerpt
 
@@ -30,7 +29,6 @@ from marserve.frontend.logs.formats import excerpt
 MAX_BYTES = 4 << 20
 WORKERS = ("minWorkers", "maxWorkers")
 #: The settings that an entry may have, except for its workers.
-ROWS = tuple(row for row in SETTINGS if "models" in row.sources and row.key not in WORKERS)
 _SPELLINGS = {
     name: row
     for name, row in BY_SPELLING.items()
@@ -74,9 +72,6 @@ class CatalogModel:
     default: str  # version that serves requests without a version
     versions: Mapping[str, CatalogEntry]
     wrong: str = ""  # why its text cannot be applied; empty if it can
-    # A wrong text, which a server that writes the catalog keeps; it may be nested too deeply to be
-    # compared.
-    text: Any = field(default=None, compare=False)
 
 
 #: Models by name.
@@ -100,22 +95,6 @@ def read_catalog(text: bytes) -> Catalog:
     return {name: _model(name, text) for name, text in models.items()}
 
 
-def catalog_text(catalog: Catalog) -> bytes:
-    """Return the document of a catalog, which `read_catalog` reads."""
-    models = {name: _model_text(model) for name, model in catalog.items()}
-    try:
-        text = json.dumps({"models": models}, indent=2, ensure_ascii=False)
-        # The escape of a lone surrogate is the same in JSON.
-        return f"{text}\n".encode("utf-8", "backslashreplace")
-    except RecursionError as error:
-        raise WrongCatalog("it is nested too deeply.") from error
-
-
-def as_read(entry: CatalogEntry) -> CatalogEntry:
-    """Return an entry in the form in which it is read after it was written."""
-    return _read_entry(json.loads(json.dumps(_members(entry, is_default=True))))
-
-
 def _without_repetition(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in pairs:
@@ -133,16 +112,7 @@ def _model(name: str, text: object) -> CatalogModel:
         reason = f"{name}: it contains a lone surrogate, which is not a character."
     except (WrongCatalog, RecursionError) as error:
         reason = str(error)
-    return CatalogModel("", {}, wrong=excerpt(reason), text=text)
-
-
-def _model_text(model: CatalogModel) -> Any:
-    if model.wrong:
-        return model.text
-    return {
-        version: _members(entry, is_default=version == model.default)
-        for version, entry in model.versions.items()
-    }
+    return CatalogModel("", {}, wrong=excerpt(reason))
 
 
 def _read_model(name: str, versions: object) -> CatalogModel:
@@ -201,24 +171,6 @@ def _read_workers(members: Mapping[str, Any]) -> tuple[int, int] | None:
         rule = f"a whole number from minWorkers to {MAX_WORKERS}"
         raise ValueError(wrong_value("maxWorkers", high, rule))
     return low, high
-
-
-def _members(entry: CatalogEntry, *, is_default: bool) -> dict[str, Any]:
-    members: dict[str, Any] = {"url": entry.url}
-    if is_default:
-        members["defaultVersion"] = True
-    own = {key: getattr(entry, name) for key, name in _ATTRIBUTES.items()}
-    members |= {key: value for key, value in own.items() if value}
-    if entry.workers is not None:
-        members |= zip(WORKERS, entry.workers, strict=True)
-    settings = entry.settings
-    if settings.get("is_automatic"):
-        members["batchSize"] = AUTOMATIC
-        settings = {name: value for name, value in settings.items() if name != "size"}
-    for row in ROWS:
-        if row.attribute in settings:
-            members[row.key] = row.write(settings)
-    return members
 
 
 def _object(value: object, what: str) -> dict[str, Any]:

@@ -8,8 +8,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from marserve.frontend.catalog.document import CatalogEntry, CatalogModel
-from marserve.frontend.catalog.edits import LIVE_ATTRIBUTES
+from marserve.frontend.configuration.model_schema import LIVE
 from marserve.frontend.configuration.setting import Fields
+from marserve.frontend.settings.layers import attributes_of
+
+# The attributes of settings that can be changed while a model is served.
+_LIVE = frozenset(attributes_of(LIVE))
 
 
 @dataclass(frozen=True)
@@ -97,4 +101,4 @@ def can_become(present: CatalogEntry, wanted: CatalogEntry) -> bool:
 
 
 def _fixed(entry: CatalogEntry) -> Fields:
-    return {name: value for name, value in entry.settings.items() if name not in LIVE_ATTRIBUTES}
+    return {name: value for name, value in entry.settings.items() if name not in _LIVE}

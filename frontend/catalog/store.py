@@ -11,11 +11,7 @@ class Document(NamedTuple):
 
 
 class StoreFailed(Exception):
-    """A catalog cannot be read or written; the text is for the operator."""
-
-
-class StoreConflict(Exception):
-    """The catalog has changed since it was read."""
+    """A catalog cannot be read; the text is for the operator."""
 
 
 class CatalogStore(Protocol):
@@ -23,18 +19,5 @@ class CatalogStore(Protocol):
 
     place: str  # for logs, without secrets
 
-    async def why_read_only(self) -> str:
-        """Return why it cannot be written, without trying; empty if it perhaps can."""
-
     async def read(self, known: str = "") -> Document | None:
         """Return the catalog, or None if it still has revision ``known``; raises StoreFailed."""
-
-    async def write(self, text: bytes, revision: str) -> str:
-        """Replace the catalog of a revision atomically; return the new revision.
-
-        That is empty if only the next `read` can determine it.
-
-        Raises:
-            StoreConflict: The catalog has another revision.
-            StoreFailed: It cannot be written, or it is not known whether it was.
-        """

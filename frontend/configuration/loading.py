@@ -187,6 +187,12 @@ def _check_model_store(store: Path | None, file: ConfigFile) -> None:
 
 
 def _check_catalog(config: Config, settings: Mapping[str, Assignment]) -> None:
+    if config.model_catalog_mode == "read-write":
+        raise ConfigError(
+            f"Invalid configuration: model_catalog_mode ({settings['model_catalog_mode'].place}): "
+            "servers do not write a catalog any more. Replace the catalog to change its models, "
+            "and remove the setting."
+        )
     if config.model_catalog is None:
         return
     for name in ("load_models", "model_snapshot"):

@@ -136,7 +136,6 @@ _ADDED = (
 )
 _OF_CATALOG = {
     "marserve_catalog_read_failures_total": "Reads of the catalog that failed",
-    "marserve_catalog_write_failures_total": "Changes by clients that could not be written",
     "marserve_catalog_failures_total": "Models that could not be changed as the catalog says",
 }
 _OUTCOMES = ("answered", "failed", "expired", "cancelled", "refused")
@@ -236,7 +235,7 @@ class CatalogMetrics:
         ]
         for each in series:
             each.show()
-        self.read_failures, self.write_failures, self.failures = series
+        self.read_failures, self.failures = series
         self.last_read = 0.0  # or unchanged, in seconds since the epoch
         self._watch(
             "marserve_catalog_last_read_timestamp_seconds",

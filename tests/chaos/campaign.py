@@ -94,7 +94,7 @@ class Campaign:
         server.habits = []  # snapshots are written, and found by the next start
         server.start()
         for model in self._world.models:
-            model.install(server)
+            model.install(server, self._world.catalog)
 
     def _start_load(self) -> list[asyncio.Task[None]]:
         clients = [

@@ -8,7 +8,10 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from servers import Server, make_archive, make_workflow
+import catalog_file
+from servers import Server, make_archive, make_workflow, wait_for
+
+from marserve.frontend.configuration.setting import camel_case
 
 HANDLERS = Path(__file__).with_name("handlers")
 RESPONSE_SECONDS = 3  # after which a worker counts as hung
@@ -90,16 +93,23 @@ class Served:
             version=version,
         )
 
-    def install(self, server: Server) -> None:
-        """Pack it and register it, or its workflow."""
+    def install(self, server: Server, catalog: Path | None) -> None:
+        """Pack it and register it, by the catalog if there is one; or its workflow."""
         if self.workflow:
             self.pack(server.store)
             functions = (HANDLERS / "workflow.py").read_text()
             make_workflow(server.store, self.workflow, _WORKFLOW.format(self.name), functions)
             self.register_workflow(server)
             return
+        archive = self.pack(server.store)
+        if catalog is not None:
+            settings = {camel_case(name): value for name, value in self.query.items()}
+            entry = {"url": archive.name, "minWorkers": self.workers, **settings}
+            catalog_file.change(catalog, self.name, {"1.0": entry})
+            wait_for(lambda: server.inference("GET", f"/ready?model={self.name}").ok)
+            return
         query = {"initial_workers": self.workers, "synchronous": "true", **self.query}
-        answer = server.register(self.pack(server.store), **query)
+        answer = server.register(archive, **query)
         assert answer.status_code == 200, answer.text
 
     def register_workflow(self, server: Server) -> None:

@@ -76,7 +76,7 @@ class Soak:
         """Start the server with all models."""
         self._server.start()
         for model in SERVED:
-            model.install(self._server)
+            model.install(self._server, None)
 
     def stop(self) -> None:
         """It must end well, and leave nothing."""

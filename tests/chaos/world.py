@@ -113,6 +113,8 @@ class World:
             self.referee.violation(f"{what}: answered {answer.status} after {took:.1f} s")
         if allowed and self.felt(NO_STARTS, since=since):
             allowed = (*allowed, 400, 500)  # nothing can be unpacked, no worker comes up
+        if allowed and self.catalog and method != "GET":
+            allowed = (*allowed, 403)  # only nodes of workflows can be changed by requests
         if allowed and answer.status not in allowed:
             self.referee.violation(f"{what}: {answer.status} {answer.text[:300]}")
         return answer

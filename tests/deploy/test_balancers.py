@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import catalog_file
 import pytest
 import requests
 from balancers import SEQUENCE, Balancer, Load, haproxy, nginx
@@ -52,6 +53,7 @@ sequenceBatching: true
 sequenceMaxIdleMSec: 60000
 maxNumSequence: 100
 """
+CATALOG = "catalog.json"
 BALANCERS = {"haproxy": haproxy, "nginx": nginx}
 
 
@@ -69,9 +71,18 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def replicas(prepare_server: StartServer, shared: Path) -> Iterator[Sequence[Server]]:
-    """Three servers of one catalog and one store; each model was registered at one of them."""
-    catalog = shared / "catalog.json"
-    catalog.write_text('{"models": {}}')
+    """Three servers of one catalog and one store."""
+    archives = {
+        "busy": make_archive(shared, BUSY, "busy", BUSY_CONFIG),
+        "streamer": make_archive(shared, HANDLERS / "streamer.py", "streamer"),
+        "rememberer": make_archive(
+            shared, HANDLERS / "rememberer.py", "rememberer", STATEFUL_CONFIG
+        ),
+    }
+    catalog = shared / CATALOG
+    catalog_file.write(
+        catalog, {name: {"1.0": entry(archive)} for name, archive in archives.items()}
+    )
     properties = {
         "model_catalog": str(catalog),
         "model_catalog_interval": "0.2",
@@ -84,12 +95,8 @@ def replicas(prepare_server: StartServer, shared: Path) -> Iterator[Sequence[Ser
             server.launch()
         for server in servers:
             server.wait_ready()
-        register(servers[0], make_archive(shared, BUSY, "busy", BUSY_CONFIG))
-        register(servers[1], make_archive(shared, HANDLERS / "streamer.py", "streamer"))
-        stateful = make_archive(shared, HANDLERS / "rememberer.py", "rememberer", STATEFUL_CONFIG)
-        register(servers[2], stateful)
         for server in servers:
-            for name in ("busy", "streamer", "rememberer"):
+            for name in archives:
                 wait_for(partial(is_model_ready, server, name))
         yield servers
 
@@ -102,10 +109,9 @@ def all_run(replicas: Sequence[Server]) -> None:
             start(server)
 
 
-def register(server: Server, archive: Path, **parameters: str) -> None:
-    """Register an archive at one replica."""
-    answer = server.register(archive, initial_workers=1, **parameters)
-    assert answer.status_code == 200, answer.text
+def entry(archive: Path, **members: object) -> dict[str, object]:
+    """Return the entry of the catalog for an archive."""
+    return {"url": archive.name, "minWorkers": 1, **members}
 
 
 def is_model_ready(server: Server, name: str, version: str = "1.0") -> bool:
@@ -321,27 +327,27 @@ def test_a_rolling_restart_costs_no_request(
 def test_a_new_version_costs_no_request(
     loads: Callable[..., Any], replicas: Sequence[Server], shared: Path
 ) -> None:
-    first, second, third = replicas
+    old = entry(Path("busy.mar"))
+    new = entry(make_archive(shared, BUSY, "busy-new", BUSY_CONFIG, version="2.0"))
+    wanted = partial(catalog_file.change, shared / CATALOG, "busy")
+    default = {"defaultVersion": True}
     with loads() as busy:
         busy.wait_answered(20)
-        archive = make_archive(shared, BUSY, "busy-new", BUSY_CONFIG, version="2.0")
-        register(first, archive, model_name="busy")
+        wanted({"1.0": old | default, "2.0": new})
         for server in replicas:
             wait_for(partial(is_model_ready, server, "busy", "2.0"))
-        second.management("PUT", "/models/busy/2.0/set-default")
+        wanted({"1.0": old, "2.0": new | default})
         wait_for(lambda: {each.describe("busy")["modelVersion"] for each in replicas} == {"2.0"})
         since = [load.answered + load.clients for load in busy.each]
         busy.wait_answered(50)
-        assert third.management("DELETE", "/models/busy/1.0").status_code == 200
+        wanted({"2.0": new})
         wait_for(lambda: not any(len(versions(each)) > 1 for each in replicas))
         busy.wait_answered(50)
     busy.assert_all_answered_once()
     for load, number in zip(busy.each, since, strict=True):
         answered_by = {load.answers[n][0]["version"] for n in load.answers if n >= number}
         assert answered_by == {"2.0"}
-    register(first, Path("busy.mar"))  # as it was
-    first.management("PUT", "/models/busy/1.0/set-default")
-    first.management("DELETE", "/models/busy/2.0")
+    wanted({"1.0": old})  # as it was
     wait_for(lambda: {tuple(versions(each)) for each in replicas} == {("1.0",)})
 
 

@@ -12,6 +12,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+import catalog_file
 import pytest
 import requests
 import yaml
@@ -26,7 +27,7 @@ from deploy.monitoring_files import (
     rules,
 )
 from programs import program
-from servers import PATIENCE, Server, StartServer, free_ports, wait_for
+from servers import PATIENCE, Server, StartServer, free_ports, make_archive, wait_for
 
 PROMETHEUS = MONITORING / "prometheus"
 #: Of panels without seconds.
@@ -175,14 +176,15 @@ def served(
 ) -> Iterator[Server]:
     """A server that measures all it can, and keeps to a catalog."""
     catalog = tmp_path_factory.mktemp("catalog") / "catalog.json"
-    catalog.write_text('{"models": {}}')
+    archive = make_archive(catalog.parent, handlers / "lab.py", "lab")
+    catalog_file.write(catalog, {"lab": {"1.0": {"url": archive.as_uri(), "minWorkers": 1}}})
     properties = {
         "disable_system_metrics": "false",
         "metric_time_interval": "1",
         "model_catalog": str(catalog),
     }
     with start_server(**properties) as server:
-        server.install(handlers / "lab.py", "lab")
+        wait_for(lambda: server.inference("GET", "/ready?model=lab").status_code == 200)
         yield server
 
 

@@ -1,6 +1,5 @@
 """No space left where logs, snapshots and unpacked models lie: two disks of the server's own."""
 
-import json
 import subprocess
 from pathlib import Path
 
@@ -24,9 +23,9 @@ exec unshare -rm sh -c '
 
 
 @pytest.fixture
-def own(prepare_server, tmp_path, request):
+def own(prepare_server, tmp_path):
     """A server with little room; it writes snapshots."""
-    with prepare_server(**getattr(request, "param", {})) as server:
+    with prepare_server() as server:
         (server.directory / "logs").mkdir()
         program = tmp_path / "program"
         program.write_text(MOUNTED.format(server.program))
@@ -71,27 +70,3 @@ def test_a_full_disk_stops_registrations_and_nothing_else(own, make_archive):
     snapshots = Path(f"/proc/{own.process.pid}/root/{own.directory}/logs/config")
     newest = max(snapshots.iterdir())
     assert '"other"' in newest.read_text().replace("\\", "")
-
-
-@pytest.mark.parametrize(
-    "own", [{"model_catalog": "t", "model_catalog_interval": "0.2"}], indirect=True
-)
-def test_a_catalog_on_a_full_disk_is_kept_and_refuses_changes(own, make_archive, wait_for):
-    make_archive(own.store, ECHO, "echo")
-    place = Path(f"/proc/{own.process.pid}/root/{own.directory}/t/catalog.json")
-    place.write_text(
-        json.dumps({"models": {"echo": {"1.0": {"url": "echo.mar", "minWorkers": 1}}}})
-    )
-    wait_for(lambda: own.is_known("echo") and own.predict("echo", data=b"x").text == "in")
-    before = place.read_bytes()
-    filler = fill(own, "t")
-    for method, path in (("PUT", "/models/echo?min_worker=2"), ("DELETE", "/models/echo")):
-        refused = own.management(method, path)
-        assert (refused.status_code, refused.json()["type"]) == (503, "CatalogException")
-        assert "No space left on device" in refused.json()["message"]
-    assert place.read_bytes() == before
-    assert sorted(each.name for each in place.parent.glob(".catalog*.new")) == []
-    assert own.predict("echo", data=b"x").text == "in"
-    filler.unlink()
-    assert own.management("PUT", "/models/echo?min_worker=2&synchronous=true").status_code == 200
-    assert json.loads(place.read_text())["models"]["echo"]["1.0"]["minWorkers"] == 2

@@ -1,7 +1,6 @@
 """Models change, several at a time; and archives lie."""
 
 import asyncio
-import fcntl
 import io
 import json
 import signal
@@ -12,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+
+import catalog_file
 
 from chaos.actions.action import action
 from chaos.actions.processes import send_signal
@@ -119,28 +120,16 @@ async def edit_catalog(world: World, rng: Random) -> str:
     model = replace(CHURN, name=name)
     began = time.monotonic()
     for version, archive in CHURN_ARCHIVES.items():
-        _write_entry(world.catalog, name, {version: {"url": archive, "minWorkers": 1}})
+        entry = {"url": archive, "minWorkers": 1}
+        catalog_file.change(world.catalog, name, {version: entry})
         await _wait_for_version(world, name, version)
         await _ask(world, model, rng)
     with world.timeline.fault(GONE, name):
         asking = asyncio.create_task(_ask(world, model, rng))
-        _write_entry(world.catalog, name, None)
+        catalog_file.change(world.catalog, name, None)
         await _wait_for_version(world, name, "")
         await asking
     return f"{name} in {time.monotonic() - began:.1f} s"
-
-
-def _write_entry(catalog: Path, name: str, entry: object) -> None:
-    """Change an entry as servers do: under the lock, by a new file."""
-    with catalog.with_name(f".{catalog.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        document = json.loads(catalog.read_text())
-        document["models"].pop(name, None)
-        if entry is not None:
-            document["models"][name] = entry
-        new = catalog.with_name("new")
-        new.write_text(json.dumps(document))
-        new.replace(catalog)
 
 
 async def _wait_for_version(world: World, name: str, version: str) -> None:

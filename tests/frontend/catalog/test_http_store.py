@@ -13,7 +13,7 @@ from object_store import ObjectStore
 
 from marserve.frontend.catalog.document import MAX_BYTES, WrongCatalog, read_catalog
 from marserve.frontend.catalog.http_store import HttpStore
-from marserve.frontend.catalog.store import StoreConflict, StoreFailed
+from marserve.frontend.catalog.store import StoreFailed
 
 
 @pytest.fixture(params=["http", "s3"])
@@ -25,21 +25,19 @@ def objects(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
             monkeypatch.setenv(name, value)
         objects.objects["/bucket/a%20b.json"] = b"first"
         url = "s3://bucket/a b.json" if is_s3 else f"{objects.url}/bucket/a%20b.json"
-        yield objects, HttpStore(url, 2.0, may_write=True)
+        yield objects, HttpStore(url, 2.0)
 
 
-def test_what_was_written_is_read(objects) -> None:
+@pytest.mark.parametrize("is_weak", [False, True])
+def test_an_object_is_read_again_when_its_etag_differs(objects, is_weak: bool) -> None:
     objects, store = objects
+    objects.is_weak = is_weak
     document = asyncio.run(store.read())
     assert document.text == b"first"
     assert asyncio.run(store.read(document.revision)) is None
-    later = asyncio.run(store.write(b"second", document.revision))
-    assert asyncio.run(store.read()) == (b"second", later)
-    with pytest.raises(StoreConflict):
-        asyncio.run(store.write(b"third", document.revision))
-    assert objects.objects["/bucket/a%20b.json"] == b"second"
-    statuses = [(method, status) for method, _, status in objects.requests]
-    assert statuses == [("GET", 200), ("GET", 304), ("PUT", 200), ("GET", 200), ("PUT", 412)]
+    objects.objects["/bucket/a%20b.json"] = b"second"
+    assert asyncio.run(store.read(document.revision)).text == b"second"
+    assert [status for _, status in objects.requests] == [200, 304, 200]
 
 
 def test_what_is_not_there_is_told(objects) -> None:
@@ -48,8 +46,6 @@ def test_what_is_not_there_is_told(objects) -> None:
     objects.objects.clear()
     with pytest.raises(StoreFailed, match="404: Not Found, NoSuchKey"):
         asyncio.run(store.read(revision))
-    with pytest.raises(StoreConflict):  # nothing is made where nothing is
-        asyncio.run(store.write(b"second", revision))
 
 
 def test_no_more_is_read_than_a_catalog_may_have(objects) -> None:
@@ -59,38 +55,21 @@ def test_no_more_is_read_than_a_catalog_may_have(objects) -> None:
         asyncio.run(store.read())
 
 
-def test_a_weak_revision_cannot_be_written(objects) -> None:
-    objects, store = objects
-    objects.is_weak = True
-    document = asyncio.run(store.read())
-    assert asyncio.run(store.read(document.revision)) is None
-    with pytest.raises(StoreFailed, match="weak"):
-        asyncio.run(store.write(b"second", document.revision))
-
-
-def test_who_may_not_write_is_told_in_the_words_of_s3(
+def test_who_may_not_read_is_told_in_the_words_of_s3(
     objects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     objects, store = objects
     objects.is_signed = True
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another")
     with pytest.raises(StoreFailed, match="403"):
-        asyncio.run(store.write(b"second", '"tag"'))
+        asyncio.run(store.read())
 
 
 def test_nobody_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("no_proxy", "*")
-    store = HttpStore("http://127.0.0.1:1/catalog.json", 2.0, may_write=False)
+    store = HttpStore("http://127.0.0.1:1/catalog.json", 2.0)
     with pytest.raises(StoreFailed):
         asyncio.run(store.read())
-
-
-def test_a_web_server_is_written_only_if_that_is_asked_for() -> None:
-    assert asyncio.run(HttpStore("http://h/c", 1.0, may_write=True).why_read_only()) == ""
-    assert "read-write" in asyncio.run(
-        HttpStore("http://h/c", 1.0, may_write=False).why_read_only()
-    )
-    assert asyncio.run(HttpStore("s3://b/c", 1.0, may_write=False).why_read_only()) == ""
 
 
 @pytest.fixture
@@ -133,7 +112,7 @@ def test_a_malformed_answer_is_neither_quoted_whole_nor_are_secrets(
     monkeypatch.setenv("no_proxy", "*")
     raw.append(answer)
     url = f"http://user:pass@127.0.0.1:{raw[0]}/c.json?X-Amz-Signature=topsecret&token=t0ken"
-    store = HttpStore(url, 2.0, may_write=True)
+    store = HttpStore(url, 2.0)
     with pytest.raises(StoreFailed) as caught:
         asyncio.run(store.read())
     text = str(caught.value)
@@ -157,7 +136,7 @@ def test_no_failure_names_secrets_of_the_url(url: str, monkeypatch: pytest.Monke
     monkeypatch.setenv("no_proxy", "*")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "key")
-    store = HttpStore(url, 2.0, may_write=False)
+    store = HttpStore(url, 2.0)
     with pytest.raises(StoreFailed) as caught:
         asyncio.run(store.read())
     for text in (str(caught.value), store.place):
@@ -171,7 +150,7 @@ def test_a_gzip_bomb_is_not_decoded(raw: list, monkeypatch: pytest.MonkeyPatch) 
     assert len(bomb) < MAX_BYTES
     headers = b"ETag: x\r\nContent-Encoding: gzip\r\nContent-Length: %d" % len(bomb)
     raw.append(b"HTTP/1.1 200 OK\r\n" + headers + b"\r\n\r\n" + bomb)
-    store = HttpStore(f"http://127.0.0.1:{raw[0]}/c.json", 10.0, may_write=False)
+    store = HttpStore(f"http://127.0.0.1:{raw[0]}/c.json", 10.0)
     tracemalloc.start()
     try:
         document = asyncio.run(store.read())
@@ -185,5 +164,5 @@ def test_a_gzip_bomb_is_not_decoded(raw: list, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_no_secret_of_a_url_is_told() -> None:
-    store = HttpStore("https://user:secret@host:1/c.json?signature=x", 1.0, may_write=False)
+    store = HttpStore("https://user:secret@host:1/c.json?signature=x", 1.0)
     assert store.place == "https://host:1/c.json"
