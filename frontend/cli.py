@@ -99,7 +99,7 @@ def build_parser(program: str = "marserve") -> argparse.ArgumentParser:
     models = "what to load at start: all, FILE.mar, NAME=FILE.mar or a URL"
     option("--models", nargs="+", metavar="MODEL", help=models)
     option("--workflow-store", metavar="DIR", help="directory with the workflow archives")
-    logs = "logging configuration: Python's (.yaml, .json), or log4j's (.xml, .properties)"
+    logs = "logging configuration: Python's (.yaml, .json), or log4j 2's (.xml, .properties)"
     option("--log-config", metavar="FILE", help=logs)
     option("--cpp-log-config", metavar="FILE", help="no effect: the backend has no C++")
     option("--plugins-path", "--ppath", metavar="PATHS", help="no effect: the server has no Java")

@@ -15,7 +15,7 @@ import ssl
 import sys
 import threading
 from collections.abc import Iterable, Sequence
-from contextlib import AsyncExitStack, ExitStack
+from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -42,10 +42,9 @@ from marserve.frontend.lifecycle.stop_watchdog import StopWatchdog
 from marserve.frontend.lifecycle.temporary_files import TemporaryFiles
 from marserve.frontend.lifecycle.terminal import print_text
 from marserve.frontend.lifecycle.workdir import guard_workdir, own_workdir, remove_leftovers
-from marserve.frontend.logs.config import configure_by_file
+from marserve.frontend.logs.config import configure_logging
 from marserve.frontend.logs.setup import (
     DETAIL,
-    configure_logging,
     explain_unwritable,
     log_directories,
     reopen_log_files,
@@ -112,7 +111,13 @@ def serve(config: Config, report: StartReport, *, verbose: bool, pid_file: PidFi
     watchdog = StopWatchdog(config.stop_seconds, pid_file.release)
     try:
         status = 0
-        with _open_logs(config, verbose=verbose):
+        with configure_logging(
+            *log_directories(),
+            config.log_settings,
+            as_json=config.log_format == "json",
+            verbose=verbose,
+            properties=config.java_properties,
+        ):
             try:
                 uvloop.run(Server(config, report, watchdog, starter, pid_file).run())
             except (OSError, RestoreFailed) as error:
@@ -135,17 +140,6 @@ def _report_failure(reason: str, report: StartReport) -> int:
     print_text(reason, sys.stderr)
     report.failed(reason)
     return 1
-
-
-def _open_logs(config: Config, *, verbose: bool) -> ExitStack:
-    configure = configure_logging
-    if settings := config.log_settings:
-        configure = partial(configure_by_file, settings, properties=config.java_properties)
-    return configure(
-        *log_directories(),
-        as_json=config.log_format == "json",
-        verbose=verbose,
-    )
 
 
 class Server:

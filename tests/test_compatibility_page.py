@@ -30,8 +30,8 @@ from marserve.frontend.configuration.model_schema import Autoscaling
 from marserve.frontend.configuration.setting import camel_case
 from marserve.frontend.http.router import ANY_OTHER, Route
 from marserve.frontend.lifecycle import service_manager
+from marserve.frontend.logs.config import configure_logging
 from marserve.frontend.logs.levels import logger_levels
-from marserve.frontend.logs.setup import configure_logging
 from marserve.frontend.rest import endpoints as rest_endpoints
 from marserve.frontend.rest.api_description import describe_listener, description_routes
 from marserve.frontend.rest.dashboard import dashboard_routes

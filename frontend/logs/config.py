@@ -1,4 +1,4 @@
-"""Reads the file of ``--log-config``: a logging configuration of Python, or one of log4j.
+"""Configures the logs: the usual ones (`setup`), or those of the file of ``--log-config``.
 
 A yaml or json file is a dictionary for `logging.config.dictConfig` and replaces the usual files.
 Records of ``ACCESS_LOG``, ``TS_METRICS`` and ``MODEL_METRICS`` are finished lines, several in one
@@ -6,111 +6,76 @@ record, for a formatter ``%(message)s``. ``$LOG_LOCATION`` and ``$METRICS_LOCATI
 the directories of the logs. It may use `marserve.frontend.logs.files.LogFile` with its ``path``,
 and `marserve.frontend.logs.setup.LineFormatter`.
 
-A log4j file (xml or properties, version 2 or 1) replaces them, too, if it has appenders
-(`appenders`). Without appenders its levels apply to the usual files.
+A file of log4j 2 (xml or properties) is translated into such a dictionary (`log4j`). Without
+appenders its levels apply to the usual files. A file of log4j 1 has no effect.
 """
 
 import json
 import logging
 import xml.etree.ElementTree as ET
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
-from itertools import chain
-from logging.config import dictConfig
 from pathlib import Path
 from string import Template
 from typing import Any
 
 from marserve.frontend.configuration.bounded_yaml import YamlTooLarge, load_yaml
 from marserve.frontend.configuration.properties import ConfigError, parse_properties
-from marserve.frontend.logs.appenders import make_handlers
-from marserve.frontend.logs.levels import find_logger
-from marserve.frontend.logs.log4j import Log4jConfig, Node, read_log4j
-from marserve.frontend.logs.log4j_properties import tree_of_properties
-from marserve.frontend.logs.setup import (
-    Console,
-    Forward,
-    LoggerSetup,
-    configure_logging,
-    hide_details,
-    restore_loggers,
-    set_up_loggers,
-    write_in_threads,
-)
+from marserve.frontend.logs.log4j import Translation, translate
+from marserve.frontend.logs.log4j_tree import tree_of_properties, tree_of_xml
+from marserve.frontend.logs.setup import apply, usual_dictionary
 from marserve.frontend.regular_files import read_file
 
 logger = logging.getLogger(__name__)
 
 _UNREADABLE = (OSError, ValueError, RecursionError, ConfigError, ET.ParseError)
+_UNUSABLE = (ValueError, TypeError, AttributeError, ImportError, KeyError)
+_LOG4J_1 = (
+    "It is written for log4j 1, which TorchServe has not read since 0.5.1, and has no effect. "
+    "Write it for log4j 2, or as a dictionary of Python's logging."
+)
 
 
-def configure_by_file(
-    path: Path,
+def configure_logging(
     log_dir: Path,
     metrics_dir: Path,
+    file: Path | None = None,
     *,
     as_json: bool = False,
     verbose: bool = False,
     properties: Mapping[str, str] | None = None,
 ) -> ExitStack:
-    """Configure the logs by a file, as `configure_logging` does without one.
+    """Open the logs, the usual ones or those of a file; closing the result undoes everything.
 
-    ``properties`` are Java's, for lookups of log4j. ``as_json`` applies only where the file has no
-    appenders, ``verbose`` only to a file of log4j.
+    ``properties`` are Java's, for lookups of log4j. ``as_json`` is the format of the usual files.
+    A ``verbose`` console gets as much as the log file. Raises ConfigError if the file cannot be
+    used, and OSError if a log cannot be opened.
     """
+    dictionary = usual_dictionary(log_dir, metrics_dir, as_json=as_json)
+    if file is None:
+        return apply(dictionary, verbose=verbose)
     variables = {"LOG_LOCATION": str(log_dir), "METRICS_LOCATION": str(metrics_dir)}
-    config = read_log_config(path, variables, properties)
-    if isinstance(config, dict):
-        return _apply_dictionary(config, path, (log_dir, metrics_dir))
-    if config.appenders:
-        opened = _apply_log4j(config, verbose=verbose)
+    config, remarks = read_log_config(file, variables, properties), list[str]()
+    if isinstance(config, Translation):
+        remarks = config.remarks
+        if config.handlers:
+            dictionary = config.dictionary
+        else:
+            for name, options in config.loggers.items():
+                usual = dictionary["loggers"].setdefault(name, {})
+                usual["level"] = options.get("level", usual.get("level"))
     else:
-        opened = configure_logging(log_dir, metrics_dir, as_json=as_json, verbose=verbose)
-        for each in config.loggers:
-            if each.level is not None:
-                find_logger(each.name).setLevel(each.level)
-    for sentence in dict.fromkeys(config.remarks):
-        logger.warning("%s: %s", path, sentence)
+        dictionary = config
+        for directory in (log_dir, metrics_dir):
+            directory.mkdir(parents=True, exist_ok=True)
+    try:
+        opened = apply(dictionary, verbose=verbose)
+    except _UNUSABLE as error:
+        reason = f"{error}: {error.__cause__}" if error.__cause__ else str(error)
+        raise ConfigError(f"Cannot use the log configuration {file}: {reason}") from error
+    for sentence in dict.fromkeys(remarks):
+        logger.warning("%s: %s", file, sentence)
     return opened
-
-
-def _apply_log4j(config: Log4jConfig, *, verbose: bool) -> ExitStack:
-    with ExitStack() as opened:
-        handlers = make_handlers(config.appenders, config.remarks, opened)
-        for handler in chain.from_iterable(handlers.values()):
-            if isinstance(handler, Console) and not verbose:
-                hide_details(handler)
-        of_root = {ref for each in config.loggers if each.name == "root" for ref in each.appenders}
-        plan = [LoggerSetup("root", level=logging.ERROR)]  # as log4j without a level of the file
-        for each in config.loggers:
-            # An appender of the root logger, too, would get each record twice by additivity.
-            shared = of_root if each.is_additive and each.name != "root" else ()
-            attached: list[logging.Handler] = []
-            for appender, level in each.appenders:
-                targets = handlers.get(appender)
-                if targets is None:
-                    config.remarks.append(f"Logger {each.name}: there is no appender {appender!r}.")
-                elif (appender, level) not in shared:
-                    attached += [Forward(targets, level)] if level and targets else targets
-            plan.append(LoggerSetup(each.name, attached, each.level, each.is_additive))
-        set_up_loggers(plan, opened)
-        return opened.pop_all()
-
-
-def _apply_dictionary(
-    dictionary: dict[str, Any], path: Path, directories: Iterable[Path]
-) -> ExitStack:
-    for directory in directories:
-        directory.mkdir(parents=True, exist_ok=True)
-    with ExitStack() as opened:
-        restore_loggers(opened)
-        try:
-            dictConfig(dictionary)
-        except (ValueError, TypeError, AttributeError, ImportError, KeyError) as error:
-            reason = f"{error}: {error.__cause__}" if error.__cause__ else str(error)
-            raise ConfigError(f"Cannot use the log configuration {path}: {reason}") from error
-        write_in_threads()
-        return opened.pop_all()
 
 
 def read_log_config(
@@ -118,7 +83,7 @@ def read_log_config(
     directories: Mapping[str, str],
     properties: Mapping[str, str] | None = None,
     content: bytes | None = None,
-) -> dict[str, Any] | Log4jConfig:
+) -> dict[str, Any] | Translation:
     """Read a file of log4j or a dictionary for logging, by the ending of its name.
 
     ``content`` is that of the file if it has been read. Raises ConfigError.
@@ -132,9 +97,14 @@ def read_log_config(
                 return _dictionary(json.loads(Template(text).safe_substitute(directories)))
             case ".xml":
                 root = ET.fromstring(text)  # noqa: S314 - the operator's own file
-                return read_log4j(Node.from_xml(root), properties or {})
+                if root.tag.startswith("{http://jakarta.apache.org/log4j/}"):
+                    return Translation(remarks=[_LOG4J_1])
+                return translate(tree_of_xml(root), properties or {})
             case ".properties":
-                return read_log4j(tree_of_properties(parse_properties(text)), properties or {})
+                pairs = parse_properties(text)
+                if any(key.startswith("log4j.") for key in pairs):
+                    return Translation(remarks=[_LOG4J_1])
+                return translate(tree_of_properties(pairs), properties or {})
         raise ValueError("its name does not end in .yaml, .json, .xml or .properties")
     except _UNREADABLE as error:
         reason = " ".join(str(error).split())

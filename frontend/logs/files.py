@@ -130,7 +130,7 @@ class Rollover:
 
 
 class LogFile(logging.Handler):
-    """Appends records to a file, whose directory must exist at the start.
+    """Appends records to a file, whose directory is made; without ``append`` it starts empty.
 
     A file that cannot be written, as on a full disk, is reported once on standard error, not for
     each record.
@@ -141,13 +141,17 @@ class LogFile(logging.Handler):
 
     collects = False
 
-    def __init__(self, path: Path | str, rollover: Rollover | None = None) -> None:
-        super().__init__()
+    def __init__(
+        self, path: Path | str, rollover: Rollover | None = None, *, append: bool = True
+    ) -> None:
         self.path = Path(path)
+        self._is_regular = False
+        if not append:
+            self.path.unlink(missing_ok=True)
+        self._file = self._open()
+        super().__init__()  # after what may fail: logging keeps handlers, to close them
         self._collected: list[bytes] = []
         self._collected_bytes = 0
-        self._is_regular = False
-        self._file = self._open()
         self._rollover = rollover or daily(self.path)
         self._has_reported = False
         #: Held while an old file gets its name: a number that seems to be free would be used twice.
@@ -228,8 +232,9 @@ class LogFile(logging.Handler):
         """Open the file; raises NoFile if it was a regular file and no longer is one.
 
         Another kind of file is possible at the start, such as /dev/stdout. A pipe without a reader
-        is an OSError.
+        is an OSError. The directory is made, also if it was removed since.
         """
+        self.path.parent.mkdir(parents=True, exist_ok=True)
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK
         descriptor = os.open(self.path, flags, 0o666)
         is_regular = stat.S_ISREG(os.fstat(descriptor).st_mode)
@@ -241,7 +246,6 @@ class LogFile(logging.Handler):
         return open(descriptor, "ab", buffering=0)  # noqa: PTH123 - a descriptor
 
     def _replace(self) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)  # it may have been removed
         previous, self._file = self._file, self._open()
         previous.close()
 

@@ -27,11 +27,6 @@ OF_FILES = ("root", SERVER, "MODEL_LOG", *LINES)
 _NAMES = ("debug", "info", "warn", "error", "fatal")
 
 
-def find_logger(name: str) -> logging.Logger:
-    """Return a logger by its name; ``root`` is the root logger."""
-    return logging.getLogger("" if name == "root" else name)
-
-
 def level_word(level: int) -> str:
     """Return TorchServe's name of a level."""
     return next((name for name in _NAMES if level <= LEVELS[name]), "off")
@@ -44,4 +39,4 @@ def logger_levels() -> dict[str, int]:
         for name, logger in logging.root.manager.loggerDict.items()
         if isinstance(logger, logging.Logger) and name.startswith(f"{SERVER}.")
     )
-    return {name: find_logger(name).getEffectiveLevel() for name in (*OF_FILES, *modules)}
+    return {name: logging.getLogger(name).getEffectiveLevel() for name in (*OF_FILES, *modules)}

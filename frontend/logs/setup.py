@@ -1,4 +1,4 @@
-"""The loggers, files and formats of TorchServe, and the console.
+"""The loggers, files and formats of TorchServe, the console, and how logging is configured.
 
     logger                       file               console
     marserve, and every other    ts_log.log         yes
@@ -18,16 +18,16 @@ import io
 import logging
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from logging.config import DictConfigurator
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from marserve.frontend.logs.files import LogFile
 from marserve.frontend.logs.formats import JsonFormatter, LineFormatter
-from marserve.frontend.logs.levels import OF_FILES, SERVER, find_logger
-from marserve.frontend.logs.writers import LogWriter, OfRecords, Threads, end_writers
+from marserve.frontend.logs.levels import OF_FILES, SERVER
+from marserve.frontend.logs.writers import LogWriter, OfRecords, end_writers
 
 #: For ``extra=`` of a record that only the file and a verbose console need.
 DETAIL = {"is_detail": True}
@@ -55,81 +55,79 @@ def explain_unwritable(error: OSError, environ: Mapping[str, str] = os.environ) 
     return f"{text} Set {variable} to a directory in which this user may write."
 
 
-def configure_logging(
-    log_dir: Path,
-    metrics_dir: Path,
-    *,
-    as_json: bool = False,
-    verbose: bool = False,
-    console: TextIO | None = None,
-) -> ExitStack:
-    """Open the log files and attach them to their loggers; closing the result undoes everything.
+def usual_dictionary(log_dir: Path, metrics_dir: Path, *, as_json: bool) -> dict[str, Any]:
+    """Return the configuration of the usual files, as `logging.config.dictConfig` takes it.
 
     A record of ``MODEL_LOG`` names its worker with ``extra={"worker": ...}``. Records of
     ``ACCESS_LOG``, ``TS_METRICS`` and ``MODEL_METRICS`` are written as they are, the others
     ``as_json`` or as text.
     """
-    formatter = JsonFormatter() if as_json else LineFormatter()
-    finished = logging.Formatter("%(message)s")
+
+    def file(directory: Path, name: str, formatter: str = "finished") -> dict[str, Any]:
+        return {"()": LogFile, "path": directory / f"{name}.log", "formatter": formatter}
+
+    def logger(*handlers: str) -> dict[str, Any]:
+        return {"level": logging.INFO, "propagate": False, "handlers": handlers}
+
+    return {
+        "version": 1,
+        "disable_existing_loggers": False,
+        "formatters": {
+            "text": {"()": JsonFormatter if as_json else LineFormatter},
+            "finished": {"format": "%(message)s"},
+        },
+        "handlers": {
+            "console": {"()": Console, "formatter": "text"},
+            "ts_log": file(log_dir, "ts_log", "text"),
+            "model_log": file(log_dir, "model_log", "text"),
+            "access_log": file(log_dir, "access_log"),
+            "ts_metrics": file(metrics_dir, "ts_metrics"),
+            "model_metrics": file(metrics_dir, "model_metrics"),
+        },
+        "loggers": {
+            "root": {"handlers": ["ts_log", "console"]},
+            SERVER: {"level": logging.INFO},
+            "MODEL_LOG": logger("model_log", "console"),
+            "ACCESS_LOG": logger("access_log"),
+            "TS_METRICS": logger("ts_metrics"),
+            "MODEL_METRICS": logger("model_metrics"),
+        },
+    }
+
+
+def apply(dictionary: dict[str, Any], *, verbose: bool) -> ExitStack:
+    """Configure logging as `dictConfig` does, with a thread for each handler; closing undoes it.
+
+    A console shows records with `DETAIL` if it is ``verbose``. Raises OSError if a file cannot be
+    opened, and the errors of `dictConfig`.
+    """
+    names = (*OF_FILES, *dictionary.get("loggers", ()))
+    loggers = dict.fromkeys(map(logging.getLogger, names))  # "" and "root" are one
+    configurator = DictConfigurator(dictionary)
     with ExitStack() as opened:
-
-        def add(handler: logging.Handler, layout: logging.Formatter) -> logging.Handler:
-            handler.setFormatter(layout)
-            opened.callback(handler.close)
-            return handler
-
-        screen = add(Console(console or standard_output()), formatter)
-        if not verbose:
-            hide_details(screen)
-        for directory in (log_dir, metrics_dir):
-            directory.mkdir(parents=True, exist_ok=True)
-        plan = [
-            LoggerSetup("root", [add(LogFile(log_dir / "ts_log.log"), formatter), screen]),
-            LoggerSetup(SERVER, level=logging.INFO),
-        ]
-        for name, directory, handlers in (
-            ("MODEL_LOG", log_dir, [screen]),
-            ("ACCESS_LOG", log_dir, []),
-            ("TS_METRICS", metrics_dir, []),
-            ("MODEL_METRICS", metrics_dir, []),
-        ):
-            file = add(
-                LogFile(directory / f"{name.lower()}.log"), formatter if handlers else finished
-            )
-            plan.append(LoggerSetup(name, [file, *handlers], logging.INFO, propagate=False))
-        set_up_loggers(plan, opened)
+        for each in loggers:
+            opened.callback(_restore, each, each.level, each.propagate, list(each.handlers))
+        opened.callback(end_writers)
+        try:
+            configurator.configure()
+        except Exception as error:
+            handlers = configurator.config.get("handlers")
+            for each in handlers.values() if isinstance(handlers, dict) else ():
+                if isinstance(each, logging.Handler):
+                    each.close()
+            cause = error.__cause__
+            if isinstance(cause, OSError) and cause.filename is not None:
+                raise cause from None
+            raise
+        writers: dict[logging.Handler, LogWriter] = {}
+        for each in loggers:
+            for at, handler in enumerate(each.handlers):
+                if isinstance(handler, Console) and not verbose:
+                    handler.addFilter(_WithoutDetails())
+                if handler not in writers:
+                    writers[handler] = LogWriter(handler)
+                each.handlers[at] = writers[handler]
         return opened.pop_all()
-
-
-@dataclass(frozen=True)
-class LoggerSetup:
-    """The handlers that a logger gets, and its level; None does not change it."""
-
-    name: str
-    handlers: Sequence[logging.Handler] = ()
-    level: int | None = None
-    propagate: bool = True
-
-
-def set_up_loggers(plan: Sequence[LoggerSetup], opened: ExitStack) -> None:
-    """Set up loggers until ``opened`` is closed; their handlers are given threads."""
-    restore_loggers(opened, (each.name for each in plan))
-    threads = Threads()
-    for each in plan:
-        logger = find_logger(each.name)
-        for handler in each.handlers:
-            logger.addHandler(threads.writer_of(handler))
-        logger.propagate = each.propagate
-        if each.level is not None:
-            logger.setLevel(each.level)
-
-
-def restore_loggers(opened: ExitStack, more: Iterable[str] = ()) -> None:
-    """Have closing ``opened`` restore the loggers and close the handlers that they got."""
-    for name in dict.fromkeys((*OF_FILES, *more)):
-        logger = find_logger(name)
-        opened.callback(_restore, logger, logger.level, logger.propagate, list(logger.handlers))
-    opened.callback(end_writers)
 
 
 def _restore(
@@ -157,42 +155,25 @@ def reopen_log_files() -> None:
         raise failures[0]
 
 
-def write_in_threads() -> None:
-    """Give each handler of all loggers a thread."""
-    threads = Threads()
-    for logger in _loggers():
-        logger.handlers[:] = map(threads.writer_of, logger.handlers)
-
-
 def log_files() -> list[LogFile]:
     """Return the open files, that of the root logger first."""
-    handlers = (handler for logger in _loggers() for handler in logger.handlers)
-    return list(dict.fromkeys(file for handler in handlers for file in _files(handler)))
-
-
-def _loggers() -> list[logging.Logger]:
     named = logging.root.manager.loggerDict.values()
-    return [logging.root, *(item for item in named if isinstance(item, logging.Logger))]
-
-
-def _files(handler: logging.Handler) -> Iterator[LogFile]:
-    if isinstance(handler, LogWriter):
-        handler = handler.target
-    if isinstance(handler, LogFile):
-        yield handler
-    for target in getattr(handler, "targets", ()):
-        yield from _files(target)
+    loggers = [logging.root, *(item for item in named if isinstance(item, logging.Logger))]
+    handlers = [handler for logger in loggers for handler in logger.handlers]
+    targets = [each.target if isinstance(each, LogWriter) else each for each in handlers]
+    return list(dict.fromkeys(each for each in targets if isinstance(each, LogFile)))
 
 
 class Console(logging.StreamHandler[TextIO]):
     """Writes records to a terminal or a pipe, whose reader may end, as ``head`` does.
 
-    A line of systemd's journal is a record, with its priority in front of it.
+    The default is standard output. A line of systemd's journal is a record, with its priority in
+    front of it.
     """
 
-    def __init__(self, stream: TextIO) -> None:
-        super().__init__(stream)
-        self._is_journal = is_journal(stream)
+    def __init__(self, stream: TextIO | None = None) -> None:
+        super().__init__(stream or _standard_output())
+        self._is_journal = is_journal(self.stream)
 
     def format(self, record: logging.LogRecord) -> str:
         """Called by logging."""
@@ -217,32 +198,13 @@ def is_journal(stream: TextIO, environ: Mapping[str, str] = os.environ) -> bool:
     return environ.get("JOURNAL_STREAM") == f"{status.st_dev}:{status.st_ino}"
 
 
-def hide_details(console: logging.Handler) -> None:
-    """Keep records with `DETAIL` from a console."""
-    console.addFilter(_WithoutDetails())
-
-
 class _WithoutDetails(OfRecords):
     def filter(self, record: logging.LogRecord) -> bool:
         return not hasattr(record, "is_detail")
 
 
-def standard_output() -> TextIO:
+def _standard_output() -> TextIO:
     """Return standard output, with escapes for what its encoding lacks instead of errors."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     return sys.stdout
-
-
-class Forward(logging.Handler):
-    """Passes records of at least a level to other handlers."""
-
-    def __init__(self, targets: list[logging.Handler], level: int = logging.NOTSET) -> None:
-        super().__init__(level)
-        self.targets = targets
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Called by logging with each record."""
-        for target in self.targets:
-            if record.levelno >= target.level:
-                target.handle(record)

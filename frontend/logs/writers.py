@@ -201,25 +201,6 @@ class OfRecords(logging.Filter):
     """A filter that does not read the text of a record."""
 
 
-class Threads:
-    """Gives handlers their threads; one that is given twice has one."""
-
-    def __init__(self) -> None:
-        self._writers: dict[logging.Handler, LogWriter] = {}
-
-    def writer_of(self, handler: logging.Handler) -> logging.Handler:
-        """Return the handler to use in place of one."""
-        targets: list[logging.Handler] | None = getattr(handler, "targets", None)
-        if targets is not None:  # it passes records on
-            targets[:] = map(self.writer_of, targets)
-            return handler
-        if isinstance(handler, LogWriter):
-            return handler
-        if handler not in self._writers:
-            self._writers[handler] = LogWriter(handler)
-        return self._writers[handler]
-
-
 def end_writers(seconds: float = _CLOSE_SECONDS) -> None:
     """Write what waits, and end the threads, in a limited time."""
     deadline = time.monotonic() + seconds

@@ -11,7 +11,7 @@ from marserve.frontend.errors import BadRequest, MethodNotAllowed, RouteNotFound
 from marserve.frontend.http.requests import HttpRequest
 from marserve.frontend.http.responses import HttpResponse, json_response
 from marserve.frontend.http.router import Route
-from marserve.frontend.logs.levels import LEVELS, find_logger, level_word, logger_levels
+from marserve.frontend.logs.levels import LEVELS, level_word, logger_levels
 
 logger = logging.getLogger(__name__)
 
@@ -47,9 +47,9 @@ def _describe(name: str) -> dict[str, str]:
 def _change(name: str, word: str) -> HttpResponse:
     _describe(name)
     if word == _INHERIT and name != "root":
-        find_logger(name).setLevel(logging.NOTSET)
+        logging.getLogger(name).setLevel(logging.NOTSET)
     elif word in LEVELS:
-        find_logger(name).setLevel(LEVELS[word])
+        logging.getLogger(name).setLevel(LEVELS[word])
     else:
         allowed = ", ".join(LEVELS if name == "root" else [*LEVELS, _INHERIT])
         raise BadRequest(f"level must be one of {allowed}.")

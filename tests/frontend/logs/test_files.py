@@ -202,8 +202,9 @@ def test_a_full_disk_with_standard_error_on_it_raises_nothing(
 
 
 def test_a_file_that_cannot_be_opened_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="nowhere"):
-        LogFile(tmp_path / "nowhere" / "ts_log.log")
+    (tmp_path / "taken").touch()
+    with pytest.raises(OSError, match="taken"):
+        LogFile(tmp_path / "taken" / "ts_log.log")
 
 
 def test_reopen_creates_a_file_that_another_program_moved(
@@ -220,7 +221,6 @@ def test_reopen_creates_a_file_that_another_program_moved(
 
 def test_a_removed_directory_is_made_again(tmp_path: Path) -> None:
     path = tmp_path / "logs" / "ts_log.log"
-    path.parent.mkdir()
     file = LogFile(path)
     shutil.rmtree(path.parent)
     file.reopen()

@@ -7,8 +7,13 @@ from typing import Any
 
 import pytest
 
-from marserve.frontend.logs.config import configure_by_file
+from marserve.frontend.logs.config import configure_logging, read_log_config
 from marserve.frontend.logs.formats import log_entries
+from marserve.frontend.logs.levels import OFF
+from marserve.frontend.logs.log4j import Translation
+
+#: Configures the logs by a file, logs something, returns the text of each file.
+Apply = Callable[..., dict[str, str]]
 
 APPENDERS = """
 <Configuration>
@@ -24,11 +29,43 @@ APPENDERS = """
       <Policies><SizeBasedTriggeringPolicy size="40 B"/><TimeBasedTriggeringPolicy/></Policies>
       <DefaultRolloverStrategy max="2"/>
     </RollingFile>
+    <Async name="later"><AppenderRef ref="access"/></Async>
     <File name="access" fileName="${{where}}/access.log"><JsonLayout compact="true"/></File>
     <File name="metrics" fileName="${{where}}/metrics.log"><JSONPatternLayout/></File>
-    <Async name="later"><AppenderRef ref="access"/></Async>
   </Appenders>
   <Loggers>{loggers}</Loggers>
+</Configuration>
+"""
+#: TorchServe's own file, its appenders written once.
+ROLLING = """
+    <RollingFile name="{0}" fileName="${{env:{1}:-logs}}/{0}.log"
+        filePattern="${{env:{1}:-logs}}/{0}.%d{{dd-MMM}}.log.gz">
+      <PatternLayout pattern="{2}"/>
+      <Policies><SizeBasedTriggeringPolicy size="100 MB"/><TimeBasedTriggeringPolicy/></Policies>
+      <DefaultRolloverStrategy max="5"/>
+    </RollingFile>"""
+FINISHED, LINE = "%d{ISO8601} - %m%n", "%d{ISO8601} [%-5p] %t %c - %m%n"
+SHIPPED = f"""<?xml version="1.0" encoding="UTF-8"?>
+<Configuration>
+  <Appenders>
+    {ROLLING.format("access_log", "LOG_LOCATION", FINISHED)}
+    <Console name="STDOUT" target="SYSTEM_OUT"><PatternLayout pattern="{LINE}"/></Console>
+    {ROLLING.format("model_log", "LOG_LOCATION", LINE)}
+    {ROLLING.format("model_metrics", "METRICS_LOCATION", FINISHED)}
+    {ROLLING.format("ts_log", "LOG_LOCATION", LINE)}
+    {ROLLING.format("ts_metrics", "METRICS_LOCATION", FINISHED)}
+  </Appenders>
+  <Loggers>
+    <Logger name="ACCESS_LOG" level="info"><AppenderRef ref="access_log"/></Logger>
+    <Logger name="io.netty" level="error"/>
+    <Logger name="MODEL_LOG" level="all"><AppenderRef ref="model_log"/></Logger>
+    <Logger name="MODEL_METRICS" level="all"><AppenderRef ref="model_metrics"/></Logger>
+    <Logger name="org.apache" level="off"/>
+    <Logger name="org.pytorch.serve" level="debug"><AppenderRef ref="ts_log"/></Logger>
+    <Logger name="TS_METRICS" level="all"><AppenderRef ref="ts_metrics"/></Logger>
+    <Logger name="TELEMETRY_METRICS" level="all"><AppenderRef ref="telemetry_metrics"/></Logger>
+    <Root level="info"><AppenderRef ref="STDOUT"/><AppenderRef ref="ts_log"/></Root>
+  </Loggers>
 </Configuration>
 """
 
@@ -41,17 +78,15 @@ class Entry:
 
 
 @pytest.fixture
-def apply(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, str]]:
-    """Configure the logs by a file, log something, return what the files hold then."""
+def apply(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Apply:
     monkeypatch.setenv("LOG_LOCATION", str(tmp_path / "logs"))
+    monkeypatch.setenv("METRICS_LOCATION", str(tmp_path / "metrics"))
 
-    def applied(
-        text: str, log: Callable[[], None], name: str = "log4j2.xml", **options: Any
-    ) -> dict[str, str]:
+    def applied(text: str, log: Callable[[], None], name: str = "log4j2.xml") -> dict[str, str]:
         path = tmp_path / name
         path.write_text(text)
         properties = {"folder": str(tmp_path)}
-        with configure_by_file(path, tmp_path, tmp_path, properties=properties, **options):
+        with configure_logging(tmp_path, tmp_path, path, properties=properties):
             log()
         found = [file for file in tmp_path.rglob("*") if file.is_file() and file != path]
         return {str(file.relative_to(tmp_path)): file.read_text(errors="replace") for file in found}
@@ -63,13 +98,47 @@ def xml(loggers: str) -> str:
     return APPENDERS.format(loggers=loggers)
 
 
+def with_appender(appender: str) -> str:
+    return f"""<Configuration><Appenders>{appender}</Appenders>
+        <Loggers><Root level="info"><AppenderRef ref="A"/></Root></Loggers></Configuration>"""
+
+
+def translated(text: str, name: str = "log4j2.xml") -> Translation:
+    translation = read_log_config(Path(name), {}, content=text.encode())
+    assert isinstance(translation, Translation)
+    return translation
+
+
 def log_server(*texts: str) -> None:
     for text in texts:
         logging.getLogger("marserve.frontend.server").warning("%s", text)
 
 
+def test_the_file_that_torchserve_ships_gives_its_files(
+    apply: Apply, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def log() -> None:
+        log_server("hello")
+        logging.getLogger("MODEL_LOG").info("out")
+        log_entries(logging.getLogger("ACCESS_LOG"), [Entry("a"), Entry("b")], as_json=False)
+        log_entries(logging.getLogger("TS_METRICS"), [Entry("x")], as_json=False)
+
+    files = {name: text.splitlines() for name, text in apply(SHIPPED, log).items()}
+    assert {name: len(lines) for name, lines in files.items()} == {
+        "logs/access_log.log": 2,
+        "logs/model_log.log": 1,
+        "logs/ts_log.log": 6,
+        "metrics/model_metrics.log": 0,
+        "metrics/ts_metrics.log": 1,
+    }
+    assert files["logs/model_log.log"][0].endswith(" [INFO ] main MODEL_LOG - out")
+    assert files["logs/access_log.log"][1].endswith(":05,000 - b")
+    assert len(capsys.readouterr().out.splitlines()) == 6
+    assert translated(SHIPPED).remarks == ["Logger TELEMETRY_METRICS with level 'all' is ignored."]
+
+
 def test_appenders_become_files_of_their_layout(
-    apply: Callable[..., dict[str, str]], capsys: pytest.CaptureFixture[str]
+    apply: Apply, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def log() -> None:
         log_server("hello")
@@ -101,9 +170,7 @@ def test_appenders_become_files_of_their_layout(
     assert capsys.readouterr().out == "WARN  hello\n"
 
 
-def test_policies_and_strategy_decide_about_the_rollover(
-    apply: Callable[..., dict[str, str]], tmp_path: Path
-) -> None:
+def test_policies_and_strategy_decide_about_the_rollover(apply: Apply, tmp_path: Path) -> None:
     loggers = '<Root level="info"><AppenderRef ref="server"/></Root>'
     files = apply(xml(loggers), lambda: log_server("1", "2", "3", "4"))
     old = sorted(file.name for file in tmp_path.glob("logs/*/*"))
@@ -124,7 +191,7 @@ def test_additivity(
     root: str,
     out: str,
     err: str,
-    apply: Callable[..., dict[str, str]],
+    apply: Apply,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     loggers = f"""
@@ -137,27 +204,132 @@ def test_additivity(
     assert capsys.readouterr() == (out, err)
 
 
+@pytest.mark.parametrize(
+    ("model", "root", "out", "err"),
+    [
+        ("level='error'", "", "WARN  w\nERROR e\n", "e\n"),
+        ("", "level='error'", "ERROR e\n", "w\ne\n"),
+    ],
+)
 def test_a_reference_to_an_appender_may_have_a_level(
-    apply: Callable[..., dict[str, str]], capsys: pytest.CaptureFixture[str]
+    model: str, root: str, out: str, err: str, apply: Apply, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def log() -> None:
-        for level in (logging.INFO, logging.WARNING, logging.ERROR):
-            logging.getLogger("MODEL_LOG").log(level, logging.getLevelName(level))
+        for level, text in ((logging.INFO, "i"), (logging.WARNING, "w"), (logging.ERROR, "e")):
+            logging.getLogger("MODEL_LOG").log(level, text)
 
-    text = xml("""
-        <Logger name="MODEL_LOG" level="info"><AppenderRef ref="STDERR" level="error"/></Logger>
-        <Root level="info"><AppenderRef ref="STDOUT"/></Root>
-        """).replace('pattern="%-5p %m%n"/>', 'pattern="%m%n"/><ThresholdFilter level="warn"/>')
+    text = xml(f"""
+        <Logger name="MODEL_LOG" level="info"><AppenderRef ref="STDERR" {model}/></Logger>
+        <Root level="info"><AppenderRef ref="STDOUT" {root}/></Root>
+        """).replace("</PatternLayout>", '</PatternLayout><ThresholdFilter level="warn"/>')
+    text = text.replace('"%-5p %m%n"/>', '"%-5p %m%n"/><ThresholdFilter level="warn"/>')
     apply(text, log)
-    assert capsys.readouterr() == ("WARNING\nERROR\n", "ERROR\n")
+    assert capsys.readouterr() == (out, err)
 
 
-LOG4J_2 = """
+def test_the_lowest_level_of_the_references_to_an_appender_applies() -> None:
+    translation = translated(
+        xml("""
+        <Logger name="MODEL_LOG"><AppenderRef ref="STDOUT" level="warn"/></Logger>
+        <Root><AppenderRef ref="STDOUT" level="error"/></Root>
+        """)
+    )
+    assert translation.handlers["STDOUT"]["level"] == logging.WARNING
+    (remark,) = translation.remarks
+    assert remark.startswith("Appender STDOUT: its references have several levels")
+
+
+LEVELS_XML = """<?xml version="1.0" encoding="UTF-8"?>
+<Configuration xmlns="http://logging.apache.org/log4j/2.0/config">
+  <Loggers>
+    <Root level="warn"/>
+    <Logger name="org.pytorch.serve" level="DEBUG" additivity="false"/>
+    <AsyncLogger name="ACCESS_LOG" level="off"/>
+    <Logger name="MODEL_LOG"><level value="error"/></Logger>
+    <Logger name="io.netty" level="error"/>
+    <Logger name="org.pytorch.serve.wlm" level="error"/>
+    <Logger name="TS_METRICS" level="loud"/>
+    <Logger name="MODEL_METRICS"/>
+  </Loggers>
+</Configuration>
+"""
+LEVELS_PROPERTIES = """
+rootLogger.level = warn
+logger.ts.name = org.pytorch.serve
+logger.ts.level = DEBUG
+logger.a.name = ACCESS_LOG
+logger.a.level = off
+logger.MODEL_LOG.level = error
+logger.n.name = io.netty
+logger.n.level = error
+logger.w.name = org.pytorch.serve.wlm
+logger.w.level = error
+logger.t.name = TS_METRICS
+logger.t.level = loud
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("l.xml", LEVELS_XML), ("l.properties", LEVELS_PROPERTIES)]
+)
+def test_levels_are_translated_and_the_rest_has_remarks(name: str, text: str) -> None:
+    translation = translated(text, name)
+    levels = {each: options.get("level") for each, options in translation.loggers.items()}
+    levels.pop("MODEL_METRICS", None)
+    assert levels == {
+        "root": logging.WARNING,
+        "marserve": logging.DEBUG,
+        "ACCESS_LOG": OFF,
+        "MODEL_LOG": logging.ERROR,
+    }
+    assert translation.remarks == [
+        "Logger org.pytorch.serve.wlm with level 'error' is ignored.",
+        "Logger TS_METRICS with level 'loud' is ignored.",
+    ]
+
+
+@pytest.mark.parametrize("appender", ["", '<Kafka name="A"/>'])
+def test_levels_apply_to_the_usual_files_if_no_appender_has_a_counterpart(
+    appender: str, apply: Apply
+) -> None:
+    def log() -> None:
+        logging.getLogger("marserve.api").debug("shown")
+        logging.getLogger("MODEL_LOG").warning("hidden")
+        logging.getLogger("ACCESS_LOG").critical("hidden")
+
+    loggers = f"<Appenders>{appender}</Appenders><Loggers>"
+    files = apply(LEVELS_XML.replace("<Loggers>", loggers), log)
+    assert "marserve.api - shown" in files["ts_log.log"]
+    assert "log4j2.xml: Logger org.pytorch.serve.wlm with" in files["ts_log.log"]
+    assert files["model_log.log"] == files["access_log.log"] == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("log4j.properties", "log4j.rootLogger = OFF\nlog4j.logger.ACCESS_LOG = INFO, access_log"),
+        (
+            "log4j.xml",
+            '<log4j:configuration xmlns:log4j="http://jakarta.apache.org/log4j/">'
+            '<root><level value="OFF"/></root></log4j:configuration>',
+        ),
+    ],
+)
+def test_a_file_of_log4j_1_has_no_effect_but_a_warning(name: str, text: str, apply: Apply) -> None:
+    files = apply(text, lambda: log_server("hello"), name)
+    assert "hello" in files["ts_log.log"]
+    assert f"{name}: It is written for log4j 1" in files["ts_log.log"]
+    assert len(files) == 5
+
+
+PROPERTIES = """
 property.name = model
 appender.console.type = Console
 appender.console.name = STDOUT
 appender.console.layout.type = PatternLayout
 appender.console.layout.pattern = %m%n
+appender.console.filter.threshold.type = ThresholdFilter
+appender.console.filter.threshold.level = warn
 appender.rolling.type = RollingFile
 appender.rolling.name = MODEL
 appender.rolling.fileName = ${env:LOG_LOCATION}/${name}.log
@@ -173,73 +345,27 @@ logger.model.name = MODEL_LOG
 logger.model.level = info
 logger.model.additivity = false
 logger.model.appenderRef.m.ref = MODEL
-rootLogger.level = info
-rootLogger.appenderRef.c.ref = STDOUT
-"""
-LOG4J_1 = """
-log4j.rootLogger = INFO, console
-log4j.appender.console = org.apache.log4j.ConsoleAppender
-log4j.appender.console.Target = System.out
-log4j.appender.console.layout = org.apache.log4j.PatternLayout
-log4j.appender.console.layout.ConversionPattern = %m%n
-log4j.appender.model = org.apache.log4j.RollingFileAppender
-log4j.appender.model.File = ${LOG_LOCATION}/model.log
-log4j.appender.model.MaxFileSize = 10MB
-log4j.appender.model.MaxBackupIndex = 3
-log4j.appender.model.layout = org.apache.log4j.PatternLayout
-log4j.appender.model.layout.ConversionPattern = <%m>%n
-log4j.logger.MODEL_LOG = INFO, model
-log4j.additivity.MODEL_LOG = false
 """
 
 
-@pytest.mark.parametrize("text", [LOG4J_2, LOG4J_1])
+@pytest.mark.parametrize(
+    "root",
+    [
+        "rootLogger.level = info\nrootLogger.appenderRef.c.ref = STDOUT",
+        "rootLogger = info\nrootLogger.appenderRef.c.ref = STDOUT",
+        "rootLogger = info, STDOUT",
+    ],
+)
 def test_properties_have_the_effect_of_xml(
-    text: str, apply: Callable[..., dict[str, str]], capsys: pytest.CaptureFixture[str]
+    root: str, apply: Apply, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def log() -> None:
         logging.getLogger("MODEL_LOG").info("out")
+        logging.getLogger("root").info("hidden")
         log_server("hello")
 
-    assert apply(text, log, "log4j.properties")["logs/model.log"] == "<out>\n"
+    assert apply(PROPERTIES + root, log, "log4j2.properties")["logs/model.log"] == "<out>\n"
     assert capsys.readouterr() == ("hello\n", "")
-
-
-def test_a_short_logger_may_have_further_properties(
-    apply: Callable[..., dict[str, str]], capsys: pytest.CaptureFixture[str]
-) -> None:
-    text = """
-appender.console.type = Console
-appender.console.name = STDOUT
-appender.console.layout.type = PatternLayout
-appender.console.layout.pattern = %m%n
-rootLogger = info
-rootLogger.appenderRef.c.ref = STDOUT
-"""
-    apply(text, lambda: log_server("hello"), "log4j2.properties")
-    assert capsys.readouterr() == ("hello\n", "")
-
-
-def test_a_filter_of_properties_is_a_threshold(
-    apply: Callable[..., dict[str, str]], capsys: pytest.CaptureFixture[str]
-) -> None:
-    text = """
-appender.console.type = Console
-appender.console.name = STDOUT
-appender.console.layout.type = PatternLayout
-appender.console.layout.pattern = %m%n
-appender.console.filter.threshold.type = ThresholdFilter
-appender.console.filter.threshold.level = error
-rootLogger.level = info
-rootLogger.appenderRef.c.ref = STDOUT
-"""
-
-    def log() -> None:
-        log_server("hidden")
-        logging.getLogger("marserve").error("shown")
-
-    apply(text, log, "log4j2.properties")
-    assert capsys.readouterr() == ("shown\n", "")
 
 
 @pytest.mark.parametrize(
@@ -251,27 +377,21 @@ rootLogger.appenderRef.c.ref = STDOUT
     ],
 )
 def test_a_regex_filter_matches_whole_messages(
-    apply: Callable[..., dict[str, str]],
-    capsys: pytest.CaptureFixture[str],
-    attributes: str,
-    shown: str,
+    apply: Apply, capsys: pytest.CaptureFixture[str], attributes: str, shown: str
 ) -> None:
-    text = f"""<Configuration><Appenders><Console name="A"><PatternLayout pattern="%m%n"/>
-        <RegexFilter regex="ping \\d+" {attributes}/></Console></Appenders>
-        <Loggers><Root level="info"><AppenderRef ref="A"/></Root></Loggers></Configuration>"""
-
-    def log() -> None:
-        log_server("ping 200")
-        log_server("a ping 200")
-
-    apply(text, log)
+    text = f"""<Console name="A"><PatternLayout pattern="%m%n"/>
+        <RegexFilter regex="ping \\d+" {attributes}/></Console>"""
+    apply(with_appender(text), lambda: log_server("ping 200", "a ping 200"))
     assert capsys.readouterr() == (shown, "")
 
 
 @pytest.mark.parametrize(
     ("appender", "remark"),
     [
-        ('<Kafka name="A"/>', "Appender A: Kafka has no counterpart here; it is left out."),
+        (
+            '<Kafka name="A"/>',
+            "Appender A is left out: Kafka has no counterpart; console, files and syslog have one.",
+        ),
         ('<File name="A"/>', "Appender A is left out: it has no fileName."),
         ('<RollingFile name="A" fileName="a"/>', "Appender A is left out: it has no filePattern."),
         (
@@ -288,51 +408,45 @@ def test_a_regex_filter_matches_whole_messages(
             '<TimeBasedTriggeringPolicy interval="1000000"/></RollingFile>',
             "Appender A is left out: the interval 1000000 is longer than 100000 periods.",
         ),
+        ('<Syslog name="A" facility="x"/>', "Appender A is left out: 'x' is not a facility."),
         ('<Console name="A"><HtmlLayout/></Console>', "HtmlLayout has no counterpart"),
         ('<Console name="A"><BurstFilter/></Console>', "BurstFilter has no counterpart"),
         ('<Console name="A"><RegexFilter/></Console>', "RegexFilter has no regex"),
         ('<Console name="A"><RegexFilter regex="("/></Console>', "RegexFilter has no regex"),
         ('<Console name="A"><PatternLayout pattern="%q"/></Console>', "'%q' has no counterpart"),
         ('<Console name="A"><PatternLayout pattern="${no:x}"/></Console>', "${no:x} has no value"),
-        (
-            '<Syslog name="A" host="nowhere.invalid"/>',
-            "Appender A is left out: nowhere.invalid:514 cannot be reached",
-        ),
         ('<Console name="B"/>', "Logger root: there is no appender 'A'."),
     ],
 )
-def test_a_remark_names_what_has_no_counterpart(
-    appender: str,
-    remark: str,
-    apply: Callable[..., dict[str, str]],
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    text = f"""<Configuration><Appenders>{appender}</Appenders>
-        <Loggers><Root level="info"><AppenderRef ref="A"/></Root></Loggers></Configuration>"""
-    apply(text, lambda: None)
-    (sentence,) = caplog.messages
+def test_a_remark_names_what_has_no_counterpart(appender: str, remark: str) -> None:
+    (sentence,) = translated(with_appender(appender)).remarks
     assert remark in sentence
-    assert "log4j2.xml" in sentence
+
+
+def test_a_syslog_that_cannot_be_found_is_left_out(
+    apply: Apply, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = with_appender('<Syslog name="A" host="nowhere.invalid"/><Console name="B"/>')
+    reference = '<AppenderRef ref="A"/><AppenderRef ref="B"/>'
+    apply(text.replace('<AppenderRef ref="A"/>', reference), lambda: None)
+    remark = "Appender A is left out: nowhere.invalid:514 cannot be reached"
+    assert remark in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("pattern", ["a.log.gz", "a.log", "%i.log"])
 def test_the_present_file_is_not_removed_as_an_old_one(
-    pattern: str, apply: Callable[..., dict[str, str]], tmp_path: Path
+    pattern: str, apply: Apply, tmp_path: Path
 ) -> None:
     name = "7.log" if "%i" in pattern else "a.log"
-    text = f"""<Configuration><Appenders>
+    text = f"""
         <RollingFile name="A" fileName="{tmp_path}/{name}" filePattern="{tmp_path}/{pattern}">
-        <SizeBasedTriggeringPolicy size="1"/><DefaultRolloverStrategy max="1"/></RollingFile>
-        </Appenders><Loggers><Root level="info"><AppenderRef ref="A"/></Root></Loggers>
-        </Configuration>"""
-    files = apply(text, lambda: log_server("1", "2", "3"))
+        <SizeBasedTriggeringPolicy size="1"/><DefaultRolloverStrategy max="1"/></RollingFile>"""
+    files = apply(with_appender(text), lambda: log_server("1", "2", "3"))
     assert files[name].endswith("- 3\n")
     assert len(files) == 2
 
 
-def test_two_appenders_of_one_file_lose_nothing_at_a_rollover(
-    apply: Callable[..., dict[str, str]], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_two_appenders_of_one_file_lose_nothing_at_a_rollover(apply: Apply) -> None:
     def log() -> None:
         for number in range(20):
             logging.getLogger("MODEL_LOG").info("model %d", number)
@@ -349,51 +463,53 @@ def test_two_appenders_of_one_file_lose_nothing_at_a_rollover(
         </Loggers></Configuration>""",
         log,
     )
-    lines = "".join(files.values()).splitlines()
-    assert {f"{who} {n}" for who in ("model", "server") for n in range(20)} <= set(lines)
-    assert "one.log is written by appender A." in caplog.text
-
-
-def test_lookups_that_contain_one_another_end(
-    apply: Callable[..., dict[str, str]], caplog: pytest.LogCaptureFixture
-) -> None:
-    apply(
-        f"""<Configuration><Properties><Property name="a">{"${a}" * 100}</Property></Properties>
-        <Appenders><Console name="A"><PatternLayout pattern="${{a}}%m"/></Console></Appenders>
-        <Loggers><Root level="info"/></Loggers></Configuration>""",
-        lambda: None,
+    text = "".join(files.values())
+    assert {f"{who} {n}" for who in ("model", "server") for n in range(20)} <= set(
+        text.splitlines()
     )
-    assert "A value with lookups is cut after 100000 characters." in caplog.text
+    assert "one.log is written by appender A." in text
 
 
-def test_a_remark_names_monitorinterval(
-    apply: Callable[..., dict[str, str]], caplog: pytest.LogCaptureFixture
-) -> None:
-    apply('<Configuration monitorInterval="30"/>', lambda: None)
-    (sentence,) = caplog.messages
+def test_a_file_may_start_empty(apply: Apply, tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_text("old\n")
+    appender = f'<File name="A" fileName="{tmp_path}/a.log" append="false"/>'
+    files = apply(with_appender(appender), lambda: log_server("new"))
+    assert files["a.log"].count("\n") == 1
+
+
+def test_lookups_that_contain_one_another_end() -> None:
+    text = f"""<Configuration><Properties><Property name="a">{"${a}" * 100}</Property></Properties>
+        <Appenders><Console name="A"><PatternLayout pattern="${{a}}%m"/></Console></Appenders>
+        <Loggers><Root level="info"/></Loggers></Configuration>"""
+    assert "A value with lookups is cut after 100000 characters." in translated(text).remarks
+
+
+def test_a_remark_names_monitorinterval() -> None:
+    (sentence,) = translated('<Configuration monitorInterval="30"/>').remarks
     assert "monitorInterval has no effect" in sentence
 
 
 @pytest.mark.parametrize(
-    "text",
+    "properties",
     [
-        '<Configuration><Property name="a">${a}</Property></Configuration>',
-        '<Configuration><Property name="a">${b}</Property><Property name="b">${a}</Property>'
-        "</Configuration>",
+        '<Property name="a">${a}</Property>',
+        '<Property name="a">${b}</Property><Property name="b">${a}</Property>',
     ],
 )
-def test_properties_that_name_each_other_end(
-    text: str, apply: Callable[..., dict[str, str]]
-) -> None:
-    apply(text, lambda: None)
+def test_properties_that_name_each_other_end(properties: str) -> None:
+    assert translated(f"<Configuration>{properties}</Configuration>").remarks
 
 
 def test_a_file_that_cannot_be_opened_is_an_error_and_leaves_nothing_open(
-    apply: Callable[..., dict[str, str]], tmp_path: Path
+    apply: Apply, tmp_path: Path
 ) -> None:
     (tmp_path / "taken").touch()
-    text = f"""<Configuration><Appenders>
-        <File name="A" fileName="{tmp_path}/a.log"/><File name="B" fileName="{tmp_path}/taken/b"/>
-        </Appenders></Configuration>"""
+    text = with_appender(
+        f'''<File name="B" fileName="{tmp_path}/b.log"/>
+        <File name="C" fileName="{tmp_path}/taken/c.log"/>
+        <Async name="A"><AppenderRef ref="B"/><AppenderRef ref="C"/></Async>'''
+    )
+    before = list(logging.root.handlers)
     with pytest.raises(OSError, match="taken"):
         apply(text, lambda: None)
+    assert logging.root.handlers == before

@@ -255,7 +255,7 @@ def test_parts_of_appenders_are_reported_in_a_log_file_of_any_name(
     assert [each["what"].split(" has no")[0] for each in findings(tmp_path)] == [
         "Appender out: BurstFilter",
         "Appender out: HtmlLayout",
-        "Appender file: it is left out: it",
+        "Appender file is left out: it",
     ]
 
 

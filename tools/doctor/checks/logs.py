@@ -1,11 +1,11 @@
 """Checks of log4j files and metrics.yaml, by the server's readers."""
 
+import re
 from collections.abc import Iterator
 
 from marserve.frontend.configuration.properties import ConfigError
-from marserve.frontend.logs.appenders import KINDS, remarks_on
 from marserve.frontend.logs.config import read_log_config
-from marserve.frontend.logs.log4j import Log4jConfig
+from marserve.frontend.logs.log4j import Translation
 from marserve.frontend.telemetry.metrics_config import (
     MetricsConfigError,
     parse_metrics_config,
@@ -28,27 +28,16 @@ def check_log4j(source: Source) -> Iterator[Finding]:
     except ConfigError as error:
         yield finding("not-read", place, str(error), "Correct the file or remove it.")
         return
-    if not isinstance(config, Log4jConfig):
+    if not isinstance(config, Translation):
         return
-    for name, node in config.appenders.items():
-        at = Place(source.name, source.line_of(f'"{name}"'))
-        if node.kind in KINDS:
-            for note in remarks_on(node):
-                yield finding("log4j", at, f"Appender {name}: {note}.")
-        else:
-            yield finding(
-                "log4j",
-                at,
-                f"Appender {name}: {node.name} has no counterpart and is ignored.",
-                "Use a console, file, rolling file or syslog appender.",
-            )
     for remark in dict.fromkeys(config.remarks):
         if not any(word in remark for word in _HARMLESS):
-            yield finding("log4j", place, remark)
-    count = len(config.appenders)
-    yield finding(
-        "unchanged", place, f"{count} appenders and {len(config.loggers)} loggers of {source.name}"
-    )
+            appender = re.match(r"Appender (.*?)(?: is left out)?:", remark)
+            line = source.line_of(f'"{appender[1]}"') if appender else 0
+            yield finding("log4j", Place(source.name, line), remark)
+    if config.loggers:
+        counts = f"{len(config.handlers)} appenders and {len(config.loggers)} loggers"
+        yield finding("unchanged", place, f"{counts} of {source.name}")
 
 
 def check_metrics(source: Source) -> Iterator[Finding]:
