@@ -23,7 +23,7 @@ from marserve.frontend.configuration.bounded_yaml import YamlTooLarge, load_yaml
 from marserve.frontend.configuration.properties import ConfigError, parse_properties
 from marserve.frontend.logs.log4j import Translation, translate
 from marserve.frontend.logs.log4j_tree import tree_of_properties, tree_of_xml
-from marserve.frontend.logs.setup import apply, usual_dictionary
+from marserve.frontend.logs.setup import apply_dictionary, usual_dictionary
 from marserve.frontend.regular_files import read_file
 
 logger = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ def configure_logging(
     """
     dictionary = usual_dictionary(log_dir, metrics_dir, as_json=as_json)
     if file is None:
-        return apply(dictionary, verbose=verbose)
+        return apply_dictionary(dictionary, verbose=verbose)
     variables = {"LOG_LOCATION": str(log_dir), "METRICS_LOCATION": str(metrics_dir)}
     config, remarks = read_log_config(file, variables, properties), list[str]()
     if isinstance(config, Translation):
@@ -69,7 +69,7 @@ def configure_logging(
         for directory in (log_dir, metrics_dir):
             directory.mkdir(parents=True, exist_ok=True)
     try:
-        opened = apply(dictionary, verbose=verbose)
+        opened = apply_dictionary(dictionary, verbose=verbose)
     except _UNUSABLE as error:
         reason = f"{error}: {error.__cause__}" if error.__cause__ else str(error)
         raise ConfigError(f"Cannot use the log configuration {file}: {reason}") from error
@@ -91,21 +91,23 @@ def read_log_config(
     try:
         text = (read_file(path) if content is None else content).decode("utf-8-sig")
         match path.suffix.lower():
-            case ".yaml" | ".yml":
-                return _dictionary(_load(Template(text).safe_substitute(directories)))
-            case ".json":
-                return _dictionary(json.loads(Template(text).safe_substitute(directories)))
+            case ".yaml" | ".yml" | ".json" as ending:
+                text = Template(text).safe_substitute(directories)
+                parsed = json.loads(text) if ending == ".json" else _load(text)
+                if isinstance(parsed, dict):
+                    return parsed
+                raise ValueError("it is not a dictionary")
             case ".xml":
                 root = ET.fromstring(text)  # noqa: S314 - the operator's own file
-                if root.tag.startswith("{http://jakarta.apache.org/log4j/}"):
-                    return Translation(remarks=[_LOG4J_1])
-                return translate(tree_of_xml(root), properties or {})
+                is_log4j_1 = root.tag.startswith("{http://jakarta.apache.org/log4j/}")
+                tree = tree_of_xml(root)
             case ".properties":
                 pairs = parse_properties(text)
-                if any(key.startswith("log4j.") for key in pairs):
-                    return Translation(remarks=[_LOG4J_1])
-                return translate(tree_of_properties(pairs), properties or {})
-        raise ValueError("its name does not end in .yaml, .json, .xml or .properties")
+                is_log4j_1 = any(key.startswith("log4j.") for key in pairs)
+                tree = tree_of_properties(pairs)
+            case _:
+                raise ValueError("its name does not end in .yaml, .json, .xml or .properties")
+        return Translation(remarks=[_LOG4J_1]) if is_log4j_1 else translate(tree, properties or {})
     except _UNREADABLE as error:
         reason = " ".join(str(error).split())
         raise ConfigError(f"Cannot use the log configuration {path}: {reason}") from error
@@ -118,10 +120,3 @@ def _load(text: str) -> Any:
         raise ValueError(f"it {error}") from error
     except Exception as error:  # PyYAML raises many kinds
         raise ValueError(str(error)) from error
-
-
-def _dictionary(parsed: Any) -> dict[str, Any]:
-    if not isinstance(parsed, dict):
-        raise ValueError("it is not a dictionary")  # noqa: TRY004 - a value, not a type, is wrong
-    # dictConfig disables the loggers of modules by default.
-    return {"version": 1, "disable_existing_loggers": False, **parsed}

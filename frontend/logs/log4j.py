@@ -15,12 +15,11 @@ from typing import Any
 
 from marserve.frontend.logs.files import LogFile, Rollover
 from marserve.frontend.logs.formats import JsonLayout, MetricLayout
-from marserve.frontend.logs.levels import LEVELS
+from marserve.frontend.logs.levels import LEVELS, OF_FILES, SERVER
 from marserve.frontend.logs.log4j_tree import Node, resolve_lookups
 from marserve.frontend.logs.patterns import PatternFormatter
 from marserve.frontend.logs.setup import Console
 
-_OUR_LOGGERS = ("MODEL_LOG", "ACCESS_LOG", "TS_METRICS", "MODEL_METRICS")
 # TorchServe's own file sets levels of these; they are not part of this server.
 _JAVA_LIBRARIES = re.compile(
     r"(io\.(netty|grpc|prometheus)|org\.(apache|eclipse)|com\.google)(\..*)?"
@@ -54,10 +53,8 @@ class Translation:
 
     @property
     def dictionary(self) -> dict[str, Any]:
-        """The argument of `dictConfig`."""
+        """The dictionary for `dictConfig`."""
         return {
-            "version": 1,
-            "disable_existing_loggers": False,
             "formatters": self.formatters,
             "handlers": self.handlers,
             "loggers": self.loggers,
@@ -109,9 +106,8 @@ def _add_logger(
         what = f"with level {level_name!r}" if level_name else "and its appenders"
         made.remarks.append(f"Logger {name} {what} is ignored.")
         return
-    logger = made.loggers.setdefault(ours, {})
+    logger = made.loggers.setdefault(ours, {"handlers": []})
     logger["propagate"] = node.get("additivity", "true").strip().lower() != "false"
-    logger["handlers"] = []
     if level is not None:
         logger["level"] = level
     for reference in node.children:
@@ -125,9 +121,9 @@ def _add_logger(
 
 
 def _our_name(name: str) -> str | None:
-    if name == "root" or name in _OUR_LOGGERS or name.partition(".")[0] == "marserve":
+    if name in OF_FILES or name.startswith(f"{SERVER}."):
         return name
-    return "marserve" if name in ("org.pytorch.serve", "com.amazonaws.ml.ts") else None
+    return SERVER if name in ("org.pytorch.serve", "com.amazonaws.ml.ts") else None
 
 
 def _add_handlers(appenders: list[Node], made: Translation) -> dict[str, list[str]]:

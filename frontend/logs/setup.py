@@ -70,8 +70,6 @@ def usual_dictionary(log_dir: Path, metrics_dir: Path, *, as_json: bool) -> dict
         return {"level": logging.INFO, "propagate": False, "handlers": handlers}
 
     return {
-        "version": 1,
-        "disable_existing_loggers": False,
         "formatters": {
             "text": {"()": JsonFormatter if as_json else LineFormatter},
             "finished": {"format": "%(message)s"},
@@ -95,15 +93,17 @@ def usual_dictionary(log_dir: Path, metrics_dir: Path, *, as_json: bool) -> dict
     }
 
 
-def apply(dictionary: dict[str, Any], *, verbose: bool) -> ExitStack:
+def apply_dictionary(dictionary: dict[str, Any], *, verbose: bool) -> ExitStack:
     """Configure logging as `dictConfig` does, with a thread for each handler; closing undoes it.
 
-    A console shows records with `DETAIL` if it is ``verbose``. Raises OSError if a file cannot be
-    opened, and the errors of `dictConfig`.
+    Loggers that the dictionary does not name stay enabled by default. A console shows records with
+    `DETAIL` if it is ``verbose``. Raises OSError if a file cannot be opened, and the errors of
+    `dictConfig`.
     """
     names = (*OF_FILES, *dictionary.get("loggers", ()))
     loggers = dict.fromkeys(map(logging.getLogger, names))  # "" and "root" are one
-    configurator = DictConfigurator(dictionary)
+    defaults = {"version": 1, "disable_existing_loggers": False}
+    configurator = DictConfigurator(defaults | dictionary)
     with ExitStack() as opened:
         for each in loggers:
             opened.callback(_restore, each, each.level, each.propagate, list(each.handlers))
@@ -122,9 +122,9 @@ def apply(dictionary: dict[str, Any], *, verbose: bool) -> ExitStack:
         writers: dict[logging.Handler, LogWriter] = {}
         for each in loggers:
             for at, handler in enumerate(each.handlers):
-                if isinstance(handler, Console) and not verbose:
-                    handler.addFilter(_WithoutDetails())
                 if handler not in writers:
+                    if isinstance(handler, Console) and not verbose:
+                        handler.addFilter(_WithoutDetails())
                     writers[handler] = LogWriter(handler)
                 each.handlers[at] = writers[handler]
         return opened.pop_all()

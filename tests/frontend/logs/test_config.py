@@ -27,8 +27,6 @@ def test_a_dictionary_is_returned_for_dictconfig(name: str, tmp_path: Path) -> N
         {"handlers": {"a": {"filename": "$LOG_LOCATION/a", "x": "${METRICS_LOCATION}$Y"}}}
     )
     assert read(tmp_path, name, text) == {
-        "version": 1,
-        "disable_existing_loggers": False,
         "handlers": {"a": {"filename": "/l/a", "x": "/m$Y"}},
     }
 
