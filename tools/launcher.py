@@ -238,7 +238,7 @@ def _address(name: str) -> Address:
     try:
         settings = find_config_file(_config_file, os.environ, snapshots=None).settings
         text = settings[name].text if name in settings else key.default or ""
-        address = key.parse(text)
+        address = key.from_text(text)
     except (ConfigError, ValueError) as error:
         raise LauncherError(f"The address of the server is not known: {error}") from error
     if not isinstance(address, Address) or address.scheme != "http":

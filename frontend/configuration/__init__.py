@@ -1,1 +1,1 @@
-"""What operators configure: keys and values, and the files they stand in."""
+"""Files and keys, and the one description of a value (`Setting`, `Kind`): no model is known yet."""

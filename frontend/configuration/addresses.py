@@ -3,10 +3,13 @@
 import ipaddress
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
+
+from marserve.frontend.configuration.setting_kinds import Kind, is_whole
+from marserve.frontend.configuration.values import parsed
 
 _LISTENERS = "http://host[:port], https://host[:port] or unix:/path"
 _ON_THE_NETWORK = re.compile(
@@ -85,8 +88,8 @@ class TlsFiles:
         return bool(self.keystore or (self.private_key_file and self.certificate_file))
 
 
-def listener_address(http_port: int, https_port: int) -> Callable[[str], Address | UnixAddress]:
-    """Return a parser of addresses, with the ports of addresses that name none."""
+def listener_address(http_port: int, https_port: int) -> Kind:
+    """Return the kind of addresses, with the ports of addresses that name none."""
     implied = {"http": http_port, "https": https_port}
 
     def parse(text: str) -> Address | UnixAddress:
@@ -99,21 +102,21 @@ def listener_address(http_port: int, https_port: int) -> Callable[[str], Address
         scheme = scheme.lower()
         return Address(
             name.lower() if name else _ipv6(ipv6),
-            implied[scheme] if port is None else port_number(port),
+            implied[scheme] if port is None else PORT.from_text(port),
             scheme,
         )
 
-    return parse
+    return parsed(_LISTENERS, parse)
 
 
-def host(text: str) -> str:
+def _host(text: str) -> str:
     """Return a name or an IP address; one of version 6 may be in brackets."""
     if text.startswith("[") and text.endswith("]"):
         return _ipv6(text[1:-1])
     if ":" in text:
         return _ipv6(text)
     if not _HOST.fullmatch(text):
-        raise ValueError("a host name or an IP address")
+        raise ValueError(HOST.rule)
     return text.lower()
 
 
@@ -126,13 +129,6 @@ def _unix_address(text: str) -> UnixAddress:
     return UnixAddress(Path(path))
 
 
-def keystore_type(text: str) -> str:
-    """Return the type of a key store; JKS, too: keytool writes PKCS #12 under that name."""
-    if text.upper() not in ("PKCS12", "JKS"):
-        raise ValueError("PKCS12")
-    return text.upper()
-
-
 def _ipv6(text: str) -> str:
     try:
         return str(ipaddress.IPv6Address(text))
@@ -140,11 +136,16 @@ def _ipv6(text: str) -> str:
         raise ValueError(f"an IPv6 address between the brackets ({error})") from error
 
 
-def port_number(text: str) -> int:
-    """Return the number of a port; 0 lets the system choose one."""
-    if not re.fullmatch(r"[0-9]{1,5}", text) or int(text) > 65535:
-        raise ValueError("a port from 0 to 65535")
-    return int(text)
+#: The kind of a host name or an IP address; one of version 6 may be in brackets.
+HOST = parsed("a host name or an IP address", _host)
+#: The kind of port numbers; 0 lets the system choose one.
+PORT = Kind(
+    "a port from 0 to 65535",
+    lambda port: is_whole(port, 0, 65535),
+    parse=lambda text: int(text) if re.fullmatch(r"[0-9]{1,5}", text) else text,
+)
+#: The kind of types of key stores; JKS, too: keytool writes PKCS #12 under that name.
+KEYSTORE_TYPE = Kind("PKCS12", lambda text: text in ("PKCS12", "JKS"), parse=str.upper)
 
 
 def check_schemes(addresses: Sequence[Address | UnixAddress]) -> None:

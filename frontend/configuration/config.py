@@ -1,27 +1,27 @@
-# ruff: noqa: RUF009  _key() and _optional() are dataclasses.field() with our metadata
-"""The keys of the properties file: one frozen `Config` with a field for each key.
+# ruff: noqa: RUF009  _key() and the like are dataclasses.field() with our metadata
+"""The keys of the properties file: one frozen `Config` with a field and a `Setting` for each key.
 
 Times are float seconds, sizes are bytes; only ``token_expiration_min`` is in minutes. `loading`
 resolves files, environment and flags.
 """
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 from urllib.parse import unquote
 
 from marserve.backend.json_text import JSON_NAN, KEEP
 from marserve.frontend.configuration import values
 from marserve.frontend.configuration.addresses import (
+    HOST,
+    KEYSTORE_TYPE,
+    PORT,
     Address,
     TlsFiles,
     UnixAddress,
-    host,
-    keystore_type,
     listener_address,
-    port_number,
 )
 from marserve.frontend.configuration.model_schema import (
     BATCH_POLICIES,
@@ -29,45 +29,41 @@ from marserve.frontend.configuration.model_schema import (
     THREADS,
     WAIT_POLICIES,
 )
-from marserve.frontend.configuration.models_key import ModelEntries, model_entries
+from marserve.frontend.configuration.models_key import MODEL_ENTRIES, ModelEntries
 from marserve.frontend.configuration.platforms.platform import ChosenPlatform
-from marserve.frontend.configuration.saved_models import SavedModel, saved_models
-from marserve.frontend.configuration.setting_kinds import FLAG, word
-
-T = TypeVar("T")
+from marserve.frontend.configuration.saved_models import SAVED_MODELS, SavedModel
+from marserve.frontend.configuration.setting import Setting, rows_of
+from marserve.frontend.configuration.setting_kinds import FLAG, TEXT, Kind, whole, word
 
 #: The option of a Java virtual machine for the configuration of log4j.
 LOG4J_FILE = re.compile(r"-Dlog4j2?\.configuration(?:File)?=(?:file:(?://)?)?(/?[^:]+)")
 
 
-@dataclass(frozen=True)
-class Key:
-    """One key of the properties file."""
-
-    name: str  # also of the `Config` field
-    parse: Callable[[str], object]  # raises ValueError with the text of what is allowed
-    default: str | None = None  # as text
-    #: The value of a text that ``parse`` refuses, where TorchServe accepted it; None stops the
-    #: start.
-    instead: str | None = None
+# "auto" in any case.
+_THREADS = replace(THREADS, parse=lambda text: THREADS.parse(text.lower()))
 
 
-def _key(parse: Callable[[str], T], default: str, instead: str | None = None) -> T:
-    metadata = {"parse": parse, "default": default, "instead": instead}
-    return field(default_factory=lambda: parse(default), metadata=metadata)
+def _key(kind: Kind, default: str | None = None, instead: str | None = None) -> Any:
+    """Return the field of a key; an empty text is None if it has no default."""
+    row = {"kind": kind, "default": default, "instead": instead}
+    return field(
+        default_factory=lambda: None if default is None else kind.from_text(default),
+        metadata={"row": row},
+    )
 
 
-def _optional(parse: Callable[[str], T], instead: str | None = None) -> T | None:
-    return field(default=None, metadata={"parse": parse, "instead": instead})
-
-
-def _flag(default: str, other_true: str = "true") -> bool:
+def _flag(default: str, other_true: str = "true") -> Any:
     """Return a switch of TorchServe, where every text but "true" is false."""
-    return _key(lambda text: text == other_true or FLAG.from_text(text), default, instead="false")
+    kind = replace(FLAG, parse=lambda text: text == other_true or FLAG.parse(text))
+    return _key(kind, default, instead="false")
 
 
-def _one_of(*words: str) -> Callable[[str], str]:
-    return word(*words, rule=" or ".join(words)).from_text
+def _words(*words: str, default: str | None = None, instead: str | None = None) -> Any:
+    return _key(word(*words, any_case=True), default, instead)
+
+
+def _whole(minimum: int, default: str | None = None, maximum: int = 10**18 - 1) -> Any:
+    return _key(whole(minimum, maximum), default)
 
 
 @dataclass(frozen=True)
@@ -93,127 +89,127 @@ class Config:
         listener_address(8082, 8445), "http://127.0.0.1:8082"
     )
     enable_metrics_api: bool = _flag("true")
-    keystore: Path | None = _optional(values.absolute_path)
-    keystore_pass: str = _key(str, "changeit")
-    keystore_type: str = _key(keystore_type, "PKCS12", instead="PKCS12")
-    private_key_file: Path | None = _optional(values.absolute_path)
-    certificate_file: Path | None = _optional(values.absolute_path)
-    request_head_timeout: float = _key(values.positive, "60")
-    request_body_timeout: float = _key(values.positive, "60")
-    request_body_rate: int = _key(values.whole(0), "1000")  # bytes per second; 0: any
-    response_write_timeout: float = _key(values.positive, "60")
-    response_write_rate: int = _key(values.whole(0), "1000")  # bytes per second; 0: any
-    max_connections: int = _key(values.whole(0), "0")  # of a listener; 0: what descriptors allow
-    max_client_connections: int = _key(values.whole(0), "0")  # of a listener; 0: any number
-    max_bytes_in_flight: int = _key(values.whole(0), "0")  # of a listener; 0: a quarter of memory
-    max_client_bytes_in_flight: int = _key(values.whole(0), "0")  # 0: half of the above
-    max_request_size: int = _key(values.whole(1), "6553500")
-    max_response_size: int = _key(values.whole(1), "6553500")
-    max_form_parts: int = _key(values.whole(1), "1000")
-    max_part_header_size: int = _key(values.whole(1), "8192")
-    max_stream_backlog: int = _key(values.whole(0), "67108864")  # 0: no limit
-    cors_allowed_origin: str | None = _optional(str)
-    cors_allowed_methods: str | None = _optional(str)
-    cors_allowed_headers: str | None = _optional(str)
+    keystore: Path | None = _key(values.ABSOLUTE_PATH)
+    keystore_pass: str = _key(TEXT, "changeit")
+    keystore_type: str = _key(KEYSTORE_TYPE, "PKCS12", instead="PKCS12")
+    private_key_file: Path | None = _key(values.ABSOLUTE_PATH)
+    certificate_file: Path | None = _key(values.ABSOLUTE_PATH)
+    request_head_timeout: float = _key(values.POSITIVE, "60")
+    request_body_timeout: float = _key(values.POSITIVE, "60")
+    request_body_rate: int = _whole(0, "1000")  # bytes per second; 0: any
+    response_write_timeout: float = _key(values.POSITIVE, "60")
+    response_write_rate: int = _whole(0, "1000")  # bytes per second; 0: any
+    max_connections: int = _whole(0, "0")  # of a listener; 0: what descriptors allow
+    max_client_connections: int = _whole(0, "0")  # of a listener; 0: any number
+    max_bytes_in_flight: int = _whole(0, "0")  # of a listener; 0: a quarter of memory
+    max_client_bytes_in_flight: int = _whole(0, "0")  # 0: half of the above
+    max_request_size: int = _whole(1, "6553500")
+    max_response_size: int = _whole(1, "6553500")
+    max_form_parts: int = _whole(1, "1000")
+    max_part_header_size: int = _whole(1, "8192")
+    max_stream_backlog: int = _whole(0, "67108864")  # 0: no limit
+    cors_allowed_origin: str | None = _key(TEXT)
+    cors_allowed_methods: str | None = _key(TEXT)
+    cors_allowed_headers: str | None = _key(TEXT)
     ts_open_inference_protocol: bool = _flag("false", "oip")  # as in the environment variable
     # The headers with the sequence of a request to a stateful model, its start and its end
-    ts_header_key_sequence_id: str = _key(values.header_name, "ts_request_sequence_id")
-    ts_header_key_sequence_start: str = _key(values.header_name, "ts_request_sequence_start")
-    ts_header_key_sequence_end: str = _key(values.header_name, "ts_request_sequence_end")
+    ts_header_key_sequence_id: str = _key(values.HEADER_NAME, "ts_request_sequence_id")
+    ts_header_key_sequence_start: str = _key(values.HEADER_NAME, "ts_request_sequence_start")
+    ts_header_key_sequence_end: str = _key(values.HEADER_NAME, "ts_request_sequence_end")
 
     # gRPC
-    enable_grpc: bool = _key(FLAG.from_text, "true")
-    grpc_inference_address: str = _key(host, "127.0.0.1")
-    grpc_inference_port: int = _key(port_number, "7070")
-    grpc_management_address: str = _key(host, "127.0.0.1")
-    grpc_management_port: int = _key(port_number, "7071")
-    grpc_inference_max_connection_age_ms: int = _key(values.whole(0), "0")  # 0: no limit
-    grpc_inference_max_connection_age_grace_ms: int = _key(values.whole(0), "0")  # 0: no limit
-    grpc_management_max_connection_age_ms: int = _key(values.whole(0), "0")  # 0: no limit
-    grpc_management_max_connection_age_grace_ms: int = _key(values.whole(0), "0")  # 0: no limit
+    enable_grpc: bool = _key(FLAG, "true")
+    grpc_inference_address: str = _key(HOST, "127.0.0.1")
+    grpc_inference_port: int = _key(PORT, "7070")
+    grpc_management_address: str = _key(HOST, "127.0.0.1")
+    grpc_management_port: int = _key(PORT, "7071")
+    grpc_inference_max_connection_age_ms: int = _whole(0, "0")  # 0: no limit
+    grpc_inference_max_connection_age_grace_ms: int = _whole(0, "0")  # 0: no limit
+    grpc_management_max_connection_age_ms: int = _whole(0, "0")  # 0: no limit
+    grpc_management_max_connection_age_grace_ms: int = _whole(0, "0")  # 0: no limit
     enable_grpc_ssl: bool = _flag("false")
-    grpc_max_calls: int = _key(values.whole(1), "10000")  # at once, of a listener
-    grpc_keepalive_time: float = _key(values.positive, "60")
-    grpc_keepalive_timeout: float = _key(values.positive, "20")
-    grpc_compression: str = _key(_one_of("none", "deflate", "gzip"), "none")
-    grpc_handler_status: bool = _key(FLAG.from_text, "false")
+    grpc_max_calls: int = _whole(1, "10000")  # at once, of a listener
+    grpc_keepalive_time: float = _key(values.POSITIVE, "60")
+    grpc_keepalive_timeout: float = _key(values.POSITIVE, "20")
+    grpc_compression: str = _words("none", "deflate", "gzip", default="none")
+    grpc_handler_status: bool = _key(FLAG, "false")
 
     # Access; None if not set, see `model_api` and `token_authorization`
-    enable_model_api: bool | None = _optional(FLAG.from_text, instead="false")
-    disable_token_authorization: bool | None = _optional(FLAG.from_text, instead="false")
-    token_expiration_min: float = _key(values.positive, "60", instead="60")  # minutes
+    enable_model_api: bool | None = _key(FLAG, instead="false")
+    disable_token_authorization: bool | None = _key(FLAG, instead="false")
+    token_expiration_min: float = _key(values.POSITIVE, "60", instead="60")  # minutes
     # None: the server generates keys
-    token_directory: Path | None = _optional(values.absolute_path)
+    token_directory: Path | None = _key(values.ABSOLUTE_PATH)
 
     # Models
-    model_store: Path = field(metadata={"parse": values.absolute_path})
-    workflow_store: Path | None = _optional(values.absolute_path)  # None: the model store
-    load_models: tuple[str, ...] = _key(values.models_to_load, "")
-    models: ModelEntries = _key(model_entries, "{}", instead="{}")
-    model_snapshot: tuple[SavedModel, ...] | None = _optional(saved_models)
-    model_catalog: str | None = _optional(values.path_or_url)
-    model_catalog_mode: str | None = _optional(_one_of("read-only", "read-write"))
-    model_catalog_interval: float = _key(values.positive, "5")
-    model_catalog_timeout: float = _key(values.positive, "10")
-    snapshots_kept: int = _key(values.whole(0), "100")  # of each kind; 0: no snapshots
-    allowed_urls: tuple[re.Pattern[str], ...] = _key(values.url_patterns, "file://.*|http(s)?://.*")
-    max_archive_size: int = _key(values.whole(0), "0")  # 0: the free space of the disk
-    max_downloads: int = _key(values.whole(1), "10")  # at once
-    download_timeout: float = _key(values.positive, "21600")
-    max_unpacking: int = _key(values.whole(1), "8")  # processes that unpack archives, at once
-    unpack_timeout: float = _key(values.positive, "3600")
-    default_service_handler: str | None = _optional(str)
-    service_envelope: str | None = _optional(values.identifier, instead="")
+    model_store: Path = field(metadata={"row": {"kind": values.ABSOLUTE_PATH}})
+    workflow_store: Path | None = _key(values.ABSOLUTE_PATH)  # None: the model store
+    load_models: tuple[str, ...] = _key(values.MODELS_TO_LOAD, "")
+    models: ModelEntries = _key(MODEL_ENTRIES, "{}", instead="{}")
+    model_snapshot: tuple[SavedModel, ...] | None = _key(SAVED_MODELS)
+    model_catalog: str | None = _key(values.PATH_OR_URL)
+    model_catalog_mode: str | None = _words("read-only", "read-write")
+    model_catalog_interval: float = _key(values.POSITIVE, "5")
+    model_catalog_timeout: float = _key(values.POSITIVE, "10")
+    snapshots_kept: int = _whole(0, "100")  # of each kind; 0: no snapshots
+    allowed_urls: tuple[re.Pattern[str], ...] = _key(values.URL_PATTERNS, "file://.*|http(s)?://.*")
+    max_archive_size: int = _whole(0, "0")  # 0: the free space of the disk
+    max_downloads: int = _whole(1, "10")  # at once
+    download_timeout: float = _key(values.POSITIVE, "21600")
+    max_unpacking: int = _whole(1, "8")  # processes that unpack archives, at once
+    unpack_timeout: float = _key(values.POSITIVE, "3600")
+    default_service_handler: str | None = _key(TEXT)
+    service_envelope: str | None = _key(values.IDENTIFIER, instead="")
     decode_input_request: bool = _flag("true")
-    json_nan: str = _key(_one_of(*JSON_NAN), KEEP)
+    json_nan: str = _words(*JSON_NAN, default=KEEP)
     limit_max_image_pixels: bool = _flag("true")
     install_py_dep_per_model: bool = _flag("false")
-    dependency_cache: Path | None = _optional(values.absolute_path)  # None: the user's cache
+    dependency_cache: Path | None = _key(values.ABSOLUTE_PATH)  # None: the user's cache
 
     # Workers
-    default_workers_per_model: int = _key(values.whole(0, MAX_WORKERS), "0")
-    job_queue_size: int = _key(values.whole(1), "100")
-    max_workflow_runs: int = _key(values.whole(0), "0")  # of a workflow; 0: its shortest job queue
-    default_batch_policy: str = _key(_one_of(*BATCH_POLICIES), BATCH_POLICIES[0])
-    default_response_timeout: float = _key(values.positive, "120")
-    default_startup_timeout: float = _key(values.positive, "120")
-    unregister_model_timeout: float = _key(values.positive, "120")
-    min_free_memory_percent: int = _key(values.whole(0, 99), "0")  # 0: loads are not checked
-    lame_duck_seconds: float = _key(values.not_negative, "0")
-    drain_timeout: float = _key(values.not_negative, "30")
-    stop_grace: float = _key(values.positive, "20")
-    autoscale_workers: bool = _key(FLAG.from_text, "false")
-    number_of_gpu: int | None = _optional(values.whole(0))  # None: all that are found
-    initial_worker_port: int = _key(values.whole(1), "9000")
-    initial_distribution_port: int = _key(values.whole(1), "29500")
-    python: Path | None = _optional(values.program, instead="")  # None: the server's
-    worker_start_method: str = _key(_one_of("forkserver", "spawn"), "forkserver")
-    preload_modules: tuple[str, ...] = _key(values.modules, "torch,torchvision")
-    torch_threads: int = _key(THREADS.from_text, "auto")
-    torch_wait_policy: str = _key(_one_of(*WAIT_POLICIES), WAIT_POLICIES[0])
-    blacklist_env_vars: re.Pattern[str] | None = _optional(values.pattern)
+    default_workers_per_model: int = _whole(0, "0", MAX_WORKERS)
+    job_queue_size: int = _whole(1, "100")
+    max_workflow_runs: int = _whole(0, "0")  # of a workflow; 0: its shortest job queue
+    default_batch_policy: str = _words(*BATCH_POLICIES, default=BATCH_POLICIES[0])
+    default_response_timeout: float = _key(values.POSITIVE, "120")
+    default_startup_timeout: float = _key(values.POSITIVE, "120")
+    unregister_model_timeout: float = _key(values.POSITIVE, "120")
+    min_free_memory_percent: int = _whole(0, "0", 99)  # 0: loads are not checked
+    lame_duck_seconds: float = _key(values.NOT_NEGATIVE, "0")
+    drain_timeout: float = _key(values.NOT_NEGATIVE, "30")
+    stop_grace: float = _key(values.POSITIVE, "20")
+    autoscale_workers: bool = _key(FLAG, "false")
+    number_of_gpu: int | None = _whole(0)  # None: all that are found
+    initial_worker_port: int = _whole(1, "9000")
+    initial_distribution_port: int = _whole(1, "29500")
+    python: Path | None = _key(values.PROGRAM, instead="")  # None: the server's
+    worker_start_method: str = _words("forkserver", "spawn", default="forkserver")
+    preload_modules: tuple[str, ...] = _key(values.MODULES, "torch,torchvision")
+    torch_threads: int = _key(_THREADS, "auto")
+    torch_wait_policy: str = _words(*WAIT_POLICIES, default=WAIT_POLICIES[0])
+    blacklist_env_vars: re.Pattern[str] | None = _key(values.PATTERN)
     cpu_launcher_enable: bool = _flag("false")
-    cpu_launcher_args: str | None = _optional(str)
+    cpu_launcher_args: str | None = _key(TEXT)
     ipex_enable: bool = _flag("false")
     ipex_gpu_enable: bool = _flag("false")
 
     # Metrics
-    metrics_mode: str = _key(_one_of("log", "prometheus", "legacy"), "log", instead="log")
-    metrics_config: Path | None = _optional(values.absolute_path)
+    metrics_mode: str = _words("log", "prometheus", "legacy", default="log", instead="log")
+    metrics_config: Path | None = _key(values.ABSOLUTE_PATH)
     model_metrics_auto_detect: bool = _flag("false")
     disable_system_metrics: bool = _flag("false")
-    system_metrics_cmd: tuple[str, ...] = _key(values.arguments, "", instead="")
-    metric_time_interval: float = _key(values.positive, "60")
+    system_metrics_cmd: tuple[str, ...] = _key(values.ARGUMENTS, "", instead="")
+    metric_time_interval: float = _key(values.POSITIVE, "60")
 
     # Logs
-    log_config: Path | None = _optional(values.absolute_path)
-    vmargs: tuple[str, ...] = _key(values.arguments, "", instead="")
-    log_format: str = _key(_one_of("text", "json"), "text")
+    log_config: Path | None = _key(values.ABSOLUTE_PATH)
+    vmargs: tuple[str, ...] = _key(values.ARGUMENTS, "", instead="")
+    log_format: str = _words("text", "json", default="text")
     async_logging: bool = _flag("false")
 
     # Traces; None: as the variables of OpenTelemetry say
-    otel_endpoint: str | None = _optional(str)
-    trace_sample_ratio: float | None = _optional(values.share)
+    otel_endpoint: str | None = _key(TEXT)
+    trace_sample_ratio: float | None = _key(values.SHARE)
 
     # Sources of values
     enable_envvars_config: bool = _flag("false")
@@ -316,6 +312,4 @@ class Config:
 
 
 #: All keys by name, in the order of the `Config` fields.
-KEYS: Mapping[str, Key] = {
-    each.name: Key(each.name, **each.metadata) for each in fields(Config) if each.metadata
-}
+KEYS: Mapping[str, Setting] = {row.key: row for row in rows_of(Config)}

@@ -205,7 +205,7 @@ def _glued() -> re.Pattern[str]:
 def _is_meant(entry: Entry) -> bool:
     key = KEYS.get(entry.key)
     try:
-        return key is not None and key.parse(entry.value) is not None
+        return key is not None and key.kind.from_text(entry.value) is not None
     except ValueError:
         return False
 

@@ -15,7 +15,7 @@ Which value, strongest first:
 
 Snapshots do not contain the values of a platform: a restored server detects its platform again.
 
-A wrong value stops the start. Where TorchServe starts (`Key.instead`), this server starts, too,
+A wrong value stops the start. Where TorchServe starts (`Setting.instead`), this server starts, too,
 with a warning in `Config.warnings`. Unlike in TorchServe, the file is UTF-8, and white space around
 values is removed.
 """
@@ -27,12 +27,13 @@ from pathlib import Path
 from typing import Any
 
 from marserve.frontend.configuration.addresses import UnixAddress, check_schemes
-from marserve.frontend.configuration.config import KEYS, LOG4J_FILE, Config, Key
+from marserve.frontend.configuration.config import KEYS, LOG4J_FILE, Config
 from marserve.frontend.configuration.config_file import Assignment, ConfigFile, find_config_file
 from marserve.frontend.configuration.models_key import MemberRefused, unread_model_settings
 from marserve.frontend.configuration.platforms.choice import choose_platform
 from marserve.frontend.configuration.platforms.platform import Surroundings
 from marserve.frontend.configuration.properties import ConfigError
+from marserve.frontend.configuration.setting import Setting
 from marserve.frontend.configuration.unread_keys import (
     HARMLESS,
     RECORDS,
@@ -158,19 +159,17 @@ def _variable_name(key: str) -> str:
     return "TS_" + key.upper().removeprefix("TS_")
 
 
-def _value(key: Key, setting: Assignment, tolerated: list[str]) -> object:
+def _value(key: Setting, setting: Assignment, tolerated: list[str]) -> object:
     """Return the value of a text, or its replacement with an entry in ``tolerated``."""
-    if not setting.text and key.default is None:
-        return None
     try:
-        return key.parse(setting.text)
+        return key.from_text(setting.text)
     except ValueError as error:
         text = setting.text if key.name == "allowed_urls" else without_secrets(setting.text)
         entry = f"{key.name}={_shortened(text)} ({setting.place})"
         if key.instead is None or isinstance(error, MemberRefused):
             raise ConfigError(f"Invalid configuration: {entry}: expected {error}") from error
         tolerated.append(f"{entry} is not {error}; it counts as {key.instead or 'not set'}.")
-        return key.parse(key.instead) if key.instead or key.default is not None else None
+        return key.from_text(key.instead)
 
 
 def _shortened(text: str) -> str:

@@ -9,10 +9,11 @@ from marserve.frontend.configuration.setting_kinds import (
     AUTOMATIC,
     MAX_NUMBER,
     is_whole,
+    plain_number,
     short_repr,
 )
 from marserve.frontend.configuration.unread_keys import advice_for_model
-from marserve.frontend.configuration.values import plain_number
+from marserve.frontend.configuration.values import parsed
 
 #: By name, version and member, as in the JSON; without members that are ignored.
 ModelEntries = Mapping[str, Mapping[str, Mapping[str, object]]]
@@ -96,3 +97,6 @@ def _is_read(key: str, value: object) -> bool:
         return value is not None
     maximum = MAX_WORKERS if key == "minWorkers" else MAX_NUMBER
     return key in TORCHSERVES and is_whole(value, 1, maximum)
+
+
+MODEL_ENTRIES = parsed(_EXPECTED, model_entries)

@@ -21,8 +21,15 @@ from typing import Any
 
 from marserve.frontend.configuration.model_schema import MAX_WORKERS, SETTINGS
 from marserve.frontend.configuration.models_key import TORCHSERVES
-from marserve.frontend.configuration.setting_kinds import FLAG, MAX_NUMBER, TEXT, Kind, whole
-from marserve.frontend.configuration.values import plain_number
+from marserve.frontend.configuration.setting_kinds import (
+    FLAG,
+    MAX_NUMBER,
+    TEXT,
+    Kind,
+    plain_number,
+    whole,
+)
+from marserve.frontend.configuration.values import parsed
 
 _MAX_COSTS = 100
 #: The settings that requests can set, and the archive therefore lacks, except TorchServe's.
@@ -61,7 +68,7 @@ def saved_models(text: str) -> tuple[SavedModel, ...]:
     try:
         snapshot = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"the JSON that a snapshot holds ({error})") from error
+        raise ValueError(f"{SAVED_MODELS.rule} ({error})") from error
     models = _object(snapshot, "the snapshot").get("models", {})
     count = plain_number(snapshot.get("modelCount", 1))
     if type(count) is not int:
@@ -188,3 +195,5 @@ _OPTIONAL: tuple[tuple[str, str, Kind, object], ...] = (
     ("setByRequests", "set_by_requests", _NAMES, []),
     ("batchCosts", "batch_costs", _COSTS, []),
 )
+#: The kind of a ``model_snapshot``.
+SAVED_MODELS = parsed("the JSON that a snapshot holds", saved_models)

@@ -1,4 +1,4 @@
-"""The row that describes a setting of a model, and the reader of rows."""
+"""The row that describes a key of config.properties or a setting of a model; the reader of rows."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,15 +17,18 @@ class Setting:
     """The description of one setting; an empty text means that it has none."""
 
     attribute: str  # of the settings object
-    key: str  # its name in yaml and JSON
+    key: str  # its name in config.properties, or in yaml and JSON
     kind: Kind
-    help: str  # one line
-    sources: Sequence[str]  # strongest first: of request, yaml, models and server
     name: str  # in messages
+    help: str = ""  # one line; of keys of config.properties the sample file has it
+    #: Of a model's setting, strongest first: of request, yaml, models and server.
+    sources: Sequence[str] = ()
+    default: Any = None  # if no source sets it; of a key of config.properties, its text
+    #: The text that counts instead of a wrong one where TorchServe starts; None stops the start.
+    instead: str | None = None
     parameter: str = ""  # its name in requests
     other_key: str = ""  # as `key`, in another server
     as_configured: tuple[int, ...] = ()  # what TorchServe's clients register for "as configured"
-    may_be_none: bool = False  # if no source sets it
     is_live: bool = False  # can be changed while the model is served
     #: Whether a wrong value in model-config.yaml refuses the archive; TorchServe's keys only warn.
     is_strict: bool = False
@@ -53,6 +56,10 @@ class Setting:
         """All its names in requests."""
         return tuple(filter(None, (self.parameter, snake_case(self.other_key))))
 
+    def from_text(self, text: str) -> Any:
+        """Return the value of a text of config.properties; ValueError says what is allowed."""
+        return self.kind.from_text(text) if text or self.default is not None else None
+
     def read(self, value: Any) -> Fields:
         """Return a value that its kind accepts, as attributes."""
         value = self.kind.read(value)
@@ -71,7 +78,7 @@ def setting(
     """Return a dataclass field with its `Setting`; in requests the key is in snake case."""
     parameter = more.setdefault("parameter", snake_case(key) if "request" in sources else "")
     row = {"key": key, "kind": kind, "help": text, "sources": sources, "name": parameter or key}
-    row["may_be_none"] = default is None
+    row["default"] = default
     return field(default_factory=lambda: default, metadata={"row": row | more})
 
 
@@ -88,7 +95,8 @@ def camel_case(name: str) -> str:
 def rows_of(settings: type) -> tuple[Setting, ...]:
     """Return the rows of a dataclass, in the order of its fields."""
     found = [(each.name, each.metadata.get("row")) for each in fields(settings)]
-    return tuple(Setting(attribute=name, **row) for name, row in found if row)
+    names = ("attribute", "key", "name")
+    return tuple(Setting(**{**dict.fromkeys(names, name), **row}) for name, row in found if row)
 
 
 #: Called with row, name and value of a wrong value, which then counts as absent.

@@ -23,7 +23,7 @@ AUTOMATIC = "auto"
 _MAX_SIZES = 64
 _MAX_DIMENSION = 63  # the last that a tensor can have
 _MAX_BITS = 128
-_WHOLE = re.compile(r"[+-]?[0-9]{1,12}")
+_WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
 _DECIMAL = re.compile(r"[+-]?[0-9]{0,12}\.?[0-9]{1,24}(e[+-]?[0-9]{1,3})?", re.IGNORECASE)
 
 
@@ -51,6 +51,16 @@ def _number(text: str) -> int | str:
     return int(text) if _WHOLE.fullmatch(text) else text
 
 
+def plain_number(value: object) -> object:
+    """Return the number that a JSON text or fraction represents; else the value."""
+    if isinstance(value, str):
+        number = _number(value.strip())
+        return number if isinstance(number, int) else value
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value
+
+
 def _decimal(text: str) -> float | str:
     return float(text) if _DECIMAL.fullmatch(text) else text
 
@@ -70,7 +80,7 @@ class Kind:
 
     def from_text(self, text: str) -> Any:
         """Return the value of a text of config.properties; ValueError has the rule."""
-        value = self.parse(text.lower())
+        value = self.parse(text)
         if not self.accepts(value):
             raise ValueError(self.rule)
         return self.read(value)
@@ -83,7 +93,7 @@ def is_whole(value: object, minimum: int, maximum: int = MAX_NUMBER) -> bool:
 
 def whole(minimum: int, maximum: int = MAX_NUMBER) -> Kind:
     """Return the kind of whole numbers."""
-    bounds = f", {minimum} or more" if maximum == MAX_NUMBER else f" from {minimum} to {maximum}"
+    bounds = f", {minimum} or more" if maximum >= MAX_NUMBER else f" from {minimum} to {maximum}"
     return Kind(
         f"a whole number{bounds}",
         lambda value: is_whole(value, minimum, maximum),
@@ -126,7 +136,7 @@ CHECK = Kind(
     write=lambda read: next(value for value, found in _SWITCHED.items() if found == read),
     parse=FLAG.parse,
 )
-TEXT = Kind("a text", lambda value: isinstance(value, str))
+TEXT = Kind("a text", lambda value: isinstance(value, str), parse=_unchanged)
 _MAX_FILES = 16
 
 

@@ -11,8 +11,7 @@ from collections.abc import Container, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any
 
-from marserve.frontend.configuration.setting_kinds import MAX_NUMBER
-from marserve.frontend.configuration.values import plain_number
+from marserve.frontend.configuration.setting_kinds import MAX_NUMBER, plain_number
 from marserve.frontend.errors import BadRequest
 
 logger = logging.getLogger(__name__)

@@ -190,7 +190,7 @@ def _resolved(node: Any) -> Any:
         }
     if "$settings" in node.get("properties", ()):
         properties = {key: of for key, of in node["properties"].items() if key != "$settings"}
-        required = [*node["required"], *(row.key for row in SAVED if not row.may_be_none)]
+        required = [*node["required"], *(row.key for row in SAVED if row.default is not None)]
         node = {**node, "required": required, "properties": {**_described_schemas(), **properties}}
     reference = node.get("$ref", _SCHEMAS)
     if reference.startswith(_SCHEMAS):

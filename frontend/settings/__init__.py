@@ -1,1 +1,1 @@
-"""The settings of a model: their sources and their resolution."""
+"""The values of one model: which of the sources that `configuration` reads is in force."""

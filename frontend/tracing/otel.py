@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 
 from marserve.frontend.aio.background import in_abandonable_thread
-from marserve.frontend.configuration.values import share
+from marserve.frontend.configuration.values import SHARE
 from marserve.frontend.telemetry.trace_context import Sampling
 from marserve.frontend.tracing.time_lines import TimeLine
 
@@ -73,7 +73,7 @@ def sampling_of(ratio: float | None, environ: Mapping[str, str]) -> Sampling:
     ratio = _RATIOS[kind]
     if kind == "traceidratio" and text:
         try:
-            ratio = share(text)
+            ratio = SHARE.from_text(text)
         except ValueError as rule:
             logger.warning("OTEL_TRACES_SAMPLER_ARG=%.80s: it is %s.", text, rule)
     return Sampling(ratio, is_parent_based=kind != name)

@@ -250,7 +250,7 @@ def test_a_missing_model_store(prepared):
         ("job_queue_size=many", ["job_queue_size", "many", "a whole number, 1 or more"]),
         ("inference_address=localhost:80", ["inference_address", "http://host[:port]"]),
         ("autoscale_workers=maybe", ["autoscale_workers", "maybe", "true or false"]),
-        ("log_format=loud", ["log_format", "loud", "text or json"]),
+        ("log_format=loud", ["log_format", "loud", "one of text, json"]),
         ("metrics_config=a\\u0000b", ["metrics_config", "a path"]),
         ("default_response_timeout=0", ["default_response_timeout", "a number above 0"]),
     ],

@@ -2,18 +2,12 @@
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from marserve.frontend.configuration.config import KEYS
 from marserve.frontend.configuration.loading import environment_variables
-from marserve.frontend.configuration.model_schema import (
-    BATCHING,
-    SETTINGS,
-    BatchingValues,
-    ModelValues,
-    TorchRun,
-)
+from marserve.frontend.configuration.model_schema import BATCHING, SETTINGS, TorchRun
 from marserve.frontend.configuration.other_servers import FOREIGN_SETTINGS
 from marserve.frontend.configuration.setting import Setting, rows_of
 from reference.markdown import anchored, code, definition, linked, sentence, table
@@ -65,33 +59,30 @@ def environment() -> str:
 
 def model_settings() -> str:
     """Return each setting with its names in yaml, requests, ``models=`` and the file."""
-    defaults = {**vars(BatchingValues()), **vars(ModelValues())}
     others = SETTINGS[len(BATCHING) :]
     return "\n".join(
         [
-            *_section("Batches and queues", BATCHING[len(FOREIGN_SETTINGS) :], defaults),
-            *_section("Workers and other settings", others, defaults),
-            *_section("Members of `torchrun`", rows_of(TorchRun), vars(TorchRun())),
-            *_section("Settings of other servers", FOREIGN_SETTINGS, {}),
+            *_section("Batches and queues", BATCHING[len(FOREIGN_SETTINGS) :]),
+            *_section("Workers and other settings", others),
+            *_section("Members of `torchrun`", rows_of(TorchRun)),
+            *_section("Settings of other servers", FOREIGN_SETTINGS),
         ]
     )
 
 
-def _section(
-    heading: str, rows: Iterable[Setting], defaults: Mapping[str, object]
-) -> Iterator[str]:
+def _section(heading: str, rows: Iterable[Setting]) -> Iterator[str]:
     yield f"## {heading}\n"
     for row in rows:
         others = [f"also {code(name)}" for name in row.keys[1:]]
         yield definition(
             " · ".join([anchored(row.key), *others]),
-            sentence(f"{row.help} {sentence(row.kind.rule)}{_default(row, defaults)}"),
+            sentence(f"{row.help} {sentence(row.kind.rule)}{_default(row)}"),
             " · ".join(_dialects(row)),
         )
 
 
-def _default(row: Setting, defaults: Mapping[str, object]) -> str:
-    value = row.write(defaults) if row.attribute in defaults else None
+def _default(row: Setting) -> str:
+    value = row.write({row.attribute: row.default})
     if row.server or value in (None, "", {}, []):
         return ""
     return f" Default: {code(json.dumps(value))}."

@@ -7,12 +7,13 @@ The management API needs no key, because KServe's clients have none. It is bound
 is inference if both share an address, as in KServe's examples.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from marserve.frontend.configuration.addresses import Address, UnixAddress, listener_address
+from marserve.frontend.configuration.addresses import Address, UnixAddress
+from marserve.frontend.configuration.config import KEYS
 from marserve.frontend.configuration.platforms.platform import Change, Platform, Setup, Surroundings
 
 _MOUNT = Path("/mnt/models")
@@ -22,9 +23,6 @@ _HTTP = Address("0.0.0.0", 8080)  # noqa: S104 - requests come from outside of t
 _GRPC = Address("0.0.0.0", 8081, "grpc")  # noqa: S104
 _OWN_PORTS = (_HTTP.port, _GRPC.port)
 _LOOPBACK = "127.0.0.1"
-# The defaults of TorchServe, and the new port of a listener that has one of KServe's ports.
-_INFERENCE = listener_address(80, 443), f"http://{_LOOPBACK}:8080", 8085
-_MANAGEMENT = listener_address(8081, 8444), f"http://{_LOOPBACK}:8081", 8086
 _METRICS = "http://0.0.0.0:8082"
 _GRPC_PORTS = {"grpc_inference_port": "7070", "grpc_management_port": "7071"}
 _MAKE_ROOM = "for KServe's ports are its own"
@@ -63,8 +61,8 @@ def _moves(settings: Mapping[str, str], decided: frozenset[str]) -> Iterator[Cha
         if settings.get(key, port) in (str(own) for own in _OWN_PORTS):
             yield Change(key, port, _MAKE_ROOM, "forced")
     with suppress(ValueError):  # the later check of the file reports it
-        inference = _away(settings.get("inference_address"), *_INFERENCE)
-        management = _away(settings.get("management_address"), *_MANAGEMENT)
+        inference = _away(settings, "inference_address", 8085)
+        management = _away(settings, "management_address", 8086)
         if "management_address" not in decided:
             management = _inside(management)
         if isinstance(inference, Address) and isinstance(management, Address):
@@ -72,15 +70,15 @@ def _moves(settings: Mapping[str, str], decided: frozenset[str]) -> Iterator[Cha
             inference = replace(inference, host=management.host) if is_shared else inference
         yield Change("inference_address", inference.url, _MAKE_ROOM, "forced")
         yield Change("management_address", management.url, "for it stays in the pod", "forced")
-        metrics = listener_address(8082, 8445)(settings.get("metrics_address") or _METRICS)
+        metrics = KEYS["metrics_address"].from_text(settings.get("metrics_address") or _METRICS)
         if isinstance(metrics, Address) and metrics.port in _OWN_PORTS:
             yield Change("metrics_address", _METRICS, _MAKE_ROOM, "forced")
 
 
-def _away(
-    text: str | None, parse: Callable[[str], Address | UnixAddress], default: str, port: int
-) -> Address | UnixAddress:
-    address = parse(text or default)
+def _away(settings: Mapping[str, str], key: str, port: int) -> Address | UnixAddress:
+    """Return the address of a listener, at a new port if it has one of KServe's."""
+    row = KEYS[key]
+    address: Address | UnixAddress = row.from_text(settings.get(key) or row.default)
     if isinstance(address, Address) and address.port in _OWN_PORTS:
         return replace(address, host=_LOOPBACK, port=port)
     return address

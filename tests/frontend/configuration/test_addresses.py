@@ -3,14 +3,14 @@ from pathlib import Path
 import pytest
 
 from marserve.frontend.configuration.addresses import (
+    KEYSTORE_TYPE,
     Address,
     UnixAddress,
     check_schemes,
-    keystore_type,
     listener_address,
 )
 
-parse = listener_address(80, 443)
+parse = listener_address(80, 443).from_text
 
 
 @pytest.mark.parametrize(
@@ -99,6 +99,6 @@ def test_only_one_fixed_address_cannot_speak_two_schemes(host: str, port: int, s
 
 
 def test_the_types_of_key_stores() -> None:
-    assert (keystore_type("pkcs12"), keystore_type("JKS")) == ("PKCS12", "JKS")
+    assert (KEYSTORE_TYPE.from_text("pkcs12"), KEYSTORE_TYPE.from_text("JKS")) == ("PKCS12", "JKS")
     with pytest.raises(ValueError, match="PKCS12"):
-        keystore_type("BKS")
+        KEYSTORE_TYPE.from_text("BKS")

@@ -229,24 +229,24 @@ def test_a_value_is_read(key: str, text: str, expected: object) -> None:
         ("job_queue_size", "1.5", "a whole number, 1 or more"),
         ("job_queue_size", "", "a whole number, 1 or more"),
         ("max_request_size", "9" * 5000, "a whole number, 1 or more"),
-        ("default_workers_per_model", "-1", "a whole number, from 0 to 1000"),
-        ("default_workers_per_model", "1001", "a whole number, from 0 to 1000"),
+        ("default_workers_per_model", "-1", "a whole number from 0 to 1000"),
+        ("default_workers_per_model", "1001", "a whole number from 0 to 1000"),
         ("default_response_timeout", "0.0", "a number above 0"),
         ("default_response_timeout", "nan", "a number above 0"),
         ("default_startup_timeout", "999999999999", "a number above 0, below 10^9"),
         ("drain_timeout", "1000000000", "a number, 0 or more, below 10^9"),
         ("drain_timeout", "-1", "a number, 0 or more"),
-        ("worker_start_method", "fork", "forkserver or spawn"),
-        ("log_format", "xml", "text or json"),
+        ("worker_start_method", "fork", "one of forkserver, spawn"),
+        ("log_format", "xml", "one of text, json"),
         ("model_catalog", "ftp://host/catalog.json", "a path, or a URL of http, https, s3"),
         ("model_catalog", "s3:///catalog.json", "a path, or a URL of http, https, s3"),
-        ("model_catalog_mode", "auto", "read-only or read-write"),
+        ("model_catalog_mode", "auto", "one of read-only, read-write"),
         ("model_catalog_interval", "0", "a number above 0"),
         ("autoscale_workers", "yes", "true or false"),
         ("preload_modules", "torch vision", "import names"),
         ("blacklist_env_vars", "(", "a regular expression"),
         ("allowed_urls", "file://.*,[", "a regular expression"),
-        ("default_batch_policy", "best", "fixed or greedy or adaptive or fixed_or_single"),
+        ("default_batch_policy", "best", "one of fixed, greedy, adaptive, fixed_or_single"),
         (
             "models",
             '{"m": {"1.0": {"batchPolicy": "best"}}}',
@@ -277,7 +277,7 @@ def test_a_wrong_value_is_reported_with_what_is_allowed(key: str, text: str, all
         ("async_logging", "truee", False, "true or false; it counts as false"),
         ("ts_open_inference_protocol", "v2", False, "true or false; it counts as false"),
         ("token_expiration_min", "never", 60, "a number above 0, below 10^9; it counts as 60"),
-        ("metrics_mode", "loud", "log", "log or prometheus or legacy; it counts as log"),
+        ("metrics_mode", "loud", "log", "one of log, prometheus, legacy; it counts as log"),
         (
             "service_envelope",
             "{{.Labels.envelope}}",
@@ -674,8 +674,7 @@ def test_the_sample_shows_every_key_with_its_default() -> None:
     for key in KEYS.values():
         if key.name == "model_store":
             continue
-        value = key.parse(sample[key.name]) if sample[key.name] or key.default is not None else None
-        assert value == getattr(defaults, key.name), key.name
+        assert key.from_text(sample[key.name]) == getattr(defaults, key.name), key.name
 
 
 def test_the_sample_can_be_used_as_it_is() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from marserve.frontend.configuration.addresses import Address, UnixAddress, listener_address
 from marserve.tools.bench.errors import BenchError
 
-_parse_address = listener_address(80, 443)
+_ADDRESS = listener_address(80, 443)
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Destination:
             BenchError: The URL is malformed, or has no port.
         """
         try:
-            address = _parse_address(self.url.rstrip("/"))
+            address: Address | UnixAddress = _ADDRESS.from_text(self.url.rstrip("/"))
         except ValueError as error:
             raise BenchError(f"{self.url!r} is not the address of a server: {error}.") from None
         if not address.is_fixed:

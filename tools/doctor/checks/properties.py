@@ -5,10 +5,11 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from marserve.frontend.configuration.config import KEYS, LOG4J_FILE, Config, Key
+from marserve.frontend.configuration.config import KEYS, LOG4J_FILE, Config
 from marserve.frontend.configuration.config_file import Assignment, ConfigFile, read_config_file
 from marserve.frontend.configuration.models_key import MemberRefused, unread_model_settings
 from marserve.frontend.configuration.properties import ConfigError
+from marserve.frontend.configuration.setting import Setting
 from marserve.frontend.configuration.unread_keys import HARMLESS, RECORDS, unread_key
 from marserve.tools.doctor import compatibility
 from marserve.tools.doctor.checks.gains import unbatched
@@ -72,14 +73,14 @@ def _values(source: Source, file: ConfigFile) -> tuple[dict[str, Any], list[Find
         if key is None or (not setting.text and key.default is None):
             continue
         try:
-            values[name] = key.parse(setting.text)
+            values[name] = key.from_text(setting.text)
         except ValueError as error:
             if "$$" not in file.raw.get(name, ""):
                 wrong.append(_wrong_value(source, key, setting, error))
     return values, wrong
 
 
-def _wrong_value(source: Source, key: Key, setting: Assignment, error: ValueError) -> Finding:
+def _wrong_value(source: Source, key: Setting, setting: Assignment, error: ValueError) -> Finding:
     place = Place(source.name, setting.line)
     text = f"{key.name}={' '.join(setting.text.split())[:_QUOTED]}"
     if key.instead is not None and not isinstance(error, MemberRefused):

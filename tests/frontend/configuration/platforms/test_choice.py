@@ -43,7 +43,7 @@ def test_nothing_is_recognised_and_nothing_changed_where_there_is_no_platform() 
 @pytest.mark.parametrize("platform", PLATFORMS.values(), ids=PLATFORMS)
 def test_what_a_platform_changes_are_keys_and_values_that_can_be_read(platform) -> None:
     for change in platform.set_up(NOWHERE).changes:
-        KEYS[change.key].parse(change.text)
+        KEYS[change.key].from_text(change.text)
         assert change.reason
 
 

@@ -35,7 +35,7 @@ def test_what_is_stored_is_the_model_where_nobody_names_one() -> None:
     found = changes(STORED)
     assert found["load_models"] == "model=gs://b.c/models/7/model.mar"
     assert found["service_envelope"] == "json"
-    allowed = KEYS["allowed_urls"].parse(found["allowed_urls"])
+    allowed = KEYS["allowed_urls"].from_text(found["allowed_urls"])
     check_allowed("gs://b.c/models/7/model.mar", allowed)
     with pytest.raises(ModelNotFound):
         check_allowed("gs://b-c/models/7/model.mar", allowed)
