@@ -13,6 +13,7 @@ import pytest
 from marserve.backend.manifest import Manifest
 from marserve.frontend.archives.archive import Archive
 from marserve.frontend.configuration.config import Config
+from marserve.frontend.configuration.model_entry import ModelEntry
 from marserve.frontend.configuration.setting import Fields
 from marserve.frontend.serving.host import WorkerHost
 from marserve.frontend.serving.model_version import ModelVersion, Origin
@@ -20,6 +21,21 @@ from marserve.frontend.serving.stateful.stateful_version import StatefulModelVer
 from marserve.frontend.settings.model_settings import resolve_settings
 from marserve.frontend.telemetry.metrics import Metrics
 from marserve.frontend.workers.devices import DeviceAllocator
+
+
+def saved_entry(workers: tuple[int, int] = (1, 2), **settings: Any) -> ModelEntry:
+    """An entry of a snapshot, with the settings that each has."""
+    always = {"size": 3, "is_automatic": False, "delay": 0.07}
+    always |= {"response_timeout": 33, "startup_timeout": 120}
+    return ModelEntry(
+        "m.mar",
+        "m",
+        "1.0",
+        runtime="python",
+        workers=workers,
+        settings=always | settings,
+        is_default=True,
+    )
 
 
 @pytest.fixture

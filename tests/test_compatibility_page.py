@@ -12,12 +12,14 @@ import importlib.util
 import inspect
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from served_models import saved_entry
 
 import ts
 from marserve.backend import manifest
@@ -183,24 +185,12 @@ def test_the_verdicts_of_keys_are_those_of_the_code() -> None:
 
 
 def test_members_of_models_and_of_snapshots() -> None:
-    of_models = {*models_key.TORCHSERVES, *models_key.OURS, *models_key.BYSTANDERS}
-    of_models.add(models_key.RUNTIME)
-    saved = saved_models.SavedModel(
-        "m",
-        "1.0",
-        True,
-        "m.mar",
-        1,
-        1,
-        1,
-        0.1,
-        9,
-        9,
-        "python",
-        2,
-        "h",
-        is_automatic=True,
-        settings={row.key: None for row in saved_models.SAVED},
+    of_models = {*models_key.KINDS, *models_key.BYSTANDERS}
+    chosen = {row.attribute: None for row in saved_models.SAVED}
+    saved = replace(
+        saved_entry(**chosen, is_automatic=True),
+        handler="h",
+        parallel_level=2,
         set_by_requests=("batchSize",),
         batch_costs=((1.0, 0.01, 5),),
     )

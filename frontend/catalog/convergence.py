@@ -36,6 +36,7 @@ from marserve.frontend.registration.manager import ModelManager
 from marserve.frontend.registration.model_changes import Registration
 from marserve.frontend.serving.model_version import ModelVersion
 from marserve.frontend.serving.registry import FailedLoad, ModelRegistry
+from marserve.frontend.settings.layers import CATALOG
 
 logger = logging.getLogger(__name__)
 
@@ -259,19 +260,8 @@ class Convergence:
 
 def registration_of(name: str, version: str, entry: CatalogEntry) -> Registration:
     """Return the registration of an entry."""
-    settings = dict(entry.settings)
-    if entry.workers is not None:
-        settings["min_workers"], settings["max_workers"] = entry.workers
-    return Registration(
-        url=entry.url,
-        model_name=name,
-        version=version,
-        handler=entry.handler,
-        runtime=entry.runtime,
-        s3_sse_kms=entry.s3_sse_kms,
-        catalog=settings,
-        is_private=True,
-    )
+    named = {**vars(entry), "name": name, "version": version}
+    return Registration(**named, source=CATALOG, is_private=True)
 
 
 def _note(error: Exception) -> None:

@@ -10,41 +10,40 @@ other models are applied. So a key that only newer servers know does not stop ol
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
 
-from marserve.backend.manifest import RUNTIMES
+from marserve.frontend.configuration.model_entry import RUNTIME, ModelEntry, member, read_entry
 from marserve.frontend.configuration.model_schema import (
     BY_KEY,
     BY_SPELLING,
     MAX_WORKERS,
 )
-from marserve.frontend.configuration.setting import Fields, read_settings, wrong_value
-from marserve.frontend.configuration.setting_kinds import is_whole
+from marserve.frontend.configuration.setting import Setting, refuse_value
+from marserve.frontend.configuration.setting_kinds import FLAG, Kind, whole
 from marserve.frontend.configuration.unread_keys import advice_for_model
 from marserve.frontend.logs.formats import excerpt
 
 #: Of a document.
 MAX_BYTES = 4 << 20
 WORKERS = ("minWorkers", "maxWorkers")
-#: The settings that an entry may have, except for its workers.
-_SPELLINGS = {
-    name: row
-    for name, row in BY_SPELLING.items()
-    if "models" in row.sources and row.key not in WORKERS
+_TEXT = Kind("a text", lambda text: isinstance(text, str) and text != "" and text.isprintable())
+_OWN = (
+    member("url", _TEXT),
+    member("handler", _TEXT),
+    member("runtimeType", RUNTIME, "runtime"),
+    member("s3SseKms", FLAG, "s3_sse_kms"),
+    member("defaultVersion", FLAG, "is_default"),
+    member("minWorkers", whole(0, MAX_WORKERS), "min_workers"),
+    member("maxWorkers", whole(0, MAX_WORKERS), "max_workers"),
+)
+#: The rows of all members, by all their names.
+_ROWS: Mapping[str, Setting] = {
+    **{name: row for name, row in BY_SPELLING.items() if "models" in row.sources},
+    **{row.key: row for row in _OWN},
 }
-_TEXTS = ("url", "handler", "runtimeType")
-_FLAGS = ("defaultVersion", "s3SseKms")
-#: The attributes of entries that are not settings, by key.
-_ATTRIBUTES = {
-    "url": "url",
-    "handler": "handler",
-    "runtimeType": "runtime",
-    "s3SseKms": "s3_sse_kms",
-}
-_OWN = (*_TEXTS, *_FLAGS, *WORKERS)
-_USUAL = [*_OWN, *(key for key, row in BY_KEY.items() if "models" in row.sources)]
+_USUAL = [*(row.key for row in _OWN), *(key for key in BY_KEY if key in _ROWS)]
 #: The search for a similar name takes 0.2 ms; usually all models have the same unknown key.
 _advice = lru_cache(maxsize=256)(partial(advice_for_model, known=_USUAL))
 
@@ -53,16 +52,8 @@ class WrongCatalog(ValueError):
     """A text that is not a catalog; the sentence is for the operator."""
 
 
-@dataclass(frozen=True)
-class CatalogEntry:
-    """The wanted state of one version of a model."""
-
-    url: str
-    handler: str = ""  # replaces the manifest's
-    runtime: str = ""
-    s3_sse_kms: bool = False
-    workers: tuple[int, int] | None = None  # minimum and maximum; None: as configured
-    settings: Fields = field(default_factory=dict)  # by attribute of `model_schema`
+#: The wanted state of one version of a model.
+CatalogEntry = ModelEntry
 
 
 @dataclass(frozen=True)
@@ -117,7 +108,6 @@ def _model(name: str, text: object) -> CatalogModel:
 
 def _read_model(name: str, versions: object) -> CatalogModel:
     entries: dict[str, CatalogEntry] = {}
-    defaults = []
     for version, value in _object(versions, name).items():
         which = f"{name} {version}"
         members = _object(value, which)
@@ -125,12 +115,11 @@ def _read_model(name: str, versions: object) -> CatalogModel:
             entries[version] = _read_entry(members)
         except ValueError as error:
             raise WrongCatalog(f"{which}: {error}") from error
-        if members.get("defaultVersion"):
-            defaults.append(version)
     if not name or not all(entries):
         raise WrongCatalog("a model has an empty name or version.")
     if not entries:
         raise WrongCatalog(f"{name} has no versions; leave it out to unregister it.")
+    defaults = [version for version, entry in entries.items() if entry.is_default]
     defaults = defaults or ([*entries] if len(entries) == 1 else [])
     if len(defaults) != 1:
         raise WrongCatalog(
@@ -141,36 +130,17 @@ def _read_model(name: str, versions: object) -> CatalogModel:
 
 def _read_entry(members: Mapping[str, Any]) -> CatalogEntry:
     for key, value in members.items():
-        if key not in _OWN and key not in _SPELLINGS:
+        if key not in _ROWS:
             raise ValueError(f"{key[:80]!r} is unknown{_advice(key)}")
-        if key in _TEXTS and not (isinstance(value, str) and value and value.isprintable()):
-            raise ValueError(wrong_value(key, value, "a text"))
-        if key in _FLAGS and not isinstance(value, bool):
-            raise ValueError(wrong_value(key, value, "true or false"))
+        if value is None:
+            raise ValueError(f"{key}: null is not a value; leave it out.")
     if "url" not in members:
         raise ValueError("url is missing: the name of an archive in the model store, or a URL.")
-    if members.get("runtimeType", RUNTIMES[0]) not in RUNTIMES:
-        raise ValueError(wrong_value("runtimeType", members["runtimeType"], " or ".join(RUNTIMES)))
-    values = {key: value for key, value in members.items() if key in _SPELLINGS}
-    if None in values.values():
-        raise ValueError("null is not a value of a setting; leave it out.")
-    rows = {_SPELLINGS[key].key: _SPELLINGS[key] for key in values}
-    own = {name: members[key] for key, name in _ATTRIBUTES.items() if key in members}
-    settings = read_settings(rows.values(), values, names=lambda row: row.spellings)
-    return CatalogEntry(**own, workers=_read_workers(members), settings=settings)
-
-
-def _read_workers(members: Mapping[str, Any]) -> tuple[int, int] | None:
-    if not any(key in members for key in WORKERS):
-        return None
-    low: Any = members.get("minWorkers")
-    high = members.get("maxWorkers", low)
-    if not is_whole(low, 0, MAX_WORKERS):
-        raise ValueError(wrong_value("minWorkers", low, f"a whole number from 0 to {MAX_WORKERS}"))
-    if not is_whole(high, low, MAX_WORKERS):
-        rule = f"a whole number from minWorkers to {MAX_WORKERS}"
-        raise ValueError(wrong_value("maxWorkers", high, rule))
-    return low, high
+    if "maxWorkers" in members and "minWorkers" not in members:
+        raise ValueError("minWorkers is missing: maxWorkers has no meaning alone.")
+    # The rows of the members only: a catalog may have thousands of entries.
+    rows = {_ROWS[key].key: _ROWS[key] for key in members}
+    return read_entry(rows.values(), members, refuse_value, lambda row: row.spellings)
 
 
 def _object(value: object, what: str) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from marserve.frontend.configuration.addresses import (
     UnixAddress,
     listener_address,
 )
+from marserve.frontend.configuration.model_entry import ModelEntry
 from marserve.frontend.configuration.model_schema import (
     BATCH_POLICIES,
     MAX_WORKERS,
@@ -31,7 +32,7 @@ from marserve.frontend.configuration.model_schema import (
 )
 from marserve.frontend.configuration.models_key import MODEL_ENTRIES, ModelEntries
 from marserve.frontend.configuration.platforms.platform import ChosenPlatform
-from marserve.frontend.configuration.saved_models import SAVED_MODELS, SavedModel
+from marserve.frontend.configuration.saved_models import SAVED_MODELS
 from marserve.frontend.configuration.setting import Setting, rows_of
 from marserve.frontend.configuration.setting_kinds import FLAG, TEXT, Kind, whole, word
 
@@ -146,7 +147,7 @@ class Config:
     workflow_store: Path | None = _key(values.ABSOLUTE_PATH)  # None: the model store
     load_models: tuple[str, ...] = _key(values.MODELS_TO_LOAD, "")
     models: ModelEntries = _key(MODEL_ENTRIES, "{}", instead="{}")
-    model_snapshot: tuple[SavedModel, ...] | None = _key(SAVED_MODELS)
+    model_snapshot: tuple[ModelEntry, ...] | None = _key(SAVED_MODELS)
     model_catalog: str | None = _key(values.PATH_OR_URL)
     model_catalog_mode: str | None = _words("read-only", "read-write")
     model_catalog_interval: float = _key(values.POSITIVE, "5")

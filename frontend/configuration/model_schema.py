@@ -9,7 +9,7 @@ differ from those of TorchServe.
 
 # ruff: noqa: RUF009  setting() is dataclasses.field() with our metadata
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 from marserve.frontend.configuration.other_servers import ForeignValues, check_foreign
 from marserve.frontend.configuration.setting import (
     Fields,
+    Names,
     OnWrong,
     Setting,
     read_settings,
@@ -431,7 +432,7 @@ def read_consistent(
     rows: Iterable[Setting],
     values: Mapping[str, Any],
     on_wrong: OnWrong = refuse_value,
-    names: Callable[[Setting], Sequence[str]] = lambda row: row.spellings,
+    names: Names = lambda row: row.spellings,
 ) -> Fields:
     """Return the settings of one source (`read_settings`).
 

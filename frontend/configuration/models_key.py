@@ -3,14 +3,13 @@
 import json
 from collections.abc import Iterable, Iterator, Mapping
 
-from marserve.backend.manifest import RUNTIMES
+from marserve.frontend.configuration.model_entry import RUNTIME, TORCHSERVES
 from marserve.frontend.configuration.model_schema import BY_KEY, BY_SPELLING, MAX_WORKERS
 from marserve.frontend.configuration.setting_kinds import (
-    AUTOMATIC,
-    MAX_NUMBER,
-    is_whole,
+    automatic_or,
     plain_number,
     short_repr,
+    whole,
 )
 from marserve.frontend.configuration.unread_keys import advice_for_model
 from marserve.frontend.configuration.values import parsed
@@ -18,22 +17,17 @@ from marserve.frontend.configuration.values import parsed
 #: By name, version and member, as in the JSON; without members that are ignored.
 ModelEntries = Mapping[str, Mapping[str, Mapping[str, object]]]
 
-#: TorchServe's members, here and in snapshots: numbers.
-TORCHSERVES = (
-    "minWorkers",
-    "maxWorkers",
-    "batchSize",
-    "maxBatchDelay",
-    "responseTimeout",
-    "startupTimeout",
-)
-#: Ours: all other settings that an entry may have.
-OURS = frozenset(
-    name for name, row in BY_SPELLING.items() if "models" in row.sources and name not in TORCHSERVES
-)
+#: The kinds of the members that are read. Of TorchServe's, only numbers above 0 count.
+KINDS = {
+    **{name: row.kind for name, row in BY_SPELLING.items() if "models" in row.sources},
+    **dict.fromkeys(TORCHSERVES, whole(1)),
+    "minWorkers": whole(1, MAX_WORKERS),
+    "batchSize": automatic_or(whole(1)),
+    "runtimeType": RUNTIME,
+}
+_IGNORED_IF_WRONG = (*TORCHSERVES, "runtimeType")
 _USUAL = [key for key, row in BY_KEY.items() if "models" in row.sources]
 BYSTANDERS = ("defaultVersion", "marName")  # of snapshots; TorchServe never read them here
-RUNTIME = "runtimeType"  # it replaces the manifest's
 _EXPECTED = 'JSON like {"name": {"version": {"batchSize": 4}}}'
 
 
@@ -49,14 +43,12 @@ def model_entries(text: str) -> ModelEntries:
     """
     entries: dict[str, dict[str, dict[str, object]]] = {}
     for name, version, key, value in _members(text):
-        if key in OURS and value is not None and not BY_SPELLING[key].kind.accepts(value):
-            rule = BY_SPELLING[key].kind.rule
-            raise MemberRefused(
-                f"{key} of {name} {version} to be {rule}, it is {short_repr(value)}"
-            )
         of_version = entries.setdefault(name, {}).setdefault(version, {})
         if _is_read(key, value):
             of_version[key] = value
+        elif key in KINDS and key not in _IGNORED_IF_WRONG and value is not None:
+            what = f"{key} of {name} {version} to be {KINDS[key].rule}"
+            raise MemberRefused(f"{what}, it is {short_repr(value)}")
     return entries
 
 
@@ -69,8 +61,7 @@ def unread_model_settings(text: str) -> Iterator[str]:
     for name, version, key, value in members:
         if not _is_read(key, value) and key not in BYSTANDERS:
             ignored = f"models: {key}={json.dumps(value)} of {name} {version} is ignored"
-            is_known = key in OURS or key in TORCHSERVES
-            yield f"{ignored}." if is_known else f"{ignored}{advice_for_model(key, _USUAL)}"
+            yield f"{ignored}." if key in KINDS else f"{ignored}{advice_for_model(key, _USUAL)}"
 
 
 def _members(text: str) -> Iterator[tuple[str, str, str, object]]:
@@ -91,12 +82,7 @@ def _items(value: object) -> Iterable[tuple[str, object]]:
 
 
 def _is_read(key: str, value: object) -> bool:
-    if key == RUNTIME:
-        return value in RUNTIMES
-    if key in OURS or (key == "batchSize" and value == AUTOMATIC):
-        return value is not None
-    maximum = MAX_WORKERS if key == "minWorkers" else MAX_NUMBER
-    return key in TORCHSERVES and is_whole(value, 1, maximum)
+    return value is not None and key in KINDS and KINDS[key].accepts(value)
 
 
 MODEL_ENTRIES = parsed(_EXPECTED, model_entries)

@@ -16,11 +16,12 @@ Some members are ours, and left out where TorchServe's are enough:
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NoReturn
 
-from marserve.frontend.configuration.model_schema import MAX_WORKERS, SETTINGS
-from marserve.frontend.configuration.models_key import TORCHSERVES
+from marserve.frontend.configuration.model_entry import TORCHSERVES, ModelEntry, member, read_entry
+from marserve.frontend.configuration.model_schema import BY_KEY, MAX_WORKERS, SETTINGS
+from marserve.frontend.configuration.setting import Setting
 from marserve.frontend.configuration.setting_kinds import (
     FLAG,
     MAX_NUMBER,
@@ -36,30 +37,7 @@ _MAX_COSTS = 100
 SAVED = tuple(row for row in SETTINGS if "request" in row.sources and row.key not in TORCHSERVES)
 
 
-@dataclass(frozen=True)
-class SavedModel:
-    """One served model version; times in seconds."""
-
-    name: str
-    version: str
-    is_default: bool
-    archive: str  # a name in the model store, or an absolute directory
-    min_workers: int
-    max_workers: int
-    batch_size: int
-    max_batch_delay: float
-    response_timeout: float
-    startup_timeout: float
-    runtime: str = "python"
-    parallel_level: int = 0
-    handler: str = ""  # of the registration, if it is not the one of the archive
-    is_automatic: bool = False  # whether `batch_size` was measured
-    settings: Mapping[str, Any] = field(default_factory=dict)  # members of `SAVED` that were chosen
-    set_by_requests: tuple[str, ...] = ()  # keys of settings
-    batch_costs: tuple[tuple[float, float, int], ...] = ()  # size, seconds, number of batches
-
-
-def saved_models(text: str) -> tuple[SavedModel, ...]:
+def saved_models(text: str) -> tuple[ModelEntry, ...]:
     """Return the models of a ``model_snapshot``; none if its ``modelCount`` is 0 or less.
 
     Raises:
@@ -76,7 +54,7 @@ def saved_models(text: str) -> tuple[SavedModel, ...]:
     return tuple(_read_models(models)) if count > 0 else ()
 
 
-def snapshot_json(name: str, created_ms: int, models: Iterable[SavedModel]) -> str:
+def snapshot_json(name: str, created_ms: int, models: Iterable[ModelEntry]) -> str:
     """Return the ``model_snapshot`` of the file ``name``, in the order of registration."""
     by_name: dict[str, dict[str, Any]] = {}
     for model in models:
@@ -86,36 +64,30 @@ def snapshot_json(name: str, created_ms: int, models: Iterable[SavedModel]) -> s
     return json.dumps(snapshot, indent=2)
 
 
-def _members(model: SavedModel) -> dict[str, Any]:
-    written = [row for row in _OPTIONAL if getattr(model, row[1])]
-    members = {key: kind.write(getattr(model, name)) for key, name, kind, _ in (*_ALWAYS, *written)}
-    return {**members, **model.settings}
+def _members(model: ModelEntry) -> dict[str, Any]:
+    values = {**vars(model), **model.values}
+    written = [row for row in _OPTIONAL if values.get(row.attribute)]
+    chosen = [row for row in SAVED if row.attribute in values]
+    return {row.key: row.write(values) for row in (*_ALWAYS, *written, *chosen)}
 
 
-def _read_models(models: object) -> Iterator[SavedModel]:
+def _read_models(models: object) -> Iterator[ModelEntry]:
     for name, versions in _object(models, "models").items():
         for version, members in _object(versions, f"models: {name}").items():
             yield _read(name, version, _object(members, f"models: {name} {version}"))
 
 
-def _read(name: str, version: str, members: Mapping[str, Any]) -> SavedModel:
-    def read(key: str, kind: Kind, default: object = None) -> Any:
-        value = members.get(key, default)
-        if kind.accepts(value):
-            return kind.read(value)
-        text = repr(members.get(key, "missing"))[:80]
-        raise ValueError(f"{key} of {name} {version} to be {kind.rule}, it is {text}")
+def _read(name: str, version: str, members: Mapping[str, Any]) -> ModelEntry:
+    def refuse(row: Setting, key: str, value: object) -> NoReturn:
+        text = repr(value)[:80]
+        raise ValueError(f"{key} of {name} {version} to be {row.kind.rule}, it is {text}")
 
-    max_workers = _whole(read("minWorkers", _whole(0, MAX_WORKERS)))  # not below the minimum
-    values = {
-        attribute: read(key, max_workers if key == "maxWorkers" else kind, default)
-        for key, attribute, kind, default in (*_ALWAYS, *_OPTIONAL)
-    }
-    chosen = [row for row in SAVED if members.get(row.key) is not None]
-    for row in chosen:
-        read(row.key, row.kind)
-    settings = {row.key: members[row.key] for row in chosen}
-    return SavedModel(name, version, **values, settings=settings)
+    members = {**_DEFAULTS, **members}
+    for row in _ALWAYS:
+        if members.get(row.key) is None:
+            refuse(row, row.key, "missing")
+    rows = (*_ALWAYS, *_OPTIONAL, *SAVED)
+    return read_entry(rows, members, refuse, lambda row: (row.key,), name=name, version=version)
 
 
 def _object(value: object, what: str) -> dict[str, Any]:
@@ -175,25 +147,31 @@ _COSTS = Kind(
     read=lambda rows: tuple((float(size), ms / 1000, count) for size, ms, count in rows),
     write=lambda rows: [[_plain(size), _plain(s * 1000), count] for size, s, count in rows],
 )
-# Members with their attributes, kinds and defaults (None: required): TorchServe's, which are always
-# written, and others, which are written if they have a value.
+# TorchServe's members, which are always written.
 _ALWAYS = (
-    ("defaultVersion", "is_default", _FLAG, False),
-    ("marName", "archive", _NAME, None),
-    ("minWorkers", "min_workers", _whole(0, MAX_WORKERS), None),
-    ("maxWorkers", "max_workers", _whole(0), None),
-    ("batchSize", "batch_size", _whole(1), None),
-    ("maxBatchDelay", "max_batch_delay", _DELAY, None),
-    ("responseTimeout", "response_timeout", _SECONDS, 120),
-    ("startupTimeout", "startup_timeout", _SECONDS, 120),
-    ("runtimeType", "runtime", _NAME, "python"),
+    member("defaultVersion", _FLAG, "is_default"),
+    member("marName", _NAME, "url"),
+    member("minWorkers", _whole(0, MAX_WORKERS), "min_workers"),
+    member("maxWorkers", _whole(0), "max_workers"),
+    replace(BY_KEY["batchSize"], kind=_whole(1)),
+    member("maxBatchDelay", _DELAY, "delay"),
+    member("responseTimeout", _SECONDS, "response_timeout"),
+    member("startupTimeout", _SECONDS, "startup_timeout"),
+    member("runtimeType", _NAME, "runtime"),
 )
-_OPTIONAL: tuple[tuple[str, str, Kind, object], ...] = (
-    ("parallelLevel", "parallel_level", _whole(0), 0),
-    ("handler", "handler", TEXT, ""),
-    ("batchSizeAuto", "is_automatic", _FLAG, False),
-    ("setByRequests", "set_by_requests", _NAMES, []),
-    ("batchCosts", "batch_costs", _COSTS, []),
+_DEFAULTS = {
+    "defaultVersion": False,
+    "responseTimeout": 120,
+    "startupTimeout": 120,
+    "runtimeType": "python",
+}
+# Others, which are written if they have a value.
+_OPTIONAL = (
+    member("parallelLevel", _whole(0), "parallel_level"),
+    member("handler", TEXT),
+    member("batchSizeAuto", _FLAG, "is_automatic"),
+    member("setByRequests", _NAMES, "set_by_requests"),
+    member("batchCosts", _COSTS, "batch_costs"),
 )
 #: The kind of a ``model_snapshot``.
 SAVED_MODELS = parsed("the JSON that a snapshot holds", saved_models)

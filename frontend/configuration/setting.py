@@ -99,6 +99,8 @@ def rows_of(settings: type) -> tuple[Setting, ...]:
     return tuple(Setting(**{**dict.fromkeys(names, name), **row}) for name, row in found if row)
 
 
+#: Returns the names of a row in a source.
+Names = Callable[[Setting], Sequence[str]]
 #: Called with row, name and value of a wrong value, which then counts as absent.
 OnWrong = Callable[[Setting, str, object], None]
 
@@ -118,7 +120,7 @@ def read_settings(
     rows: Iterable[Setting],
     values: Mapping[str, Any],
     on_wrong: OnWrong = refuse_value,
-    names: Callable[[Setting], Sequence[str]] = lambda row: row.keys,
+    names: Names = lambda row: row.keys,
 ) -> Fields:
     """Return the settings in a mapping from ``names`` to values; None counts as absent.
 

@@ -13,7 +13,7 @@ from marserve.frontend.batching.isolation.failure_isolation import FailureIsolat
 from marserve.frontend.batching.jobs import Stream
 from marserve.frontend.batching.learning.latency_model import BOUND_SHARE, LatencyModel
 from marserve.frontend.batching.lengths.length_grouping import LengthGrouping
-from marserve.frontend.configuration import models_key
+from marserve.frontend.configuration.model_entry import TORCHSERVES
 from marserve.frontend.configuration.model_schema import SETTINGS
 from marserve.frontend.documents import JsonText
 from marserve.frontend.errors import ServeError
@@ -31,7 +31,7 @@ from marserve.frontend.workers.supervisor import WorkerSupervisor
 
 # In TorchServe's order.
 _TORCHSERVES = (
-    *models_key.TORCHSERVES,
+    *TORCHSERVES,
     "maxRetryTimeoutInSec",
     "clientTimeoutInMills",
     "parallelType",

@@ -71,7 +71,7 @@ def read_registration(parameters: Parameters) -> Registration:
     _check_workers(initial_workers or 0)
     return Registration(
         url=parameters.text("url"),
-        model_name=parameters.text("model_name"),
+        name=parameters.text("model_name"),
         handler=parameters.text("handler"),
         runtime=runtime,
         synchronous=parameters.flag("synchronous", default=True),

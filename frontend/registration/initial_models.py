@@ -11,13 +11,14 @@ from marserve.backend.manifest import MANIFEST_PATH
 from marserve.frontend.archives.archive import implied_model_name
 from marserve.frontend.archives.local_files import has_manifest
 from marserve.frontend.configuration.config import Config
-from marserve.frontend.configuration.saved_models import SavedModel
+from marserve.frontend.configuration.model_entry import ModelEntry
 from marserve.frontend.errors import ModelNotFound, ServeError, VersionConflict
 from marserve.frontend.logs.formats import one_line
 from marserve.frontend.registration.manager import ModelManager
 from marserve.frontend.registration.model_changes import Registration
 from marserve.frontend.registration.snapshot import RestoreFailed
 from marserve.frontend.serving.registry import FailedLoad
+from marserve.frontend.settings.layers import SNAPSHOT
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +40,7 @@ async def register_initial_models(manager: ModelManager, config: Config) -> None
 async def _load(manager: ModelManager, config: Config) -> None:
     is_named = not _is_everything(config.load_models)
     for name, url in _expand(config):
-        registration = Registration(url=url, model_name=name, synchronous=False, at_start=True)
+        registration = Registration(url=url, name=name, synchronous=False, at_start=True)
         error = await _try_to_register(manager, registration)
         if error is None or isinstance(error, VersionConflict):  # an earlier item is served
             continue
@@ -50,18 +51,11 @@ async def _load(manager: ModelManager, config: Config) -> None:
 
 
 async def _restore(manager: ModelManager, config: Config) -> None:
-    saved_models, defaults = config.model_snapshot or (), list[SavedModel]()
+    saved_models, defaults = config.model_snapshot or (), list[ModelEntry]()
     if not saved_models:
         logger.warning("The snapshot contains no models, so none are registered.")
     for saved in saved_models:
-        registration = Registration(
-            url=saved.archive,
-            model_name=saved.name,
-            handler=saved.handler,
-            runtime=saved.runtime,
-            synchronous=False,
-            saved=saved,
-        )
+        registration = Registration(**vars(saved), source=SNAPSHOT, synchronous=False)
         error = await _try_to_register(manager, registration)
         if isinstance(error, ModelNotFound) and not config.is_snapshot_found:  # chosen
             which = f"model :{saved.name}, version :{saved.version}"  # as in TorchServe
@@ -69,7 +63,7 @@ async def _restore(manager: ModelManager, config: Config) -> None:
             raise RestoreFailed(f"{sentence}: {error}")
         if error is not None:
             manager.add_failed(
-                FailedLoad(saved.name, saved.archive, one_line(error), saved.version, saved)
+                FailedLoad(saved.name, saved.url, one_line(error), saved.version, saved)
             )
         elif saved.is_default:
             defaults.append(saved)

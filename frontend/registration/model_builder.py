@@ -21,6 +21,7 @@ from marserve.frontend.registration.model_changes import Registration
 from marserve.frontend.serving.host import WorkerHost
 from marserve.frontend.serving.model_version import ModelVersion
 from marserve.frontend.serving.stateful.stateful_version import StatefulModelVersion
+from marserve.frontend.settings.layers import CATALOG, REQUEST, SNAPSHOT
 from marserve.frontend.settings.model_settings import ModelSettings, resolve_settings
 from marserve.frontend.settings.parallel import Parallel
 from marserve.frontend.telemetry.metrics import Metrics
@@ -74,8 +75,8 @@ class ModelBuilder:
         origin = registration.origin
         model = make(archive, manifest, settings, host, self._metrics, environment, origin)
         undo.push_async_callback(model.close, 0)
-        if registration.saved and registration.saved.batch_costs:
-            model.batcher.seed(point[:2] for point in registration.saved.batch_costs)
+        if registration.batch_costs:
+            model.batcher.seed(point[:2] for point in registration.batch_costs)
         return model
 
 
@@ -90,7 +91,7 @@ def registered_manifest(archive: Archive, registration: Registration, config: Co
     try:
         manifest = archive.contents.manifest or Manifest.implied(implied_name, "")
         registered = manifest.registered_as(
-            name=registration.model_name,
+            name=registration.name,
             runtime=registration.runtime,
             handler=registration.handler,
             fallback_name=implied_name if registration.at_start else "",
@@ -99,8 +100,7 @@ def registered_manifest(archive: Archive, registration: Registration, config: Co
         )
     except ManifestError as error:
         raise ArchiveRefused(str(error)) from error
-    wanted = registration.saved.version if registration.saved else registration.version
-    if wanted and wanted != registered.model_version:
+    if registration.version and registration.version != registered.model_version:
         raise ModelNotFound(f"{registration.url} holds version {registered.model_version}")
     debugged = config.debugged
     if debugged and debugged.handler and debugged.model == registered.model_name:
@@ -119,22 +119,22 @@ def registered_settings(
     Raises:
         ArchiveRefused, BadRequest: It cannot be served with them.
     """
-    config, gpus = host.config, host.devices.count
+    config, gpus, source = host.config, host.devices.count, registration.source
     workers = registration.initial_workers
-    is_loaded = registration.at_start or registration.catalog is not None
+    is_loaded = registration.at_start or source == CATALOG
     if workers is None:
         workers = config.default_workers_per_model
         if is_loaded:
             workers = workers or gpus or host.cores
     settings = resolve_settings(
-        registration.settings,
+        registration.settings if source == REQUEST else {},
         archive.contents.model_yaml,
         _configured(manifest, config),
         config,
         gpus=gpus,
         default_workers=workers,
         at_start=is_loaded,
-        catalog=registration.catalog,
+        catalog=registration.values if source == CATALOG else None,
     )
     handler = PurePath(manifest.handler.partition(":")[0]).name
     if "openai" not in settings.origins and handler.removesuffix(".py") == "vllm_handler":
@@ -146,8 +146,8 @@ def registered_settings(
         raise ArchiveRefused(
             f"model-config.yaml: sampleInput={names[:80]}: no such file in the archive."
         )
-    if registration.saved:
-        settings = settings.restored(registration.saved)
+    if source == SNAPSHOT:
+        settings = settings.restored(registration)
     if config.debugged and config.debugged.model == manifest.model_name:
         return settings.for_debugging()
     return settings

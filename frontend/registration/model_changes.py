@@ -1,30 +1,22 @@
 """The interface for changes of the served models, and the description of a model to register."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
-from marserve.frontend.configuration.saved_models import SavedModel
+from marserve.frontend.configuration.model_entry import ModelEntry
 from marserve.frontend.configuration.setting import Fields
 from marserve.frontend.serving.model_version import ModelVersion, Origin
-from marserve.frontend.settings.layers import CATALOG, REQUEST, SNAPSHOT
+from marserve.frontend.settings.layers import REQUEST
 
 
 @dataclass(frozen=True)
-class Registration:
-    """A model version to register; an empty text leaves the choice to the manifest."""
+class Registration(ModelEntry):
+    """A model version to register; the archive must contain the version, if there is one."""
 
-    url: str  # name in the model store, path of a directory, or URL
-    model_name: str = ""
-    version: str = ""  # that the archive must contain; empty for any
-    handler: str = ""
-    runtime: str = ""
+    source: str = REQUEST  # of the entry, or a snapshot or catalog, which override all others
     initial_workers: int | None = None  # None for the configured number
-    settings: Fields = field(default_factory=dict)
     synchronous: bool = True  # whether to wait until the workers are READY
-    s3_sse_kms: bool = False  # whether an http(s) URL leads to S3 and needs AWS credentials
     at_start: bool = False  # whether the server loads the model while it starts
-    saved: SavedModel | None = None  # settings of a snapshot; they override all others
-    catalog: Fields | None = None  # settings of a catalog; they override all others
     is_private: bool = False  # whether a download is kept out of the model store
     workflow: str = ""  # of which the model is a node; snapshots leave it out
     is_function: bool = False  # whether it is a function of a workflow's handler; it is not listed
@@ -34,7 +26,7 @@ class Registration:
         """The origin of the model version."""
         return Origin(
             at_start=self.at_start,
-            source=CATALOG if self.catalog is not None else SNAPSHOT if self.saved else REQUEST,
+            source=self.source,
             handler=self.handler,
             runtime=self.runtime,
             s3_sse_kms=self.s3_sse_kms,

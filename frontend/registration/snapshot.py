@@ -16,15 +16,15 @@ from pathlib import Path
 
 from marserve.frontend.aio.background import DaemonThreads
 from marserve.frontend.atomic_file import replace_file
+from marserve.frontend.configuration.model_entry import ModelEntry
 from marserve.frontend.configuration.model_schema import REGISTERED
 from marserve.frontend.configuration.properties import format_properties
-from marserve.frontend.configuration.saved_models import SAVED, SavedModel, snapshot_json
+from marserve.frontend.configuration.saved_models import SAVED, snapshot_json
 from marserve.frontend.errors import ServerBusy
 from marserve.frontend.serving.model_version import ModelVersion
 from marserve.frontend.serving.registry import ModelRegistry
 from marserve.frontend.settings.batching_settings import sizes_to_try
-from marserve.frontend.settings.layers import CHOSEN, SERVER
-from marserve.frontend.settings.model_settings import ModelSettings
+from marserve.frontend.settings.layers import CHOSEN, SERVER, attributes_of
 
 logger = logging.getLogger(__name__)
 
@@ -32,13 +32,14 @@ logger = logging.getLogger(__name__)
 _MAX_WAIT_SECONDS = 5.0
 # Between two attempts to write a snapshot, in seconds.
 _RETRY_SECONDS = 5.0
+_ALWAYS_SAVED = ("is_automatic", "delay", "response_timeout", "startup_timeout")
 
 
 class RestoreFailed(Exception):
     """The models of a snapshot cannot be served; the text is for the operator."""
 
 
-def served_models(registry: ModelRegistry, model_store: Path) -> list[SavedModel]:
+def served_models(registry: ModelRegistry, model_store: Path) -> list[ModelEntry]:
     """Return the registered models, and those of an earlier snapshot that could not be loaded.
 
     If one of these was the default, it becomes so again when it can be loaded.
@@ -49,41 +50,29 @@ def served_models(registry: ModelRegistry, model_store: Path) -> list[SavedModel
     return served + [load.saved for load in registry.failed if load.saved]
 
 
-def _saved(model: ModelVersion, is_default: bool, model_store: Path) -> SavedModel:
+def _saved(model: ModelVersion, is_default: bool, model_store: Path) -> ModelEntry:
     settings, batching = model.settings, model.settings.batching
+    values, origins = settings.values, settings.origins
+    chosen = [row for row in SAVED if origins.get(row.name, SERVER) != SERVER]
     archive = model.archive.source  # perhaps a directory outside the store
     if archive.is_relative_to(model_store):
         archive = archive.relative_to(model_store)
-    return SavedModel(
+    return ModelEntry(
         name=model.name,
         version=model.version,
         is_default=is_default,
-        archive=str(archive),
-        min_workers=model.workers.min_workers,
-        max_workers=model.workers.max_workers,
-        batch_size=model.batcher.size if batching.is_automatic else batching.size,
-        max_batch_delay=batching.delay,
-        response_timeout=settings.response_timeout,
-        startup_timeout=settings.startup_timeout,
-        runtime=model.manifest.runtime,
-        parallel_level=settings.parallel.level if settings.parallel else 0,
+        url=str(archive),
         handler=model.origin.handler,
-        is_automatic=batching.is_automatic,
-        settings=_chosen_settings(settings),
-        set_by_requests=tuple(
-            row.key for row in REGISTERED if settings.origins.get(row.name) in CHOSEN
-        ),
+        runtime=model.manifest.runtime,
+        workers=(model.workers.min_workers, model.workers.max_workers),
+        settings={
+            **{name: values[name] for name in (*_ALWAYS_SAVED, *attributes_of(chosen))},
+            "size": model.batcher.size if batching.is_automatic else batching.size,
+        },
+        parallel_level=settings.parallel.level if settings.parallel else 0,
+        set_by_requests=tuple(row.key for row in REGISTERED if origins.get(row.name) in CHOSEN),
         batch_costs=tuple(model.batcher.costs.points) if sizes_to_try(batching) else (),
     )
-
-
-def _chosen_settings(settings: ModelSettings) -> dict[str, object]:
-    values = settings.values
-    return {
-        row.key: row.write(values)
-        for row in SAVED
-        if settings.origins.get(row.name, SERVER) != SERVER
-    }
 
 
 @dataclass(eq=False)
@@ -96,7 +85,7 @@ class SnapshotWriter:
     clock: Callable[[], float] = time.time
     _last_ms: int = field(default=0, init=False)
 
-    def write(self, kind: str, models: Iterable[SavedModel]) -> Path:
+    def write(self, kind: str, models: Iterable[ModelEntry]) -> Path:
         """Write a snapshot of the kind startup, snapshot or shutdown.
 
         Raises:
@@ -150,7 +139,7 @@ class Snapshots:
     """
 
     writer: SnapshotWriter | None
-    models: Callable[[], list[SavedModel]]
+    models: Callable[[], list[ModelEntry]]
     _thread: DaemonThreads | None = field(default=None, init=False)
     _failed: bool = field(default=False, init=False)  # logged once, until one succeeds again
     _retry: asyncio.TimerHandle | None = field(default=None, init=False)
@@ -204,7 +193,7 @@ class Snapshots:
         if self._failed:  # no change of a model has been written meanwhile
             self._begin_writing("snapshot")
 
-    def _write(self, kind: str, models: list[SavedModel]) -> None:
+    def _write(self, kind: str, models: list[ModelEntry]) -> None:
         assert self.writer is not None
         try:
             path = self.writer.write(kind, models)

@@ -10,7 +10,7 @@ from itertools import chain, islice
 from typing import Any, TypeVar
 
 from marserve.frontend.archives.archive import implied_model_name
-from marserve.frontend.configuration.saved_models import SavedModel
+from marserve.frontend.configuration.model_entry import ModelEntry
 from marserve.frontend.errors import (
     DefaultVersionInUse,
     ModelNotFound,
@@ -31,7 +31,7 @@ class FailedLoad:
     url: str
     reason: str
     version: str = ""  # empty if it is not known
-    saved: SavedModel | None = None  # its entry in a snapshot
+    saved: ModelEntry | None = None  # its entry in a snapshot
     is_name_implied: bool = False  # the name is the file's; the manifest may have another
     is_awaited: bool = True  # whether the server is not ready without it
 

@@ -25,6 +25,7 @@ from typing import Any
 from marserve.frontend.batching.options import Batching, with_implied
 from marserve.frontend.batching.sequences.stateful_sequence import SequenceLimits
 from marserve.frontend.configuration.config import Config
+from marserve.frontend.configuration.model_entry import ModelEntry
 from marserve.frontend.configuration.model_schema import (
     SETTINGS,
     Autoscaling,
@@ -32,8 +33,7 @@ from marserve.frontend.configuration.model_schema import (
     TorchRun,
     read_consistent,
 )
-from marserve.frontend.configuration.saved_models import SAVED, SavedModel
-from marserve.frontend.configuration.setting import Fields, read_settings
+from marserve.frontend.configuration.setting import Fields
 from marserve.frontend.configuration.setting_kinds import REFUSE, WARN
 from marserve.frontend.errors import ArchiveRefused, BadRequest, ServeError
 from marserve.frontend.settings.batching_settings import (
@@ -156,7 +156,7 @@ class ModelSettings(ModelValues):
             )
         return replace(self, batching=found.batching, origins=found.origins, layers=found.layers)
 
-    def restored(self, saved: SavedModel) -> "ModelSettings":
+    def restored(self, saved: ModelEntry) -> "ModelSettings":
         """Return settings in which those of a snapshot win over every other source.
 
         Equal values change nothing unless a request had set them: a snapshot always has a size,
@@ -165,7 +165,9 @@ class ModelSettings(ModelValues):
         Raises:
             ArchiveRefused: They contradict the archive, which may have changed.
         """
-        values = _saved_settings(saved)
+        values = saved.values
+        if values["is_automatic"]:
+            del values["size"]  # it was measured
         kept = attributes_of(row for row in SETTINGS if row.key in saved.set_by_requests)
         differing = {name: value for name, value in values.items() if name in kept}
         for is_size in (False, True):
@@ -327,20 +329,6 @@ def server_settings(config: Config, start: ModelSettings) -> Fields:
     if config.autoscale_workers and not start.stateful:
         found["autoscale"] = Autoscaling()
     return {**found, "is_queue_bounded": "job_queue_size" in config.texts}
-
-
-def _saved_settings(saved: SavedModel) -> Fields:
-    size = {} if saved.is_automatic else {"size": saved.batch_size}
-    return {
-        **size,
-        "is_automatic": saved.is_automatic,
-        "delay": saved.max_batch_delay,
-        "min_workers": saved.min_workers,
-        "max_workers": saved.max_workers,
-        "response_timeout": saved.response_timeout,
-        "startup_timeout": saved.startup_timeout,
-        **read_settings(SAVED, saved.settings),
-    }
 
 
 def _without_workers(values: Fields) -> Fields:

@@ -136,8 +136,8 @@ class WorkflowRegistrar:
         async def register(node: Node) -> ModelVersion:
             wanted = _registration_of(node, registration, manifest, archive)
             async with turns:
-                if any(model.name == wanted.model_name for model in self.models):
-                    raise Conflict(f"Model {wanted.model_name} is registered already.")
+                if any(model.name == wanted.name for model in self.models):
+                    raise Conflict(f"Model {wanted.name} is registered already.")
                 return await self.manager.register(wanted)
 
         nodes = list(specification.nodes.values())
@@ -239,7 +239,7 @@ def _registration_of(
     }
     return Registration(
         url=node.url or str(archive.directory),
-        model_name=model_name(workflow, node.name),
+        name=model_name(workflow, node.name),
         handler=f"{manifest.handler}:{node.name}" if node.is_function else "",
         initial_workers=settings.max_workers,
         settings={

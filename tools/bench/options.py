@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
 
-from marserve.frontend.configuration.models_key import TORCHSERVES
+from marserve.frontend.configuration.model_entry import TORCHSERVES
 from marserve.frontend.configuration.setting import Setting
 from marserve.frontend.configuration.setting_kinds import AUTOMATIC
 from marserve.tools.bench.errors import BenchError

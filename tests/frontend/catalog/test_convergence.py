@@ -55,7 +55,7 @@ class Manager:
         self.calls: list[str] = []
 
     async def register(self, registration: Registration) -> Model:
-        model = Model(registration.model_name, registration.version, registration.url)
+        model = Model(registration.name, registration.version, registration.url)
         self._note("register", model)
         self._fail_if_broken(model.url)
         self.registry.add(model)

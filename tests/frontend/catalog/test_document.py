@@ -130,7 +130,7 @@ def test_what_is_no_catalog_is_refused_with_the_reason(document: bytes, why: str
         (text(m={"1": {"url": "m.mar", "batchSize": 0}}), "m 1: batchSize=0: it is"),
         (text(m={"1": {"url": "m.mar", "batchSize": None}}), "null is not a value"),
         (text(m={"1": {"url": "m.mar", "minWorkers": "2"}}), "minWorkers=2: it is"),
-        (text(m={"1": {"url": "m.mar", "maxWorkers": 2}}), "minWorkers=None"),
+        (text(m={"1": {"url": "m.mar", "maxWorkers": 2}}), "minWorkers is missing"),
         (text(m={"1": {"url": "m.mar", "minWorkers": 2, "maxWorkers": 1}}), "maxWorkers=1"),
         (text(m={"1": {"url": "m.mar", "defaultVersion": 1}}), "defaultVersion=1"),
         (text(m={"1": {"url": "m.mar", "runtimeType": "java"}}), "runtimeType=java"),

@@ -6,9 +6,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from served_models import saved_entry
 
+from marserve.frontend.configuration.model_entry import ModelEntry
 from marserve.frontend.configuration.model_schema import BATCH_POLICIES
-from marserve.frontend.configuration.saved_models import SavedModel, saved_models, snapshot_json
+from marserve.frontend.configuration.saved_models import saved_models, snapshot_json
 
 #: As TorchServe 0.12.0 wrote it.
 TORCHSERVE = """{
@@ -31,7 +33,7 @@ TORCHSERVE = """{
     }
   }
 }"""
-PROBE = SavedModel("probe", "1.0", True, "probe.mar", 1, 2, 3, 0.07, 33, 120, "python")
+PROBE = replace(saved_entry(), name="probe", url="probe.mar")
 
 
 def snapshot(**changes: Any) -> str:
@@ -45,7 +47,8 @@ def snapshot(**changes: Any) -> str:
 
 
 def test_what_torchserve_wrote_is_read() -> None:
-    assert saved_models(TORCHSERVE) == (PROBE,)
+    (model,) = saved_models(TORCHSERVE)
+    assert (model, model.is_default) == (PROBE, True)
 
 
 def test_it_is_written_as_torchserve_wrote_it() -> None:
@@ -56,7 +59,8 @@ def test_it_is_written_as_torchserve_wrote_it() -> None:
 def test_only_timeouts_and_runtime_may_be_missing() -> None:
     text = snapshot(responseTimeout=None, startupTimeout=None, runtimeType=None)
     (model,) = saved_models(text)
-    assert (model.response_timeout, model.startup_timeout, model.runtime) == (120, 120, "python")
+    assert model.settings == PROBE.settings | {"response_timeout": 120}
+    assert model.runtime == "python"
 
 
 @pytest.mark.parametrize(
@@ -140,8 +144,12 @@ def test_a_count_of_no_models_counts(count: int) -> None:
 def test_what_torchserve_does_not_know_is_behind_what_it_knows() -> None:
     ours = replace(
         PROBE,
-        is_automatic=True,
-        settings={"batchPolicy": "adaptive", "maxLatencyMs": 50},
+        settings={
+            **PROBE.settings,
+            "is_automatic": True,
+            "policy": "adaptive",
+            "max_latency": 0.05,
+        },
         batch_costs=((1.0, 0.0025, 9), (3.5, 0.004, 2)),
     )
     members = json.loads(snapshot_json("n", 1, [ours]))["models"]["probe"]["1.0"]
@@ -153,7 +161,7 @@ def test_what_torchserve_does_not_know_is_behind_what_it_knows() -> None:
 
 def test_never_wait_as_torchserve_spelt_it() -> None:
     (model,) = saved_models(snapshot(maxBatchDelay=-10000))
-    assert model.max_batch_delay == 0
+    assert model.settings["delay"] == 0
 
 
 JSON = st.recursive(
@@ -170,9 +178,10 @@ def test_any_members_are_read_or_refused(members: dict[str, Any]) -> None:
     except ValueError:
         return
     for model in models:
-        assert 0 <= model.min_workers <= min(1000, model.max_workers)
-        assert model.max_batch_delay >= 0
-        assert min(model.batch_size, model.response_timeout, model.startup_timeout) > 0
+        assert 0 <= model.workers[0] <= min(1000, model.workers[1])
+        assert model.settings["delay"] >= 0
+        numbers = [model.settings[name] for name in ("size", "response_timeout", "startup_timeout")]
+        assert min(numbers) > 0
 
 
 @given(st.text() | JSON.map(json.dumps))
@@ -186,29 +195,28 @@ COUNT = st.integers(0, 1000)
 SECONDS = st.integers(1, 10**6).map(lambda milliseconds: milliseconds / 1000)
 SIZES = st.integers(1, 1000).map(float)
 MODELS = st.builds(
-    SavedModel,
+    ModelEntry,
     name=TEXT,
     version=TEXT,
     is_default=st.booleans(),
-    archive=TEXT,
-    min_workers=COUNT,
-    max_workers=st.integers(1000, 2000),
-    batch_size=st.integers(1, 1000),
-    max_batch_delay=st.integers(0, 10**6).map(lambda milliseconds: milliseconds / 1000),
-    response_timeout=SECONDS,
-    startup_timeout=SECONDS,
+    url=TEXT,
+    workers=st.tuples(COUNT, st.integers(1000, 2000)),
     runtime=TEXT,
     parallel_level=COUNT,
     handler=st.just("") | TEXT,
-    is_automatic=st.booleans(),
     settings=st.fixed_dictionaries(
-        {},
+        {
+            "size": st.integers(1, 1000),
+            "is_automatic": st.booleans(),
+            "delay": st.integers(0, 10**6).map(lambda milliseconds: milliseconds / 1000),
+            "response_timeout": SECONDS,
+            "startup_timeout": SECONDS,
+        },
         optional={
-            "batchPolicy": st.sampled_from(BATCH_POLICIES),
-            "maxLatencyMs": COUNT,
-            "numRequests": COUNT,
-            "compiledBatchSizes": st.lists(st.integers(1, 99), max_size=3),
-            "jobQueueSize": st.integers(1, 1000),
+            "policy": st.sampled_from(BATCH_POLICIES),
+            "max_latency": SECONDS,
+            "num_requests": COUNT,
+            "compiled_sizes": st.lists(st.integers(1, 99), max_size=3).map(tuple),
         },
     ),
     batch_costs=st.lists(st.tuples(SIZES, SECONDS, st.integers(1, 99)), max_size=3).map(tuple),
@@ -216,6 +224,10 @@ MODELS = st.builds(
 
 
 @given(st.lists(MODELS, min_size=1, unique_by=lambda model: (model.name, model.version)))
-def test_what_was_written_is_read_again(models: list[SavedModel]) -> None:
+def test_what_was_written_is_read_again(models: list[ModelEntry]) -> None:
     read = saved_models(snapshot_json("n", 1, models))
-    assert sorted(read, key=repr) == sorted(models, key=repr)
+    found, expected = (
+        {(each.name, each.version): (each, each.is_default) for each in several}
+        for several in (read, models)
+    )
+    assert found == expected

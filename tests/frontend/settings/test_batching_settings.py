@@ -5,12 +5,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from served_models import saved_entry
 
 from marserve.frontend.batching.jobs import Priority
 from marserve.frontend.batching.options import MAX_AUTOMATIC_SIZE, Batching
 from marserve.frontend.configuration.config import Config
 from marserve.frontend.configuration.model_schema import SETTINGS
-from marserve.frontend.configuration.saved_models import SAVED, SavedModel
+from marserve.frontend.configuration.saved_models import SAVED
 from marserve.frontend.errors import ArchiveRefused, BadRequest, ServeError
 from marserve.frontend.settings.batching_settings import sizes_to_try
 from marserve.frontend.settings.model_settings import (
@@ -416,8 +417,6 @@ def test_other_settings_stay_when_one_is_no_longer_set() -> None:
 
 # -- snapshots -------------------------------------------------------------------------------------
 
-SAVED_MODEL = SavedModel("m", "1.0", True, "m.mar", 1, 1, 1, 0.1, 120.0, 120.0)
-
 
 @pytest.mark.parametrize(
     ("asked", "changes"),
@@ -453,17 +452,11 @@ def test_what_was_saved_comes_back_over_what_the_archive_says(
     settings = settings_of({"yaml": asked})
     changed = settings.changed(changes)
     served = changed.batching
-    saved = replace(
-        SAVED_MODEL,
-        batch_size=served.size,
-        is_automatic=served.is_automatic,
-        max_batch_delay=served.delay,
-        settings={row.key: row.write(vars(served)) for row in SAVED if row.name in changed.origins},
-        set_by_requests=tuple(
-            row.key for row in SETTINGS if changed.origins.get(row.name) == "request"
-        ),
-    )
-    restored = settings.restored(saved)
+    chosen = [row.attribute for row in SAVED if row.name in changed.origins]
+    names = ("size", "is_automatic", "delay", *chosen)
+    saved = saved_entry(**{name: vars(served)[name] for name in names})
+    by_requests = [row.key for row in SETTINGS if changed.origins.get(row.name) == "request"]
+    restored = settings.restored(replace(saved, set_by_requests=tuple(by_requests)))
     assert restored.batching == served
     later_ones = (THROUGHPUT, TOGETHER, NO_HINT, {"max_latency": 0.2}, {"policy": "adaptive"})
     for later in (*later_ones, SIZE_UNSET, unset("performance_hint", "delay")):
@@ -478,7 +471,7 @@ def batching_or_error(settings: ModelSettings, change: Fields) -> Batching | str
 
 
 def test_a_size_that_would_follow_anyway_stays_nobodys() -> None:
-    saved = replace(SAVED_MODEL, is_automatic=True, settings={"batchPolicy": "adaptive"})
+    saved = saved_entry(is_automatic=True, delay=0.1, policy="adaptive")
     restored = settings_of({"yaml": {}}).restored(saved)
     assert restored.batching == adaptive(size=MAX_AUTOMATIC_SIZE, is_automatic=True)
     assert restored.origins["batch_policy"] == "snapshot"

@@ -18,6 +18,6 @@ def target(data: bytes) -> None:
     written = snapshot_json("name.cfg", 1, models)
     again = saved_models(written)
     assert saved_models(snapshot_json("name.cfg", 1, again)) == again
-    assert [(model.name, model.version, model.archive) for model in again] == [
-        (model.name, model.version, model.archive) for model in models
+    assert [(model.name, model.version, model.url) for model in again] == [
+        (model.name, model.version, model.url) for model in models
     ]

@@ -278,7 +278,7 @@ def _models(place: Callable[[str], Place], file: ConfigFile, config: Config) -> 
     if saved is not None:
         for each in saved:
             at = place("model_snapshot")
-            yield from unbatched(at, each.name, each.batch_size, each.min_workers)
+            yield from unbatched(at, each.name, each.values["size"], each.values["min_workers"])
     for name, versions in config.models.items() if saved is None else ():
         for members in versions.values():
             size, workers = members.get("batchSize", 1), members.get("minWorkers", 0)
@@ -289,12 +289,12 @@ def _models(place: Callable[[str], Place], file: ConfigFile, config: Config) -> 
     is_absolute = file.raw.get("model_store", "").startswith("/")
     is_store_here = is_absolute and config.model_store.is_dir()
     for model in saved or () if is_store_here else ():
-        archive = config.model_store / model.archive
+        archive = config.model_store / model.url
         if not archive.exists():
             yield finding(
                 "model-missing",
                 place("model_snapshot"),
-                f"{model.archive} of {model.name} is not in {config.model_store}.",
+                f"{model.url} of {model.name} is not in {config.model_store}.",
                 "Copy it there, or remove the model from model_snapshot.",
             )
 
