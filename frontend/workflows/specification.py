@@ -13,12 +13,13 @@ have the last retries and time limit. The errors of the graph have TorchServe's 
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, replace
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 from marserve.frontend.configuration.model_schema import MAX_WORKERS
-from marserve.frontend.configuration.setting_kinds import MAX_NUMBER, short_repr
+from marserve.frontend.configuration.setting import rows_of, setting
+from marserve.frontend.configuration.setting_kinds import short_repr, whole
 from marserve.frontend.configuration.unread_keys import nearest
 from marserve.frontend.errors import GraphRefused, WorkflowRefused
 
@@ -28,23 +29,19 @@ _MAX_TOLD = 20  # unknown keys
 _MAX_KEY = 40  # characters
 
 
-def _key(name: str, minimum: int, maximum: int, default: int) -> Any:
-    return field(default=default, metadata={"key": name, "range": (minimum, maximum)})
-
-
 @dataclass(frozen=True)
 class NodeSettings:
     """The settings of a node, with TorchServe's defaults; times in milliseconds."""
 
-    min_workers: int = _key("min-workers", 0, MAX_WORKERS, 1)
-    max_workers: int = _key("max-workers", 1, MAX_WORKERS, 1)
-    batch_size: int = _key("batch-size", 1, MAX_NUMBER, 1)
-    max_batch_delay_ms: int = _key("max-batch-delay", 0, MAX_NUMBER, 50)
-    retry_attempts: int = _key("retry-attempts", 0, 100, 1)
-    timeout_ms: int = _key("timeout-ms", 1, MAX_NUMBER, 10_000)
+    min_workers: int = setting("min-workers", whole(0, MAX_WORKERS), 1, "")
+    max_workers: int = setting("max-workers", whole(1, MAX_WORKERS), 1, "")
+    batch_size: int = setting("batch-size", whole(1), 1, "")
+    max_batch_delay_ms: int = setting("max-batch-delay", whole(0), 50, "")
+    retry_attempts: int = setting("retry-attempts", whole(0, 100), 1, "")
+    timeout_ms: int = setting("timeout-ms", whole(1), 10_000, "")
 
 
-_KEYS = {each.metadata["key"]: each for each in fields(NodeSettings)}
+_KEYS = {row.key: row for row in rows_of(NodeSettings)}
 
 
 @dataclass(frozen=True)
@@ -133,10 +130,10 @@ def read_specification(document: Any) -> Specification:
 
 def _unread(document: Mapping[Any, Any]) -> Iterator[str]:
     """Yield a sentence for each unknown key, of the first ones."""
-    places = {"the specification": (document, ("models", "dag"))}
+    places = {"the specification": (document, ["models", "dag"])}
     for name, value in document["models"].items():
         if name not in _KEYS:
-            places[f"models.{name}"] = value, ("url", *_KEYS)
+            places[f"models.{name}"] = value, ["url", *_KEYS]
     unknown = (
         (place, key, known)
         for place, (section, known) in places.items()
@@ -169,17 +166,12 @@ def _read_models(section: Any) -> tuple[NodeSettings, dict[str, tuple[str, NodeS
 
 
 def _with(settings: NodeSettings, values: Mapping[str, Any], where: str) -> NodeSettings:
-    changes = {}
-    for key, each in _KEYS.items():
-        if key not in values:
-            continue
-        value, (low, high) = values[key], each.metadata["range"]
-        if type(value) is not int or not low <= value <= high:
-            raise WorkflowRefused(
-                f"{_shown(where)}: {key}={short_repr(value)}: "
-                f"it is a whole number from {low} to {high}."
-            )
-        changes[each.name] = value
+    changes: dict[str, Any] = {}
+    for key, row in _KEYS.items():
+        if key in values and not row.kind.accepts(values[key]):
+            text = f"{key}={short_repr(values[key])}: it is {row.kind.rule}."
+            raise WorkflowRefused(f"{_shown(where)}: {text}")
+        changes |= row.read(values[key]) if key in values else {}
     return replace(settings, **changes)
 
 

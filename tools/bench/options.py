@@ -3,7 +3,6 @@
 import argparse
 import difflib
 import json
-import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -12,8 +11,7 @@ from typing import Any, TypeVar
 from urllib.parse import quote
 
 from marserve.frontend.configuration.model_entry import TORCHSERVES
-from marserve.frontend.configuration.setting import Setting
-from marserve.frontend.configuration.setting_kinds import AUTOMATIC
+from marserve.frontend.configuration.setting_kinds import ABOVE_0, AUTOMATIC, Kind, whole
 from marserve.tools.bench.errors import BenchError
 from marserve.tools.bench.generator.destination import Destination
 from marserve.tools.bench.generator.load import Arrivals
@@ -276,7 +274,7 @@ def _add_server(group: Any) -> None:
     add("--key-file", default="", metavar="FILE", help="both keys: the server's key_file.json")
     add(
         "--timeout",
-        type=_positive(float),
+        type=_ABOVE_0,
         default=60.0,
         metavar="S",
         help="seconds to wait for an answer (%(default)g)",
@@ -308,7 +306,7 @@ def _add_load(group: Any) -> None:
     add(
         "--clients",
         action="extend",
-        type=_several(_positive(int)),
+        type=_several(_COUNT),
         default=[],
         metavar="N,...",
         help="* closed loop: each client sends the next request after the answer (8)",
@@ -316,7 +314,7 @@ def _add_load(group: Any) -> None:
     add(
         "--rate",
         action="extend",
-        type=_several(_positive(float)),
+        type=_several(_ABOVE_0),
         default=[],
         metavar="R,...",
         help="* open loop: requests per second, sent independently of the answers",
@@ -330,35 +328,31 @@ def _add_load(group: Any) -> None:
     add("--seed", type=int, default=0, metavar="N", help="of the random arrivals (%(default)s)")
     add(
         "--max-connections",
-        type=_positive(int),
+        type=_COUNT,
         default=1000,
         metavar="N",
         help="of an open loop, at the same time (%(default)s)",
     )
-    add("--seconds", type=_positive(float), metavar="S", help="how long to measure (10)")
-    add(
-        "--requests", type=_positive(int), metavar="N", help="how many requests to measure, instead"
-    )
+    add("--seconds", type=_ABOVE_0, metavar="S", help="how long to measure (10)")
+    add("--requests", type=_COUNT, metavar="N", help="how many requests to measure, instead")
     add(
         "--warm-up",
-        type=_not_negative,
+        type=_NOT_NEGATIVE,
         default=1.0,
         metavar="S",
         help="seconds of load before the measurement (%(default)g)",
     )
-    add(
-        "--repeat", type=_positive(int), default=1, metavar="N", help="number of runs of each point"
-    )
+    add("--repeat", type=_COUNT, default=1, metavar="N", help="number of runs of each point")
     add(
         "--processes",
-        type=_positive(int),
+        type=_COUNT,
         default=_processes(),
         metavar="N",
         help="of the load generator (one for each four cores: %(default)s)",
     )
     add(
         "--max-error-percent",
-        type=_percent,
+        type=_PERCENT,
         default=0.0,
         metavar="P",
         help="share of failed requests above which a run has failed (%(default)g); under a latency "
@@ -373,7 +367,7 @@ def _add_settings(group: Any) -> None:
         add(
             *(f"--{name.replace('_', '-')}" for name in row.parameters),
             action="extend",
-            type=_several(_value_of(row)),
+            type=_several(_value_of(row.kind)),
             default=[],
             metavar="VALUE,...",
             help=f"* {row.help.removesuffix('.')} ({row.kind.rule}{only})",
@@ -381,7 +375,7 @@ def _add_settings(group: Any) -> None:
     add(
         "--workers",
         action="extend",
-        type=_several(_positive(int)),
+        type=_several(_COUNT),
         default=[],
         metavar="N,...",
         help="* processes that run the model",
@@ -413,7 +407,7 @@ def _add_validation(group: Any) -> None:
     )
     add(
         "--tolerance",
-        type=_positive(float),
+        type=_ABOVE_0,
         metavar="X",
         help="accepted difference of numbers (0.0001; 0.01 in fp16, 0.05 in bf16)",
     )
@@ -423,7 +417,7 @@ def _add_tuning(group: Any) -> None:
     add = group.add_argument
     add(
         "--tune",
-        type=_positive(float),
+        type=_ABOVE_0,
         metavar="MS",
         help="search for the settings with the highest throughput within this latency; "
         "--batch-size and --workers are the largest values to try (128; the present number), "
@@ -431,7 +425,7 @@ def _add_tuning(group: Any) -> None:
     )
     add(
         "--percentile",
-        type=_percent,
+        type=_PERCENT,
         metavar="P",
         help="percentile of the latencies that --tune limits (99)",
     )
@@ -468,45 +462,27 @@ def _several(read: Callable[[str], T]) -> Callable[[str], list[T]]:
     return read_all
 
 
-def _number(kind: Callable[[str], Any], text: str, minimum: float, rule: str) -> Any:
-    try:
-        value = kind(text)
-    except ValueError:
-        value = math.nan
-    if not minimum <= value <= _LARGEST:
-        raise argparse.ArgumentTypeError(f"{text[:80]!r} is not {rule}, at most {_LARGEST}")
-    return value
-
-
-def _positive(kind: Callable[[str], T]) -> Callable[[str], T]:
-    def read(text: str) -> T:
-        rule = "a whole number, 1 or more" if kind is int else "a number above 0"
-        value: T = _number(kind, text, 1 if kind is int else 1e-6, rule)
-        return value
-
-    return read
-
-
-def _not_negative(text: str) -> float:
-    value: float = _number(float, text, 0, "a number, 0 or more")
-    return value
-
-
-def _percent(text: str) -> float:
-    value: float = _number(float, text, 0, "a number from 0 to 100")
-    if value > 100:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to 100")
-    return value
-
-
-def _value_of(row: Setting) -> Callable[[str], Any]:
+def _value_of(kind: Kind) -> Callable[[str], Any]:
     def read(text: str) -> Any:
-        value = row.kind.parse(text)
-        if not row.kind.accepts(value):
-            raise argparse.ArgumentTypeError(f"{text!r} is not {row.kind.rule}")
+        value = kind.parse(text)
+        if not kind.accepts(value):
+            raise argparse.ArgumentTypeError(f"{text[:80]!r} is not {kind.rule}")
         return value
 
     return read
+
+
+def _number(rule: str, minimum: float, maximum: float = _LARGEST) -> Callable[[str], float]:
+    def accepts(value: Any) -> bool:
+        return isinstance(value, float) and minimum <= value <= maximum
+
+    return _value_of(Kind(rule, accepts, parse=ABOVE_0.parse))
+
+
+_COUNT = _value_of(whole(1, _LARGEST))
+_ABOVE_0 = _number(f"{ABOVE_0.rule}, at most {_LARGEST}", 1e-6)
+_NOT_NEGATIVE = _number(f"a number, 0 or more, at most {_LARGEST}", 0)
+_PERCENT = _number("a number from 0 to 100", 0, 100)
 
 
 def _name(text: str) -> str:

@@ -1,5 +1,6 @@
 import tempfile
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from marserve.frontend.archives.contents import read_model_yaml
 from marserve.frontend.batching.options import MAX_AUTOMATIC_SIZE, Batching
 from marserve.frontend.configuration.config import Config
 from marserve.frontend.configuration.model_schema import Autoscaling, TorchRun
-from marserve.frontend.configuration.unread_keys import READ_YAML_KEYS, YAML_KEYS
+from marserve.frontend.configuration.unread_keys import READ_YAML_KEYS, YAML_KEYS, YAML_SECTIONS
 from marserve.frontend.errors import ArchiveRefused, BadRequest
 from marserve.frontend.settings.model_settings import (
     ModelSettings,
@@ -20,52 +21,7 @@ from marserve.frontend.settings.model_settings import (
 from marserve.frontend.settings.parallel import Parallel
 
 KEYS = st.sampled_from(
-    [
-        "minWorkers",
-        "maxWorkers",
-        "batchSize",
-        "maxBatchDelay",
-        "responseTimeout",
-        "startupTimeout",
-        "maxRetryTimeoutInSec",
-        "clientTimeoutInMills",
-        "jobQueueSize",
-        "deviceType",
-        "deviceIds",
-        "continuousBatching",
-        "asyncCommunication",
-        "useJobTicket",
-        "useVenv",
-        "sequenceBatching",
-        "autoscale",
-        "growAfterSec",
-        "shrinkAfterSec",
-        "batchPolicy",
-        "maxLatencyMs",
-        "numRequests",
-        "compiledBatchSizes",
-        "maxBatchSize",
-        "performanceHint",
-        "batchable",
-        "batching",
-        "enabled",
-        "max_batch_size",
-        "max_latency_ms",
-        "device",
-        "priorityQueueSizes",
-        "isolateFailures",
-        "dynamicBatchSize",
-        "sampleInput",
-        "high",
-        "overlapStages",
-        "outstandingBatches",
-        "parallelType",
-        "parallelLevel",
-        "torchrun",
-        "nproc-per-node",
-        "nnodes",
-        "rdzv-conf",
-    ]
+    [*READ_YAML_KEYS, *chain(*YAML_SECTIONS.values()), "growAfterSec", "shrinkAfterSec", "high"]
 )
 TIMES = [
     ("response_timeout", "responseTimeout", "default_response_timeout"),
