@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
 
+from marserve.frontend.configuration.model_entry import RUNTIME
 from marserve.frontend.configuration.model_schema import (
     LIVE,
     MAX_WORKERS,
@@ -30,7 +31,6 @@ from marserve.frontend.registration.model_changes import Registration
 from marserve.frontend.settings.layers import attributes_of
 from marserve.frontend.settings.model_settings import ModelSettings
 
-_RUNTIMES = ("python", "python3", "LSP")
 _OF_REGISTRATIONS = (
     "url",
     "model_name",
@@ -65,7 +65,7 @@ def read_registration(parameters: Parameters) -> Registration:
     if not parameters.has("url"):
         raise BadRequest("Parameter url is required.")
     runtime = parameters.text("runtime")
-    if runtime and runtime not in _RUNTIMES:
+    if runtime and not RUNTIME.accepts(runtime):
         raise BadRequest(f"Invalid RuntimeType value: {runtime}")
     initial_workers = parameters.at_least("initial_workers", 0)
     _check_workers(initial_workers or 0)

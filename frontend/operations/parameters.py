@@ -11,6 +11,7 @@ from collections.abc import Container, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any
 
+from marserve.frontend.configuration.setting import wrong_value
 from marserve.frontend.configuration.setting_kinds import MAX_NUMBER, plain_number
 from marserve.frontend.errors import BadRequest
 
@@ -74,17 +75,12 @@ class Parameters:
         if value is None:
             return None
         if type(value) is not int or abs(value) > MAX_NUMBER:
-            raise _refusal(name, value, f"a whole number, at most {MAX_NUMBER}")
+            raise BadRequest(wrong_value(name, value, f"a whole number, at most {MAX_NUMBER}"))
         return None if value in unset else value
 
     def at_least(self, name: str, minimum: int) -> int | None:
         """Return a `number` of at least ``minimum``, else raise BadRequest; -1 counts as absent."""
         value = self.number(name, unset=(-1,))
         if value is not None and value < minimum:
-            raise _refusal(name, value, f"a whole number, {minimum} or more")
+            raise BadRequest(wrong_value(name, value, f"a whole number, {minimum} or more"))
         return value
-
-
-def _refusal(name: str, value: object, rule: str) -> BadRequest:
-    text = value[:80] if isinstance(value, str) else reprlib.repr(value)
-    return BadRequest(f"{name}={text}: it is {rule}.")
