@@ -63,7 +63,7 @@ def serve_model(fakes: ModuleType, config: Config, tmp_path: Path) -> Callable[.
             settings,
             WorkerHost(config, fakes.FakeLauncher(*lives), DeviceAllocator(0)),
             metrics or Metrics("host"),
-            origin=origin or Origin(),
+            origin=origin or Origin(""),
         )
         try:
             started, _ = model.workers.resize(workers, max_workers or workers)

@@ -72,8 +72,7 @@ class ModelBuilder:
         )
         await until_free(manifest)
         make = StatefulModelVersion if settings.stateful else ModelVersion
-        origin = registration.origin
-        model = make(archive, manifest, settings, host, self._metrics, environment, origin)
+        model = make(archive, manifest, settings, host, self._metrics, environment, registration)
         undo.push_async_callback(model.close, 0)
         if registration.batch_costs:
             model.batcher.seed(point[:2] for point in registration.batch_costs)

@@ -3,36 +3,17 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-from marserve.frontend.configuration.model_entry import ModelEntry
 from marserve.frontend.configuration.setting import Fields
 from marserve.frontend.serving.model_version import ModelVersion, Origin
-from marserve.frontend.settings.layers import REQUEST
 
 
 @dataclass(frozen=True)
-class Registration(ModelEntry):
+class Registration(Origin):
     """A model version to register; the archive must contain the version, if there is one."""
 
-    source: str = REQUEST  # of the entry, or a snapshot or catalog, which override all others
     initial_workers: int | None = None  # None for the configured number
     synchronous: bool = True  # whether to wait until the workers are READY
-    at_start: bool = False  # whether the server loads the model while it starts
     is_private: bool = False  # whether a download is kept out of the model store
-    workflow: str = ""  # of which the model is a node; snapshots leave it out
-    is_function: bool = False  # whether it is a function of a workflow's handler; it is not listed
-
-    @property
-    def origin(self) -> Origin:
-        """The origin of the model version."""
-        return Origin(
-            at_start=self.at_start,
-            source=self.source,
-            handler=self.handler,
-            runtime=self.runtime,
-            s3_sse_kms=self.s3_sse_kms,
-            workflow=self.workflow,
-            is_function=self.is_function,
-        )
 
 
 class ModelChanges(Protocol):

@@ -15,6 +15,7 @@ from marserve.frontend.archives.requirements import ModelEnvironment
 from marserve.frontend.batching.batcher import Batcher
 from marserve.frontend.batching.job_queue import JobQueue
 from marserve.frontend.batching.jobs import OnAnswer, Priority, Stream
+from marserve.frontend.configuration.model_entry import ModelEntry
 from marserve.frontend.errors import ServeError
 from marserve.frontend.serving.admission import Admission
 from marserve.frontend.serving.fullness import Fullness, Use
@@ -38,19 +39,16 @@ _SERVERS_OWN = ModelEnvironment()
 
 
 @dataclass(frozen=True)
-class Origin:
+class Origin(ModelEntry):
     """How a model version was registered."""
 
     at_start: bool = False  # whether the server loaded it while it started
-    source: str = REQUEST  # of handler, runtime and s3_sse_kms
-    handler: str = ""  # instead of the archive's; empty for none
-    runtime: str = ""  # likewise
-    s3_sse_kms: bool = False  # whether its URL leads to S3 and needs AWS credentials
+    source: str = REQUEST  # or a snapshot or catalog, which override all others
     workflow: str = ""  # of which it is a node; empty for none
     is_function: bool = False  # whether it is a function of a workflow's handler, with no archive
 
 
-_NO_ORIGIN = Origin()
+_NO_ORIGIN = Origin("")
 
 
 class ModelVersion:

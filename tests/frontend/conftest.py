@@ -106,7 +106,7 @@ class Model:
 
     name: str
     version: str = "1"
-    origin: Origin = field(default_factory=Origin)
+    origin: Origin = field(default=Origin(""))
     workers: Workers = field(default_factory=Workers)
     settings: Any = field(
         default_factory=lambda: SimpleNamespace(batching=Batching(), stack_inputs="", openai="none")
@@ -150,7 +150,7 @@ def make_model() -> Callable[..., Model]:
     """Make a model: name, version, and how its ``workers`` are."""
 
     def make(name: str, version: str = "1", *, at_start: bool = False, **workers: Any) -> Model:
-        return Model(name, version, Origin(at_start), Workers(**workers))
+        return Model(name, version, Origin("", at_start=at_start), Workers(**workers))
 
     return make
 

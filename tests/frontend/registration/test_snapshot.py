@@ -392,7 +392,7 @@ def test_a_download_is_found_in_the_store(
     archive = Archive("http://host/a/b.mar?x=1", root, root, fetched, is_downloaded=True)
 
     async def scenario() -> None:
-        async with serve_model(archive=archive, origin=Origin(handler="other")) as model:
+        async with serve_model(archive=archive, origin=Origin("", handler="other")) as model:
             model.workers.resize(1, 3)
             registry = ModelRegistry()
             registry.add(model)
