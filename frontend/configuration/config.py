@@ -30,7 +30,7 @@ from marserve.frontend.configuration.model_schema import (
     THREADS,
     WAIT_POLICIES,
 )
-from marserve.frontend.configuration.models_key import MODEL_ENTRIES, ModelEntries
+from marserve.frontend.configuration.models_key import MODELS, ModelMembers
 from marserve.frontend.configuration.platforms.platform import ChosenPlatform
 from marserve.frontend.configuration.saved_models import SAVED_MODELS
 from marserve.frontend.configuration.setting import Setting, rows_of
@@ -38,8 +38,6 @@ from marserve.frontend.configuration.setting_kinds import FLAG, TEXT, Kind, whol
 
 #: The option of a Java virtual machine for the configuration of log4j.
 LOG4J_FILE = re.compile(r"-Dlog4j2?\.configuration(?:File)?=(?:file:(?://)?)?(/?[^:]+)")
-
-
 # "auto" in any case.
 _THREADS = replace(THREADS, parse=lambda text: THREADS.parse(text.lower()))
 
@@ -146,7 +144,7 @@ class Config:
     model_store: Path = field(metadata={"row": {"kind": values.ABSOLUTE_PATH}})
     workflow_store: Path | None = _key(values.ABSOLUTE_PATH)  # None: the model store
     load_models: tuple[str, ...] = _key(values.MODELS_TO_LOAD, "")
-    models: ModelEntries = _key(MODEL_ENTRIES, "{}", instead="{}")
+    models: ModelMembers = _key(MODELS, "{}", instead="{}")
     model_snapshot: tuple[ModelEntry, ...] | None = _key(SAVED_MODELS)
     model_catalog: str | None = _key(values.PATH_OR_URL)
     model_catalog_mode: str | None = _words("read-only", "read-write")

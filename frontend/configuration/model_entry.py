@@ -1,12 +1,14 @@
-"""The entry of a model version in ``models=``, a snapshot or a catalog.
+"""What a source says about a model version: ``models=``, a snapshot, a catalog, a request.
 
-The members have the same names and one reader, `read_settings`. The rows and arguments that a
-source passes to it decide how strict it is:
+Their members have the same names. The rows that a source passes to `read_settings`, the names of
+rows and what happens to wrong values decide how strict it is:
 
     ``models=``  texts may be numbers; unknown members and wrong numbers of TorchServe's are ignored
-                 with a warning, other wrong values stop the start (`models_key`)
+                 with a warning, other wrong values stop the start. The members are kept as they
+                 are and read when the model is registered (`models_key`).
     snapshot     texts may be numbers and switches; unknown members are ignored (`saved_models`)
     catalog      everything that is not understood refuses the model (`catalog.document`)
+    request      texts may be numbers; unknown members are reported (`operations.model_parameters`)
 """
 
 from collections.abc import Iterable, Mapping

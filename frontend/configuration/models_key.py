@@ -15,7 +15,7 @@ from marserve.frontend.configuration.unread_keys import advice_for_model
 from marserve.frontend.configuration.values import parsed
 
 #: By name, version and member, as in the JSON; without members that are ignored.
-ModelEntries = Mapping[str, Mapping[str, Mapping[str, object]]]
+ModelMembers = Mapping[str, Mapping[str, Mapping[str, object]]]
 
 #: The kinds of the members that are read. Of TorchServe's, only numbers above 0 count.
 KINDS = {
@@ -35,7 +35,7 @@ class MemberRefused(ValueError):
     """One of our members is wrong: it stops the start, which broken JSON does not."""
 
 
-def model_entries(text: str) -> ModelEntries:
+def model_entries(text: str) -> ModelMembers:
     """Return the settings by name and version; of TorchServe's, only numbers above 0 count.
 
     Raises:
@@ -85,4 +85,4 @@ def _is_read(key: str, value: object) -> bool:
     return value is not None and key in KINDS and KINDS[key].accepts(value)
 
 
-MODEL_ENTRIES = parsed(_EXPECTED, model_entries)
+MODELS = parsed(_EXPECTED, model_entries)
