@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from marserve.frontend.aio.background import BackgroundTasks
 from marserve.frontend.aio.long_work import Steps
-from marserve.frontend.catalog.document import Catalog, CatalogEntry, CatalogModel
+from marserve.frontend.catalog.document import Catalog, CatalogModel
 from marserve.frontend.catalog.failed_steps import FailedSteps
 from marserve.frontend.catalog.plan import (
     EntryStep,
@@ -30,6 +30,7 @@ from marserve.frontend.catalog.plan import (
     can_become,
     plan,
 )
+from marserve.frontend.configuration.model_entry import ModelEntry
 from marserve.frontend.errors import ModelNotFound, ServeError, ServerStopping, VersionConflict
 from marserve.frontend.logs.formats import one_line
 from marserve.frontend.registration.manager import ModelManager
@@ -64,7 +65,7 @@ class Convergence:
         self._due_at: dict[str, float] = {}
         self._schedule: list[tuple[float, str]] = []  # a heap; entries may be obsolete
         #: The registered versions of the catalog, with the entries that they were registered as.
-        self._entries: WeakKeyDictionary[ModelVersion, CatalogEntry] = WeakKeyDictionary()
+        self._entries: WeakKeyDictionary[ModelVersion, ModelEntry] = WeakKeyDictionary()
         manager.await_catalog(None)
 
     def want(self, catalog: Catalog, background: BackgroundTasks) -> Steps[None]:
@@ -258,7 +259,7 @@ class Convergence:
         self._manager.report_catalog(name, loads, trouble, is_served=is_served)
 
 
-def registration_of(name: str, version: str, entry: CatalogEntry) -> Registration:
+def registration_of(name: str, version: str, entry: ModelEntry) -> Registration:
     """Return the registration of an entry."""
     named = {**vars(entry), "name": name, "version": version}
     return Registration(**named, source=CATALOG, is_private=True)

@@ -52,16 +52,12 @@ class WrongCatalog(ValueError):
     """A text that is not a catalog; the sentence is for the operator."""
 
 
-#: The wanted state of one version of a model.
-CatalogEntry = ModelEntry
-
-
 @dataclass(frozen=True)
 class CatalogModel:
     """The wanted versions of a model; if its text is wrong, none, or those wanted before."""
 
     default: str  # version that serves requests without a version
-    versions: Mapping[str, CatalogEntry]
+    versions: Mapping[str, ModelEntry]
     wrong: str = ""  # why its text cannot be applied; empty if it can
 
 
@@ -107,7 +103,7 @@ def _model(name: str, text: object) -> CatalogModel:
 
 
 def _read_model(name: str, versions: object) -> CatalogModel:
-    entries: dict[str, CatalogEntry] = {}
+    entries: dict[str, ModelEntry] = {}
     for version, value in _object(versions, name).items():
         which = f"{name} {version}"
         members = _object(value, which)
@@ -128,7 +124,7 @@ def _read_model(name: str, versions: object) -> CatalogModel:
     return CatalogModel(defaults[0], entries)
 
 
-def _read_entry(members: Mapping[str, Any]) -> CatalogEntry:
+def _read_entry(members: Mapping[str, Any]) -> ModelEntry:
     for key, value in members.items():
         if key not in _ROWS:
             raise ValueError(f"{key[:80]!r} is unknown{_advice(key)}")

@@ -7,7 +7,8 @@ a model that is served and still wanted always has a version that answers.
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from marserve.frontend.catalog.document import CatalogEntry, CatalogModel
+from marserve.frontend.catalog.document import CatalogModel
+from marserve.frontend.configuration.model_entry import ModelEntry
 from marserve.frontend.configuration.model_schema import LIVE
 from marserve.frontend.configuration.setting import Fields
 from marserve.frontend.settings.layers import attributes_of
@@ -35,7 +36,7 @@ class Unregister(Step):
 class EntryStep(Step):
     """A change after which the version is registered as ``entry``."""
 
-    entry: CatalogEntry
+    entry: ModelEntry
 
 
 class Register(EntryStep):
@@ -76,7 +77,7 @@ def plan(wanted: CatalogModel | None, registered: CatalogModel | None) -> list[S
     return steps + [Unregister(version) for version in present if version not in wanted.versions]
 
 
-def _steps_of(version: str, present: CatalogEntry | None, wanted: CatalogEntry) -> Iterator[Step]:
+def _steps_of(version: str, present: ModelEntry | None, wanted: ModelEntry) -> Iterator[Step]:
     if present is None:
         yield Register(version, wanted)
     elif not can_become(present, wanted):
@@ -89,7 +90,7 @@ def _steps_of(version: str, present: CatalogEntry | None, wanted: CatalogEntry) 
             yield Scale(version, wanted)
 
 
-def can_become(present: CatalogEntry, wanted: CatalogEntry) -> bool:
+def can_become(present: ModelEntry, wanted: ModelEntry) -> bool:
     """Return whether a version can change from one entry to another while it is served.
 
     The value of another setting that is no longer set comes from the archive or the configuration,
@@ -100,5 +101,5 @@ def can_become(present: CatalogEntry, wanted: CatalogEntry) -> bool:
     return is_same and not is_unset and _fixed(present) == _fixed(wanted)
 
 
-def _fixed(entry: CatalogEntry) -> Fields:
+def _fixed(entry: ModelEntry) -> Fields:
     return {name: value for name, value in entry.settings.items() if name not in _LIVE}

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from marserve.frontend.aio.background import BackgroundTasks
 from marserve.frontend.aio.long_work import LongWork
 from marserve.frontend.catalog.convergence import Convergence
-from marserve.frontend.catalog.document import Catalog, CatalogEntry, CatalogModel
+from marserve.frontend.catalog.document import Catalog, CatalogModel
+from marserve.frontend.configuration.model_entry import ModelEntry
 from marserve.frontend.errors import ArchiveRefused, Conflict, WorkersFailed
 from marserve.frontend.registration.manager import ModelManager
 from marserve.frontend.registration.model_changes import Registration
@@ -133,11 +134,11 @@ class World:
 
 
 def one(version: str, url: str, **members: Any) -> Catalog:
-    return {"m": CatalogModel(version, {version: CatalogEntry(url, **members)})}
+    return {"m": CatalogModel(version, {version: ModelEntry(url, **members)})}
 
 
 ENTRIES = st.builds(
-    CatalogEntry,
+    ModelEntry,
     url=st.sampled_from(["a", "b", "c"]),
     workers=st.sampled_from([None, (1, 1), (2, 2)]),
     settings=st.sampled_from([{}, {"size": 2}, {"size": 4}]),
@@ -217,7 +218,7 @@ def test_until_the_first_catalog_is_served_the_server_is_not_ready(run: Call) ->
         registry = world.registry
         assert not registry.catalog_progress.is_known
         world.manager.broken = {"a"}
-        await world.want({**one("1", "a"), "n": CatalogModel("1", {"1": CatalogEntry("n")})})
+        await world.want({**one("1", "a"), "n": CatalogModel("1", {"1": ModelEntry("n")})})
         assert registry.catalog_progress.is_known
         assert registry.catalog_progress.awaited == {"m"}
         assert [(load.name, load.reason) for load in registry.failed] == [("m", "a is broken")]
@@ -226,7 +227,7 @@ def test_until_the_first_catalog_is_served_the_server_is_not_ready(run: Call) ->
         assert registry.catalog_progress.awaited == set()
         assert list(registry.failed) == []
         # Once it was ready, no catalog takes it from its clients.
-        await world.want({**one("1", "b"), "o": CatalogModel("1", {"1": CatalogEntry("a")})})
+        await world.want({**one("1", "b"), "o": CatalogModel("1", {"1": ModelEntry("a")})})
         assert registry.catalog_progress.awaited == set()
         assert registry.catalog_progress.trouble == "not as the catalog wants them: o"
 
@@ -324,7 +325,7 @@ def test_a_retry_that_is_under_way_is_no_reason_to_wake(run: Call) -> None:
 def test_a_model_that_cannot_be_read_is_told_and_stays_as_it_is(run: Call) -> None:
     async def scenario() -> None:
         world = World()
-        served = {**one("1", "a"), "n": CatalogModel("1", {"1": CatalogEntry("n")})}
+        served = {**one("1", "a"), "n": CatalogModel("1", {"1": ModelEntry("n")})}
         await world.want(served)
         wrong = CatalogModel("", {}, wrong="m 1: why")
         await world.want({"m": wrong, "new": wrong})
@@ -353,7 +354,7 @@ def test_the_work_for_models_that_fail_is_linear(
     if kind == "cannot be read":
         model = CatalogModel("", {}, wrong="of an unknown word")
     else:
-        model = CatalogModel("1", {"1": CatalogEntry("a")})
+        model = CatalogModel("1", {"1": ModelEntry("a")})
 
     async def scenario(count: int) -> World:
         world = World()
@@ -396,7 +397,7 @@ def test_a_version_with_another_archive_is_replaced(run: Call, url: str) -> None
     async def scenario() -> None:
         world = World()
         await world.want(one("1", "old"))
-        entry = replace(CatalogEntry("old"), url=url)
+        entry = replace(ModelEntry("old"), url=url)
         await world.want({"m": CatalogModel("1", {"1": entry})})
         assert world.manager.calls == ["register 1 old", f"replace 1 {url}"]
         assert world.served == one("1", url)

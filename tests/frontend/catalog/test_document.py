@@ -10,10 +10,10 @@ import pytest
 from marserve.frontend.catalog.document import (
     MAX_BYTES,
     WORKERS,
-    CatalogEntry,
     WrongCatalog,
     read_catalog,
 )
+from marserve.frontend.configuration.model_entry import ModelEntry
 from marserve.frontend.configuration.model_schema import SETTINGS
 
 
@@ -164,4 +164,4 @@ def test_entries_are_alike_however_they_are_spelt() -> None:
     one = read_catalog(text(m={"1": {"url": "m.mar", "batch_policy": "greedy"}}))
     other = read_catalog(text(m={"1": {"batchPolicy": "greedy", "url": "m.mar"}}))
     assert one == other
-    assert one["m"].versions["1"] == CatalogEntry("m.mar", settings={"policy": "greedy"})
+    assert one["m"].versions["1"] == ModelEntry("m.mar", settings={"policy": "greedy"})

@@ -1,8 +1,8 @@
 """What failed is tried again; the rest is in `test_convergence`."""
 
-from marserve.frontend.catalog.document import CatalogEntry
 from marserve.frontend.catalog.failed_steps import FailedSteps
 from marserve.frontend.catalog.plan import Register, Unregister
+from marserve.frontend.configuration.model_entry import ModelEntry
 
 
 def test_what_has_failed_for_days_is_still_tried_again() -> None:
@@ -25,7 +25,7 @@ def test_failures_of_other_versions_are_kept() -> None:
 
 def test_the_secrets_of_urls_are_not_shown() -> None:
     failures = FailedSteps(lambda: 0.0)
-    entry = CatalogEntry("https://user:pa55@example.org/m.mar?signature=t0p")
+    entry = ModelEntry("https://user:pa55@example.org/m.mar?signature=t0p")
     failures.note("m", Register("1", entry), ValueError())
     failures.note("m", Unregister("2"), ValueError())
     shown = [each.described(0.0)["modelUrl"] for each in failures.of("m")]

@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marserve.frontend.catalog.document import CatalogEntry, CatalogModel
+from marserve.frontend.catalog.document import CatalogModel
 from marserve.frontend.catalog.plan import (
     Reconfigure,
     Register,
@@ -17,6 +17,7 @@ from marserve.frontend.catalog.plan import (
     Unregister,
     plan,
 )
+from marserve.frontend.configuration.model_entry import ModelEntry
 
 SETTINGS = st.fixed_dictionaries(
     {},
@@ -27,7 +28,7 @@ SETTINGS = st.fixed_dictionaries(
     },
 )
 ENTRIES = st.builds(
-    CatalogEntry,
+    ModelEntry,
     url=st.sampled_from(["a.mar", "b.mar"]),
     handler=st.sampled_from(["", "own"]),
     workers=st.sampled_from([None, (0, 0), (1, 1), (2, 4)]),
@@ -108,9 +109,9 @@ def test_the_default_moves_to_what_is_there_and_stays_until_then(
 
 
 def test_a_version_is_changed_in_place_where_that_can_be() -> None:
-    old = CatalogEntry("a.mar", workers=(1, 1), settings={"size": 1})
+    old = ModelEntry("a.mar", workers=(1, 1), settings={"size": 1})
 
-    def steps_to(new: CatalogEntry) -> list[str]:
+    def steps_to(new: ModelEntry) -> list[str]:
         there = CatalogModel("1", {"1": old})
         return [type(step).__name__ for step in plan(CatalogModel("1", {"1": new}), there)]
 
