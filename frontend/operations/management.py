@@ -185,8 +185,9 @@ async def _compared(model: ModelVersion) -> tuple[str, ...]:
     """Wait for a comparison of batches that the change has begun; return what it has found."""
     validation = model.workers.validation
     await validation.ended(_COMPARISON_SECONDS)
-    is_used = validation.failure and model.settings.batching.is_automatic
-    return (f"validateBatching: {validation.failure}.",) if is_used else ()
+    failure = validation.found.get("failure")  # not while it is pending
+    is_used = failure and model.settings.batching.is_automatic
+    return (f"validateBatching: {failure}.",) if is_used else ()
 
 
 def logged(sentences: Sequence[str], what: str) -> tuple[str, ...]:
