@@ -37,6 +37,7 @@ FOR_TESTS = [
     "numpy",
     "openapi-spec-validator",
     "opentelemetry-api",
+    "prometheus-client",
     "pytest-timeout",
     "requests",
 ]
